@@ -170,7 +170,7 @@ class Conversing(Forwarding):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         sent = Forwarding._send(self, member, decision)
-        if isinstance(self.prompt, Prompt):
+        if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.native:
             self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
 

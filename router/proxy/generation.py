@@ -14,8 +14,7 @@ from router.members.broken import Broken
 from router.members.members import Member, no_replica
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
-from router.prompts.prompt import UNREADABLE, unreadable
-from router.prompts.tokens import Tokens
+from router.prompts.prompt import UNREADABLE, Prompt, unreadable
 from router.proxy.attempt import Attempt, refusal_code
 from router.proxy.exchange import Exchange
 from router.proxy.headers import (
@@ -60,32 +59,27 @@ def cached_tokens_in(body: bytes) -> int | None:
 class Generation(PromptedRequest):
     hit: PredictedHit = field(default_factory=PredictedHit)
     attempts: list[Attempt] = field(default_factory=list)
-    notes: Notes | None = None
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     _response: ResumableResponse = field(init=False)
-    _sent_events: SentEvents = field(init=False)
-    _kept: KeptAnswer = field(init=False)
     _lost: int = 0
     _moves: int = 0  # away from replicas that fell silent
-    _reads_events: bool = False  # whether the client does, so that its stream can end with an error
+    _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
+    _kept: KeptAnswer | None = None
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)  # super() would fail: `slots` makes a new class
         router = self.router
-        self._sent_events, self._kept = SentEvents(self.api), KeptAnswer(router.held)
         self.notes = Notes() if router.request_log is not None else None
         if router.tracing is not None:
             self.trace = router.tracing.begin(self.exchange.scope["headers"])
 
     # ---- to a replica
 
-    def _came(self, body: bytes) -> None:
-        if self.notes is not None and self.router.config.log_prompts:
-            self.notes.body = bytes(body)
-        self.router.retry_budget.requests += 1
-
-    def prompted(self, tokens: Tokens) -> None:
-        self._response = ResumableResponse(self.api, self.prompt, self._body, tokens, self.router.config.resume)
+    def prompted(self, prompt: Prompt) -> None:
+        assert self.model is not None, "it was asked to make the prompt"
+        self.prompt, tokens = prompt, self.model.tokens
+        self._tokens_of_model = tokens
+        self._response = ResumableResponse(self.api, prompt, self._body, tokens, self.router.config.resume)
         self.place()
 
     def _choose(self) -> Decision:
@@ -122,7 +116,8 @@ class Generation(PromptedRequest):
             dropped, types = TRACED[dropped], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, dropped, types, body, path, envelope)
         attempt.sending = member.upstream.send(request, attempt, body=body)
-        self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
+        if self.prompt.shape is not None and not member.native:
+            self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         if self._client_is_full:
             attempt.sending.pause()
         return True
@@ -151,7 +146,7 @@ class Generation(PromptedRequest):
         if attempt.framed:
             if self.peek.stream:  # a whole answer comes at the end, in one piece
                 self._start_framed(attempt, SSE_TYPE)
-                self._reads_events = True
+                self._events = SentEvents(self.api)
             return
         streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE)
         if not streams:
@@ -159,7 +154,8 @@ class Generation(PromptedRequest):
             if not self.peek.stream:
                 return  # until it is complete, another replica can repeat it
         length = None if self._response.continuation is not None else value_of(attempt.headers, b"content-length")
-        self._reads_events = streams and length is None
+        if streams and length is None:
+            self._events = SentEvents(self.api)
         self._start(attempt, length)
 
     def _start(self, attempt: Attempt, length: bytes | None) -> None:
@@ -194,7 +190,8 @@ class Generation(PromptedRequest):
         elif exchange.response_started:
             if body:
                 exchange.send(body)
-                self._sent_events.note(body)
+                if self._events is not None:
+                    self._events.note(body)
             else:
                 exchange.flush()
         else:
@@ -202,6 +199,8 @@ class Generation(PromptedRequest):
 
     def _keep(self, attempt: Attempt, body: bytes) -> None:
         """Keep a part of an unstreamed answer, which another replica could repeat; send a long one on."""
+        if self._kept is None:
+            self._kept = KeptAnswer(self.router.held)
         if self._kept.keep(body):
             return
         kept = self._kept.take()
@@ -213,6 +212,8 @@ class Generation(PromptedRequest):
         self.exchange.send(body)
 
     def holds(self, pending_bytes: int) -> bool:
+        if self._kept is None:
+            self._kept = KeptAnswer(self.router.held)
         return self._kept.hold_beside(pending_bytes)
 
     def _lose(self, attempt: Attempt, body: bytes, lost: str) -> None:
@@ -233,7 +234,7 @@ class Generation(PromptedRequest):
             head = self._head(attempt, content_type, FROM_FRAMES)
         else:
             head = self._head(attempt, None, TO_CLIENT)
-        exchange.answer(attempt.status, head, self._kept.take() + body)
+        exchange.answer(attempt.status, head, body if self._kept is None else self._kept.take() + body)
 
     # ---- what goes wrong
 
@@ -300,12 +301,13 @@ class Generation(PromptedRequest):
             self._lost += 1
         if broken.late:
             self.unfit = self.unfit | {attempt.member.name}
-        if self._reads_events and self._sent_events.is_complete:
+        if self._events is not None and self._events.is_complete:
             exchange.finish()
             return
-        self._kept.take()  # another replica repeats it
+        if self._kept is not None:
+            self._kept.take()  # another replica repeats it
         why_not = self._response.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
-        if why_not is None and exchange.response_started and not self._reads_events:
+        if why_not is None and exchange.response_started and self._events is None:
             why_not = "the client has a part of a whole answer already"
         if why_not is not None:
             self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
@@ -339,7 +341,7 @@ class Generation(PromptedRequest):
                 able = can_take(one, self._tokens, self.tried) and self.peek.model in member.models
                 # The generated tokens are part of the prompt there.
                 able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
-            if able and (not started or (self._reads_events and self._response.may_move(attempt, member))):
+            if able and (not started or (self._events is not None and self._response.may_move(attempt, member))):
                 return True
         return False
 
@@ -361,16 +363,17 @@ class Generation(PromptedRequest):
         """End half an answer: a stream by an error event, anything else by cutting the connection."""
         self.why = why
         exchange = self.exchange
-        if self._reads_events:
+        if self._events is not None:
             error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
             error.type, error.code = "server_error", "broken_stream"
-            exchange.send(self._sent_events.error_event(error))
+            exchange.send(self._events.error_event(error))
             exchange.finish()
         else:
             exchange.cut()
 
     def _over(self, exchange: Exchange) -> None:
-        self._kept.take()
+        if self._kept is not None:
+            self._kept.take()
         Request._over(self, exchange)
         # Attempts refer to the request: a cycle, which would keep the body until it is collected.
         self.attempts, self.notes = [], None

@@ -5,6 +5,7 @@ from api.generation_apis import GenerationApi
 from router.members.budget import Budget
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
+LONGEST_END = 64  # more than the beginning of any last event has
 
 
 class KeptAnswer:
@@ -59,17 +60,14 @@ class SentEvents:
         self._end = b""
 
     def note(self, body: bytes) -> None:
-        api = self._api
-        kept = len(api.last_event)
-        if api.ending is None:
-            self._end = (self._end + body[-kept:])[-kept:]
-            return
-        self._count += body.count(b"\n\n")  # frames of ours have whole events
-        self._end = api.last_event if api.ending.search(body) else body[-kept:]
+        self._end = body if len(body) >= LONGEST_END else (self._end + body)[-LONGEST_END:]
+        if self._api.ending is not None:
+            self._count += body.count(b"\n\n")  # frames of ours have whole events
 
     @property
     def is_complete(self) -> bool:
-        return self._end == self._api.last_event
+        api = self._api
+        return self._end.endswith(api.last_event) if api.ending is None else bool(api.ending.search(self._end))
 
     def error_event(self, error: ApiError) -> bytes:
         """The bytes that end the stream with an error, after half an event, too."""

@@ -45,16 +45,14 @@ class PredictedHit(Struct, eq=False):
             self.prediction = self.predicted_at = None
             if is_looked_up:
                 self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
-                self.predicted_at = router.feeds.moment(member.name)
+                self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)
         return decision
 
     def verify(self, router: "Router", model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
-        """Have the shape of the request verified at a replica where it is not; nothing is predicted until then."""
+        """Have the request's shape verified at a foreign replica where it is not; nothing is predicted until then."""
         member = self.member
-        if member is None or member.native or prompt.shape is None:
-            return
-        assert model is not None, "the prompt is of this model"
+        assert model is not None and member is not None, "the prompt is of this model, and on its way"
         if model.tokens.is_verified_at(prompt, member.server.process):
             return
         if prompt.doubt is NOT_THERE:

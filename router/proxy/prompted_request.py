@@ -16,15 +16,16 @@ from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import Tokens
 from router.proxy.exchange import Exchange
 from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.log_notes import Notes
 from router.proxy.request import Request
 from router.proxy.sessions import session_of
 
 log = logging.getLogger(__name__)
 
 
-def _peek(api: GenerationApi, body: bytes) -> Peek:
+def _peek_of_conversation(api: GenerationApi, body: bytes) -> Peek:
     peek = read_peek(body)
-    if not api.is_inner and (conversation := peek_of(api.name, body, peek.model)) is not None:
+    if (conversation := peek_of(api.name, body, peek.model)) is not None:
         peek.messages = conversation.messages  # with what stands beside them there
     return peek
 
@@ -35,6 +36,7 @@ class PromptedRequest(Request):
     peek: Peek = field(init=False)
     prompt: Prompt = field(init=False)
     model: ServedModel | None = None
+    notes: Notes | None = None
     _tokens_of_model: Tokens = field(init=False)
 
     @property
@@ -52,19 +54,19 @@ class PromptedRequest(Request):
 
     def serve(self, exchange: Exchange) -> None:
         """Begin with the whole body."""
-        self._body = exchange.take_body()
-        self.came_s = self.router.now_s()
-        self._came(self._body)
+        router, body = self.router, exchange.take_body()
+        self._body = body
+        self.came_s = router.now_s()
+        if self.notes is not None and router.config.log_prompts:
+            self.notes.body = bytes(body)
+        router.retry_budget.requests += 1
         try:
             self._make_prompt()
         except ApiError as error:
             self.refuse(error)
 
-    def _came(self, body: bytes) -> None:
-        """Note that the request has come as a whole; overridden."""
-
-    def prompted(self, tokens: Tokens) -> None:
-        """Handle the prompt, made by the tokenizer of this model; overridden."""
+    def prompted(self, prompt: Prompt) -> None:
+        """Handle the prompt; overridden."""
         raise NotImplementedError
 
     def _make_prompt(self) -> None:
@@ -73,7 +75,7 @@ class PromptedRequest(Request):
         if not is_quick(body):
             self._aside(partial(self._read_apart, body))
             return
-        self.peek = _peek(self.api, body)
+        self.peek = read_peek(body) if self.api.is_inner else _peek_of_conversation(self.api, body)
         model = self.model = self.router.members.model(self.peek.model)
         salt = self.admitted.cache_salt(self.peek.cache_salt)
         draft = partial(model.tokens.draft, self.api.name, body, self.peek, model.lora, salt, model.max_model_len)
@@ -82,7 +84,7 @@ class PromptedRequest(Request):
             return
         drafted = draft()
         if drafted.is_quick:
-            self._has_prompt(drafted.finish())
+            self.prompted(drafted.finish())
         else:
             self.router.in_thread(drafted.finish, len(body), self._made)
 
@@ -91,7 +93,7 @@ class PromptedRequest(Request):
         if made.cancelled() or self.is_over:
             return
         try:
-            self._has_prompt(made.result())
+            self.prompted(made.result())
         except ApiError as error:
             self.refuse(error)
         except Exception:
@@ -117,12 +119,7 @@ class PromptedRequest(Request):
         prompt = prompt_from(made, self.model, self.peek, salt)
         self._body = self._body if made.body is None else made.body  # None: it is unchanged
         self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
-        self._has_prompt(prompt)
-
-    def _has_prompt(self, prompt: Prompt) -> None:
-        assert self.model is not None, "it was asked to make the prompt"
-        self.prompt, self._tokens_of_model = prompt, self.model.tokens
-        self.prompted(self.model.tokens)
+        self.prompted(prompt)
 
     def _is_ready(self) -> bool:
         model = self.model = self.router.members.model(self.peek.model)  # the replicas may have changed
