@@ -280,9 +280,9 @@ class Ports(NamedTuple):
 
 
 @contextmanager
-def workers(folder: Path) -> Iterator[list[Ports]]:
-    """Serve the model in this folder. They end with their stdin, so also when this process is killed."""
-    command = [sys.executable, "-m", "tests.bench.router", str(folder)]
+def workers(folder: Path | None = None) -> Iterator[list[Ports]]:
+    """Serve the model in this folder, or bytes. They end with their stdin, so also when this process is killed."""
+    command = [sys.executable, "-m", "tests.bench.router", *([] if folder is None else [str(folder)])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -373,7 +373,7 @@ class Worker(asyncio.Protocol):
 async def work() -> None:
     loop = asyncio.get_running_loop()
     with zmq.Context() as context, ExitStack() as stack:
-        prompts = Prompts(load_tokenizer(sys.argv[1]))
+        prompts = Prompts(load_tokenizer(sys.argv[1] if len(sys.argv) > 1 else None))
         servers = [await loop.create_server(lambda: Worker(prompts), "127.0.0.1", 0) for _ in range(WORKERS)]
         publishers = [stack.enter_context(context.socket(zmq.PUB)) for _ in range(WORKERS)]
         events = [publisher.bind_to_random_port("tcp://127.0.0.1") for publisher in publishers]
