@@ -33,6 +33,7 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
         fields["tools"] = [_tool(tool) for tool in request.tools]
         if request.tool_choice is not None:
             fields["tool_choice"] = _choice(request.tool_choice)
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None and request.reasoning.effort is not None:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and (wanted := _format(request.text.format)) is not None:
