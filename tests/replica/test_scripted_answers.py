@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai import OpenAI
 
 from api.native import pack_ids
 from api.requests import ChatRequest
@@ -18,9 +19,11 @@ from tests.replica.serving import MODEL, Replica, replica
 from tests.replica.test_simulated import EOS, runner
 
 CALL = '<tool_call>{"name": "write", "arguments": {"path": "a.txt", "text": "é"}}</tool_call>'
+PATCH = '<tool_call>{"name": "files__patch", "arguments": {"input": "+é\\n\\ud83d\\ude00"}}</tool_call>'
 ARGUMENTS = '{"path": "a.txt", "text": "é"}'
 RULES = (
     AnswerRule(text=f"I write.\n{CALL}", tool="write", tool_results=0),
+    AnswerRule(text=PATCH, tool="files__patch", tool_results=0),
     AnswerRule(text="It failed.", tool_results=1, last="Error"),
     AnswerRule(text="Done.", tool_results=1),
     AnswerRule(text='{"a": 1}', last="JSON"),
@@ -81,6 +84,28 @@ def test_a_response_is_answered_by_the_same_script(scripted: Replica) -> None:
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
     second = scripted.post("/v1/responses", asked | {"input": [result], "previous_response_id": first["id"]}).json
     assert second["output"][0]["content"][0]["text"] == "Done."
+
+
+def test_a_custom_tool_of_a_response_is_called_with_text(scripted: Replica) -> None:
+    tools: list[Any] = [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "files", "description": "", "tools": [{"type": "custom", "name": "patch"}]},
+    ]
+    asked: dict[str, Any] = {"model": MODEL, "tools": tools}
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        with client.responses.stream(**asked, input="Write.") as stream:
+            events = list(stream)
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        [done] = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+        last = events[-1]
+        assert last.type == "response.completed"
+        [call] = last.response.output
+        assert call.type == "custom_tool_call" and len(deltas) > 3
+        assert (call.name, call.namespace, call.input) == ("patch", "files", "+é\n😀")
+        assert "".join(deltas) == done.input == call.input and done.item_id == call.id
+        result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}
+        second = client.responses.create(**asked, previous_response_id=last.response.id, input=[result])
+        assert second.output_text == "Done."
 
 
 def test_text_is_made_up_where_no_rule_matches(scripted: Replica) -> None:
