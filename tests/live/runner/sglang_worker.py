@@ -87,7 +87,7 @@ async def answered(request: Request, body: dict[str, Any], prompt: list[int], ki
     name = request.headers.get("x-request-id") or uuid.uuid4().hex
     async with turn:
         hit, answer = await compute(prompt, body.get("cache_salt"), body.get("max_tokens") or 16)
-        log.write(json.dumps({"admit": name, "hit": hit}) + "\n")
+        log.write(json.dumps({"admit": name, "hit": hit, "prompt": prompt, "salt": body.get("cache_salt")}) + "\n")
     usage = {
         "prompt_tokens": len(prompt),
         "completion_tokens": len(answer),
