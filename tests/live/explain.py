@@ -83,6 +83,9 @@ def explain(wrong: Iterable[Wrong], batches: Sequence[EventBatch]) -> Iterator[E
                 waiting.append(one)
             else:
                 yield Explanation(one, Kind.NONE, f"the events up to batch {one.seq} predict {again}")
+        for one in [one for one in waiting if batch.ts > one.ended_s + LATE_S]:
+            waiting.remove(one)
+            yield Explanation(one, Kind.NONE, f"no event of batches {one.seq + 1} to {number - 1}")
         if not waiting:
             cache.apply(batch.events)
             continue
@@ -91,9 +94,6 @@ def explain(wrong: Iterable[Wrong], batches: Sequence[EventBatch]) -> Iterator[E
             for one in [one for one in waiting if cache.predict(one) == one.found.tokens]:
                 waiting.remove(one)
                 yield _explanation(one, number, batch.ts, event)
-        for one in [one for one in waiting if batch.ts > one.ended_s + LATE_S]:
-            waiting.remove(one)
-            yield Explanation(one, Kind.NONE, f"no event of batches {one.seq + 1} to {number}")
     for one in waiting + undecided:
         yield Explanation(one, Kind.NONE, f"no event after batch {one.seq}, the last that the router knew")
 
