@@ -24,6 +24,7 @@ from router.proxy.continued import continued, conversation
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
+from router.proxy.log_notes import Notes
 from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
 from router.proxy.sessions import session_of
 
@@ -73,6 +74,8 @@ class Conversing(Forwarding):
     index_doubt: str | None = None  # why the index may have differed from the chosen replica's cache
     predicted_at: Moment | None = None
     reported_tokens: int | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
     _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
 
@@ -167,6 +170,11 @@ class Conversing(Forwarding):
         started = perf_counter()
         decision, matches = router.decide(model, prompt, session, self.tried, self.came_s, only=self._only(model))
         router.counts.decision_s.observe(perf_counter() - started)
+        if router.request_log is not None:
+            self.notes = self.notes or Notes()
+            self.notes.body = self._body if router.config.log_prompts else b""
+            members = [router.members.by_name[one.name] for one in decision.candidates]
+            self.notes.decided(next(router.order), decision, members, router.feeds)
         if decision.chosen is not None:
             member = self.chosen = router.members.by_name[decision.chosen.name]
             several = self.api == "batch"
@@ -183,6 +191,8 @@ class Conversing(Forwarding):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         sent = Forwarding._send(self, member, decision)
+        assert self.attempt is not None, "it is under way"
+        self.attempts.append(self.attempt)
         prompt, verification = self.prompt, self.router.verification
         if isinstance(prompt, Prompt) and prompt.shape is not None and not member.native:
             assert self.model is not None, "the prompt is of this model"
@@ -201,6 +211,8 @@ class Conversing(Forwarding):
             self._look_for_id(attempt, body)
         if found := _CACHED_TOKENS.findall(body):
             self.reported_tokens = int(found[-1])
+        if self.notes is not None:
+            self.notes.read(body)
         Forwarding.take(self, attempt, body, complete)
 
     def _look_for_id(self, attempt: Attempt, body: bytes) -> None:
@@ -210,10 +222,15 @@ class Conversing(Forwarding):
             self.router.responses.add(found[1].decode(), attempt.member.name, self.admitted.cache_salt(None))
         self._head = None if found is not None or len(head) >= HEAD_BYTES else head
 
+    def _over(self, exchange: Exchange) -> None:
+        Forwarding._over(self, exchange)
+        self.attempts, self.notes = [], None  # attempts refer to the request
+
     def summary(self) -> RequestSummary:
         summary = Forwarding.summary(self)
         summary.first_byte_s, summary.waited_s, summary.retries = self.first_byte_s, self.waited_s, self.retries
         summary.why, summary.model = self.why, self.model
+        summary.attempts, summary.notes = self.attempts, self.notes
         if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):
             summary.generation = GenerationSummary(
                 self.peek,
