@@ -20,6 +20,7 @@ from router.proxy.continued import continued, conversation
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
+from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
@@ -66,6 +67,8 @@ class Conversing(Forwarding):
     peek: Peek | None = None
     model: ServedModel | None = None
     hit: PredictedHit = field(default_factory=PredictedHit)
+    attempts: list[Attempt] = field(default_factory=list)
+    notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
     _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
 
@@ -159,9 +162,15 @@ class Conversing(Forwarding):
         session = None if found is None else found.key
         is_looked_up = self.api != "batch"  # several prompts
         only = self._only(model)
-        return self.hit.decide(
+        decision = self.hit.decide(
             router, model, prompt, session, self.tried, self.came_s, is_looked_up=is_looked_up, only=only
         )
+        if router.request_log is not None:
+            self.notes = self.notes or Notes()
+            self.notes.body = self._body if router.config.log_prompts else b""
+            members = [router.members.by_name[one.name] for one in decision.candidates]
+            self.notes.decided(next(router.order), decision, members, router.feeds)
+        return decision
 
     def _only(self, model: ServedModel) -> Member | None:
         """The replica that alone can answer, while it serves the model."""
@@ -170,6 +179,8 @@ class Conversing(Forwarding):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         sent = Forwarding._send(self, member, decision)
+        assert self.attempt is not None, "it is under way"
+        self.attempts.append(self.attempt)
         if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.native:
             self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
@@ -183,6 +194,8 @@ class Conversing(Forwarding):
             self._look_for_id(attempt, body)
         if found := _CACHED_TOKENS.findall(body):
             self.hit.reported_tokens = int(found[-1])
+        if self.notes is not None:
+            self.notes.read(body)
         Forwarding.take(self, attempt, body, complete)
 
     def _look_for_id(self, attempt: Attempt, body: bytes) -> None:
@@ -192,10 +205,15 @@ class Conversing(Forwarding):
             self.router.responses.add(found[1].decode(), attempt.member.name, self.admitted.cache_salt(None))
         self._head = None if found is not None or len(head) >= HEAD_BYTES else head
 
+    def _over(self, exchange: Exchange) -> None:
+        Forwarding._over(self, exchange)
+        self.attempts, self.notes = [], None  # attempts refer to the request
+
     def summary(self) -> RequestSummary:
         summary = Forwarding.summary(self)
         summary.first_byte_s, summary.waited_s, summary.retries = self.first_byte_s, self.waited_s, self.retries
         summary.why, summary.model = self.why, self.model
+        summary.attempts, summary.notes = self.attempts, self.notes
         if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):
             summary.generation = self.hit.summary(self.peek, self.prompt, self.decision)
         return summary

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from api.constraints import NamedTool
+from api.constraint_fields import NamedTool
+from api.constraints import constraint_of
 from api.errors import ApiError
 from api.openai_responses.conversion import chat_of
 from api.openai_responses.requests import ResponsesRequest
@@ -121,5 +122,5 @@ def test_what_cannot_be_answered_is_refused_by_its_own_name(fields: dict[str, An
 def test_a_choice_of_a_tool_that_is_not_shown_is_refused(tools: list[Any], choice: Any) -> None:
     request = chat(tools=[*tools, {"type": "web_search"}], tool_choice=choice)
     with pytest.raises(ApiError) as caught:
-        _ = request.constraint
+        constraint_of(request)
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")
