@@ -128,7 +128,8 @@ def _call_parser(
         return RequiredCallsParser(new_id, most=most)
     if formats.tools is None or not may_call(request):
         return None
-    return CALL_PARSERS[formats.tools](new_id, [tool["function"]["name"] for tool in request.tools], most)
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    return CALL_PARSERS[formats.tools](new_id, functions, most)
 
 
 def _is_open(request: ChatRequest, markers: ReasoningMarkers, prompt_end: str) -> bool:
