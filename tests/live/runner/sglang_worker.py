@@ -50,6 +50,7 @@ cache = RadixCache(
         enable_kv_cache_events=True,
     )
 )
+sys.setswitchinterval(0.0005)  # SGLang's server is another process, and holds up no publisher's thread
 publisher = ZmqEventPublisher(0, **EVENTS)
 log = open(log_path, "a", buffering=1)  # noqa: SIM115
 turn = asyncio.Lock()
