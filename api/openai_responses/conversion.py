@@ -90,9 +90,18 @@ def _tool(tool: FunctionTool) -> Fields:
 
 
 def _choice(choice: str | NamedChoice) -> Any:
-    if isinstance(choice, NamedChoice):
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice
+    if not isinstance(choice, NamedChoice):
+        return choice
+    if choice.type == "function":
+        if choice.name is None:
+            raise invalid("tool_choice names no function; give it a name", "tool_choice.name")
+        return _function(choice.name)
+    tools = [_function(tool.name) for tool in choice.tools or ()]
+    return {"type": choice.type, "allowed_tools": {"mode": choice.mode, "tools": tools}}
+
+
+def _function(name: str) -> Fields:
+    return {"type": "function", "function": {"name": name}}
 
 
 def _format(wanted: Format | None) -> Fields | None:

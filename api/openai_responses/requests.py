@@ -45,9 +45,18 @@ class FunctionTool(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class NamedChoice(Struct, kw_only=True):
+class AllowedFunction(Struct, kw_only=True):
     type: Literal["function"]
     name: str
+
+
+class NamedChoice(Struct, kw_only=True, omit_defaults=True):
+    """The function to call, or those that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[AllowedFunction] | None = None
 
 
 class Reasoning(Struct, kw_only=True):

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from api.constraints import NamedTool
 from api.errors import ApiError
 from api.openai_responses.conversion import chat_of
 from api.openai_responses.requests import ResponsesRequest
@@ -38,6 +39,13 @@ def test_what_the_assistant_did_in_one_turn_is_one_message() -> None:
 def test_earlier_items_come_first_and_the_new_instructions_before_them() -> None:
     request = chat(instructions="New.", previous_items=[{"role": "user", "content": "old"}])
     assert shown(request) == [("system", "New."), ("user", "old"), ("user", "hi")]
+
+
+def test_the_tools_that_are_allowed_are_passed_on() -> None:
+    tools = [{"type": "function", "name": name} for name in ("look", "go")]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "go"}]}
+    found = chat(tools=tools, tool_choice=choice).tool_choice
+    assert isinstance(found, NamedTool) and found.names == ["go"] and found.is_forced
 
 
 def test_tools_and_settings_are_passed_on() -> None:
