@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from api.constraints import NamedTool
+from api.constraint_fields import NamedTool
 from api.parsing.calls import CallParser
 from api.parsing.formats import CALL_PARSERS, AnswerFormats
 from api.parsing.json_calls import RequiredCallsParser

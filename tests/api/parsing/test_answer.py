@@ -3,7 +3,7 @@ from typing import Literal
 
 import pytest
 
-from api.constraints import AllowedTool, AllowedTools, NamedFunction, NamedTool
+from api.constraint_fields import AllowedTool, AllowedTools, NamedFunction, NamedTool
 from api.parsing.answer import answer_parser, call_id, parsed_tokens
 from api.parsing.formats import REASONING, AnswerFormats
 from api.parsing.parsed import CallDelta, Parsed, in_order, merged
