@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from api.errors import invalid
+
 MAX_CHOICES = 4096
 
 Schema: TypeAlias = dict[str, Any]
@@ -47,9 +49,40 @@ class NamedFunction(Struct):
     name: str
 
 
-class NamedTool(Struct):
+class AllowedTool(Struct):
     function: NamedFunction
     type: Literal["function"] = "function"
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
+
+
+class NamedTool(Struct, omit_defaults=True):
+    """The function to call, or those that may be called."""
+
+    function: NamedFunction | None = None
+    type: Literal["function", "allowed_tools"] = "function"
+    allowed_tools: AllowedTools | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.type) is None:
+            param = f"tool_choice.{self.type}"
+            raise invalid(f'tool_choice is of type "{self.type}" and lacks this field; set {param}', param)
+
+    @property
+    def names(self) -> list[str]:
+        if self.type == "function":
+            assert self.function is not None
+            return [self.function.name]
+        assert self.allowed_tools is not None
+        return [tool.function.name for tool in self.allowed_tools.tools]
+
+    @property
+    def is_forced(self) -> bool:
+        """Tell whether the answer is nothing but calls."""
+        return self.allowed_tools is None or self.allowed_tools.mode == "required"
 
 
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool

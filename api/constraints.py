@@ -37,8 +37,9 @@ class Asked(NamedTuple):
 
 def constraint_of(request: SamplingFields) -> Asked | None:
     """Return the request's constraint; raise ApiError 400 if there are two, or one that cannot be read."""
-    asked = [*_of_format(request.response_format), *_of_structured(request.structured_outputs), *_guided(request)]
-    asked += _of_tools(request)
+    calls = _of_tools(request)
+    formats = [] if calls else _of_format(request.response_format)  # it is that of a text
+    asked = [*formats, *_of_structured(request.structured_outputs), *_guided(request), *calls]
     if len(asked) > 1:
         first, second = asked[0].param, asked[1].param
         raise invalid(f"{first} and {second} are both set; an answer has one form: leave one of them out", second)
@@ -120,11 +121,13 @@ def _of_tools(request: SamplingFields) -> list[Asked]:
         if not tools:
             raise invalid('tool_choice is "required" and there are no tools; send some', "tool_choice")
         return [_of_schema(calls_schema(tools), "tools")]
-    name = choice.function.name
-    chosen = [tool for tool in tools if tool["name"] == name]
-    if not chosen:
-        raise invalid(f"tool_choice names the function {quoted(name)}; no tool has this name", "tool_choice")
-    return [_of_schema(_parameters(chosen[0]), "tools")]
+    by_name = {tool["name"]: tool for tool in reversed(tools)}
+    if missing := [name for name in choice.names if name not in by_name]:
+        raise invalid(f"tool_choice names the function {quoted(missing[0])}; no tool has this name", "tool_choice")
+    if not choice.is_forced:
+        return []
+    chosen = [by_name[name] for name in choice.names]
+    return [_of_schema(_parameters(chosen[0]) if choice.type == "function" else calls_schema(chosen), "tools")]
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]]) -> Schema:

@@ -99,17 +99,18 @@ def parsed_tokens(request: ChatRequest, formats: AnswerFormats) -> frozenset[int
 
 def is_forced(request: ChatRequest) -> bool:
     """Tell whether the answer is nothing but calls."""
-    return request.tool_choice not in (None, "none", "auto")
+    choice = request.tool_choice
+    return choice.is_forced if isinstance(choice, NamedTool) else choice == "required"
 
 
 def may_call(request: ChatRequest) -> bool:
-    return bool(request.tools) and request.tool_choice in (None, "auto")
+    return bool(request.tools) and request.tool_choice != "none" and not is_forced(request)
 
 
 def named_function(request: ChatRequest) -> str | None:
     """Return the function that `tool_choice` names."""
     choice = request.tool_choice
-    return choice.function.name if isinstance(choice, NamedTool) else None
+    return choice.names[0] if isinstance(choice, NamedTool) and choice.type == "function" else None
 
 
 def call_id(answer_id: str, choice_index: int, call_index: int, *, mistral: bool = False) -> str:
@@ -128,7 +129,10 @@ def _call_parser(
         return RequiredCallsParser(new_id, most=most)
     if formats.tools is None or not may_call(request):
         return None
-    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    choice = request.tool_choice
+    allowed = choice.names if isinstance(choice, NamedTool) else None
+    shown = [tool["function"] for tool in request.tools if allowed is None or tool["function"]["name"] in allowed]
+    functions = {function["name"]: function.get("parameters") or {} for function in shown}
     return CALL_PARSERS[formats.tools](new_id, functions, most)
 
 

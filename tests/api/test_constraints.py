@@ -20,6 +20,11 @@ TOOLS = [
 ]
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def asked(**fields: Any) -> Asked:
     found = constraint_of(chat(**fields))
     assert found is not None
@@ -39,6 +44,7 @@ def test_without_such_a_field_nothing_is_asked_for() -> None:
         {"response_format": {"type": "text"}},
         {"tools": TOOLS},
         {"tools": TOOLS, "tool_choice": "auto"},
+        {"tools": TOOLS, "tool_choice": allowed("auto", "time")},
     ):
         assert constraint_of(chat(**fields)) is None
     assert constraint_of(chat(tool_choice="none")) is constraint_of(completion(guided_json=None)) is None
@@ -73,6 +79,7 @@ def test_a_schema_keeps_its_order(fields: dict[str, Any], param: str) -> None:
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"regex": "a"}},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "time"}}},
+        {"tools": TOOLS, "tool_choice": allowed("required", "time")},
     ],
     ids=str,
 )
@@ -110,6 +117,8 @@ def test_any_object() -> None:
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": TOOLS}, "tool_choice", '"f"'),
         ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"}, "tools", "both set"),
+        ({"tool_choice": allowed("required", "time", "f"), "tools": TOOLS}, "tool_choice", '"f"'),
+        ({"tool_choice": allowed("auto", "f"), "tools": TOOLS}, "tool_choice", '"f"'),
     ],
     ids=str,
 )
@@ -122,6 +131,8 @@ def test_what_cannot_be_read_is_refused() -> None:
     assert refused_chat(response_format={"type": "xml"}).param == "response_format.type"
     assert refused_chat(response_format={"type": "json_schema"}).param == "response_format.json_schema"
     assert refused_chat(tool_choice="any").param == "tool_choice"
+    assert refused_chat(tool_choice={"type": "allowed_tools"}).param == "tool_choice.allowed_tools"
+    assert refused_chat(tool_choice={"type": "function"}).param == "tool_choice.function"
     assert refused_completion(guided_choice=[]).param == "guided_choice"
 
 
@@ -140,6 +151,22 @@ def test_a_named_function_gives_its_arguments_alone() -> None:
     for name, expected in (("weather", WEATHER), ("time", {"type": "object", "properties": {}})):
         found = asked(tools=TOOLS, tool_choice={"type": "function", "function": {"name": name}})
         assert json.loads(found.constraint.text) == expected
+
+
+def test_required_tools_that_are_allowed_are_a_list_of_calls_of_these() -> None:
+    schema = json.loads(asked(tools=TOOLS, tool_choice=allowed("required", "time")).constraint.text)
+    jsonschema.validate([{"name": "time", "parameters": {}}], schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"name": "weather", "parameters": {"city": "Rome"}}], schema)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}], ids=str)
+def test_an_answer_that_is_calls_has_no_text_for_a_response_format(choice: object) -> None:
+    """As OpenAI and vLLM have it, and as clients send it that ask for an object by a tool."""
+    calls = asked(tools=TOOLS, tool_choice=choice)
+    for format in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}):
+        assert asked(tools=TOOLS, tool_choice=choice, response_format=format) == calls
+        assert asked(tools=TOOLS, tool_choice="auto", response_format=format) != calls
 
 
 def test_definitions_of_tools_are_found_from_the_root() -> None:

@@ -1,7 +1,6 @@
 """Write the tables of rows in docs/engines.md: `python -m tests.live.page FILE`, from the rows' results."""
 
 import argparse
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -36,10 +35,10 @@ def rewritten(page: str, results: Mapping[str, Result]) -> str:
     for kind, is_sglang in (("vllm", False), ("sglang", True)):
         names = [name for name, row in ROWS.items() if row.sglang is is_sglang]
         begin, end = f"<!-- {kind} rows -->\n", f"<!-- /{kind} rows -->\n"
-        pattern = re.compile(f"(?<={begin}).*(?={end})", re.DOTALL)
-        assert pattern.search(page), f"the page lacks {begin.strip()} ... {end.strip()}"
-        text = table(names, results)
-        page = pattern.sub(lambda _, text=text: text, page)
+        head, _, rest = page.partition(begin)
+        _, is_found, tail = rest.partition(end)
+        assert is_found, f"the page lacks {begin.strip()} ... {end.strip()}"
+        page = head + begin + table(names, results) + end + tail
     return page
 
 

@@ -47,6 +47,13 @@ def test_earlier_items_come_first_and_the_new_instructions_before_them() -> None
     assert shown(request) == [("system", "New."), ("user", "old"), ("user", "hi")]
 
 
+def test_the_tools_that_are_allowed_are_passed_on() -> None:
+    tools = [{"type": "function", "name": name} for name in ("look", "go")]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "go"}]}
+    found = chat(tools=tools, tool_choice=choice).tool_choice
+    assert isinstance(found, NamedTool) and found.names == ["go"] and found.is_forced
+
+
 def test_tools_and_settings_are_passed_on() -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
     request = chat(tools=[tool], tool_choice="auto", reasoning={"effort": "low"}, max_output_tokens=9, temperature=0)
@@ -81,7 +88,14 @@ def test_tools_of_a_namespace_have_both_names_and_others_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["look", "agents__look"])
 def test_a_choice_names_a_tool_in_its_namespace_or_with_it(name: str) -> None:
     choice = chat(tools=[AGENTS], tool_choice={"type": "function", "name": name}).tool_choice
-    assert isinstance(choice, NamedTool) and choice.function.name == "agents__look"
+    assert isinstance(choice, NamedTool) and choice.names == ["agents__look"]
+
+
+def test_an_allowed_tool_may_be_one_of_a_namespace() -> None:
+    allowed = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    found = chat(tools=[AGENTS, PATCH], tool_choice=choice).tool_choice
+    assert isinstance(found, NamedTool) and found.names == ["agents__look", "patch"] and not found.is_forced
 
 
 def test_calls_of_custom_tools_and_in_namespaces_are_shown_as_the_model_made_them() -> None:
