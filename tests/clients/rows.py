@@ -23,6 +23,19 @@ CLIENTS: dict[str, Client] = {
         tries="chat, streams, completions, tools, structured outputs, responses, errors",
     ),
     "anthropic": Client(packages=("anthropic",), tries="messages, streams, tools, counting tokens, errors"),
+    "openai-node": Client(
+        packages=("openai", "zod"), tries="chat, streams, tools, structured outputs, responses, errors", language="node"
+    ),
+    "anthropic-node": Client(
+        packages=("@anthropic-ai/sdk", "zod"),
+        tries="messages, streams, tools, structured outputs, models, errors",
+        language="node",
+    ),
+    "ai-sdk": Client(
+        packages=("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"),
+        tries="text, objects, tools and their streams, over three providers",
+        language="node",
+    ),
     "codex": Client(
         packages=("@openai/codex",),
         tries="an agent that writes a file by a command and by a patch, over responses",
