@@ -25,6 +25,7 @@ from api.http.responses import JSON_TYPE, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, add_routes
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.conversion import counted_chat_of
+from api.messages.models import listed, shown
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
@@ -155,12 +156,12 @@ class Endpoints:
 
     # ---- tokens and models
 
-    async def models(self, _: Request) -> Response:
-        return json_response(ModelList(data=[self._model()]))
+    async def models(self, request: Request) -> Response:
+        return json_response(listed([self._model()], request.headers))
 
     async def model_named(self, request: Request) -> Response:
         self.reader.check_model(request.path_params["model"])
-        return json_response(self._model())
+        return json_response(shown(self._model(), request.headers))
 
     def _model(self) -> Model:
         hello = self.engine.hello

@@ -16,7 +16,8 @@ from api.http import documents
 from api.http.bodies import Bodies, declared_size
 from api.http.inflater import inflated
 from api.http.responses import json_response
-from api.responses import Model, ModelList
+from api.messages.models import listed, shown
+from api.responses import Model
 from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
@@ -47,14 +48,14 @@ class Endpoints:
 
     # ---- models
 
-    async def models(self, _: Request) -> Response:
-        return json_response(ModelList(data=[self._model(name) for name in self._router.members.models]))
+    async def models(self, request: Request) -> Response:
+        return json_response(listed([self._model(name) for name in self._router.members.models], request.headers))
 
     async def model_named(self, request: Request) -> Response:
         name = request.path_params["model"]
         if not self._router.members.model(name).members:
             raise no_replica(f"the model {quoted(name)} has no replica at the moment")
-        return json_response(self._model(name))
+        return json_response(shown(self._model(name), request.headers))
 
     def _model(self, name: str) -> Model:
         lengths = [one.max_model_len for one in self._router.members.model(name).candidates if one.max_model_len]

@@ -44,6 +44,19 @@ CLIENTS: dict[str, Client] = {
     "lm-eval": Client(packages=("lm-eval[api]",), tries="generation, log-likelihood, multiple choice"),
     "guidellm": Client(packages=("guidellm",), tries="a small benchmark"),
     "aiperf": Client(packages=("aiperf",), tries="a small benchmark"),
+    "openai-node": Client(
+        packages=("openai", "zod"), tries="chat, streams, tools, structured outputs, responses, errors", language="node"
+    ),
+    "anthropic-node": Client(
+        packages=("@anthropic-ai/sdk", "zod"),
+        tries="messages, streams, tools, structured outputs, models, errors",
+        language="node",
+    ),
+    "ai-sdk": Client(
+        packages=("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"),
+        tries="text, objects, tools and their streams, over three providers",
+        language="node",
+    ),
     "codex": Client(
         packages=("@openai/codex",),
         tries="an agent that writes a file by a command and by a patch, over responses",

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anthropic
@@ -107,6 +108,15 @@ def test_errors_are_those_that_the_client_knows(client: Anthropic) -> None:
         )
     with pytest.raises(anthropic.APIStatusError, match="prompt is too long"):
         client.messages.create(model=MODEL, max_tokens=4, messages=[{"role": "user", "content": "x" * 40_000}])
+
+
+def test_the_models_are_listed_in_the_clients_own_shape(client: Anthropic) -> None:
+    [model] = client.models.list()
+    assert (model.type, model.id, model.display_name, model.max_input_tokens) == ("model", MODEL, MODEL, 8192)
+    assert abs(model.created_at - datetime.now(UTC)) < timedelta(hours=1)
+    assert client.models.retrieve(MODEL) == model
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("else")
 
 
 def test_the_clients_own_header_shows_the_key() -> None:

@@ -203,6 +203,14 @@ async def test_the_models_of_all_replicas_are_listed() -> None:
         assert listed["object"] == "list"
         found = {model["id"]: model.get("max_model_len") for model in listed["data"]}
         assert found == {"x": 1024, "x-lora": 512, "y": None, "a/b": None}
+        anthropic = {"anthropic-version": "2023-06-01"}
+        page = (await client.get("/v1/models", **anthropic)).json
+        assert {model["id"]: model.get("max_input_tokens") for model in page["data"]} == found
+        assert (page["first_id"], page["last_id"], page["has_more"]) == (
+            *(page["data"][i]["id"] for i in (0, -1)),
+            False,
+        )
+        assert (await client.get("/v1/models/a/b", **anthropic)).json["display_name"] == "a/b"
         assert (await client.get("/v1/models/a/b")).json["id"] == "a/b"
         assert (await client.get("/v1/models/a%2Fb")).json["id"] == "a/b"
         answer = await client.get("/v1/models/none")
