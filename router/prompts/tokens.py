@@ -164,9 +164,10 @@ class Tokens:
         lora: str | None = None,
         salt: str | None = None,
         max_model_len: int | None = None,
+        counts: TokenCounts | None = None,
     ) -> "Draft":
         """Draft the prompt of another API's request; `peek` is its conversation as a chat."""
-        prompts, named = self.prompts, Named(self.model, peek, lora, salt, self.counts)
+        prompts, named = self.prompts, Named(self.model, peek, lora, salt, counts or self.counts)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
         if self.engine is None:

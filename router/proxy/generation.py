@@ -67,7 +67,8 @@ def cached_tokens_in(body: bytes) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _peek(api: GenerationApi, body: bytes) -> Peek:
+def peek_into(api: GenerationApi, body: bytes) -> Peek:
+    """The fields that the router reads of this API's requests."""
     peek = read_peek(body)
     if not api.is_inner and (conversation := peek_of(api.name, body, peek.model)) is not None:
         peek.messages = conversation.messages  # with what stands beside them there
@@ -130,7 +131,7 @@ class Generation(Request):
         if not is_quick(body):
             self._aside(partial(self._read_apart, body))
             return
-        self.peek = _peek(self.api, body)
+        self.peek = peek_into(self.api, body)
         model = self.model = self.router.members.model(self.peek.model)
         salt = self.admitted.cache_salt(self.peek.cache_salt)
         asked = self.chat, body, self.peek, model.lora, salt, model.max_model_len, self.api
