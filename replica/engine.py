@@ -182,6 +182,7 @@ class Engine:
             steps=self.steps,
             decode_tokens_per_s=self.speed.decode_tokens_per_s,
             kv_events=self.kv_events,
+            constraint_failures=scheduler.constraint_failures,
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)
         return stats

@@ -166,6 +166,7 @@ class Stats(Struct, tag="stats"):
     steps: int = 0
     decode_tokens_per_s: float = 0.0
     kv_events: int = 0
+    constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
 
 
 class Hello(Struct, tag="hello"):

@@ -47,6 +47,7 @@ class Scheduler:
         self.running: list[Request] = []  # by priority
         self.requests: dict[int, Request] = {}
         self.preemptions = 0
+        self.constraint_failures = 0
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
@@ -288,8 +289,11 @@ class Scheduler:
     def _finish_reason(self, request: Request, token: int) -> str | None:
         sampling = request.sampling
         if token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
+            if request.matcher is None or not request.matcher.failed:
+                return "stop"
             # A constraint that could not be followed further has ended the answer, not the model.
-            return "length" if request.matcher is not None and request.matcher.failed else "stop"
+            self.constraint_failures += 1
+            return "length"
         return "length" if len(request.chain.tokens) >= request.limit else None
 
     # ---- say

@@ -88,7 +88,7 @@ def _show(answer: bytes, as_json: bool, draw: Callable[[bytes, TextIO], None]) -
     "--chat",
     type=click.File(encoding="utf-8"),
     metavar="FILE",
-    help="A chat request in JSON, or the list of its messages; -: stdin.",
+    help="A request in JSON: a chat, messages, a response, or a list of a chat's messages; -: stdin.",
 )
 @click.option("--model", metavar="NAME", help="The model.  [default: the one in FILE, or the only one served]")
 @router_option
@@ -125,7 +125,7 @@ def chat_fields(file: TextIO) -> dict[str, Any]:
         raise click.UsageError(f"--chat: {file.name} is not JSON: {error}") from error
     if isinstance(content, list):
         return {"messages": content}
-    if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
+    if not isinstance(content, dict) or not (isinstance(content.get("messages"), list) or "input" in content):
         raise click.UsageError(f'--chat: {file.name} is not a chat request; write {{"messages": [...]}}')
     return content
 

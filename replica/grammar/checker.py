@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,6 +21,11 @@ LIMIT_S = 5.0  # for one constraint, by the clock
 STARTING_LIMIT_S = 60.0  # for the child, on a machine that does much else
 MOST_WAITING = 64
 TOO_MUCH = "it takes too much memory, or is nested too deeply; simplify it"
+# Reasons that are limits, the compiler's own words among them.
+LIMITS = {
+    "time": re.compile(r"\Ait takes (?:more than )?[\d.]+ s"),
+    "size": re.compile(r"too much memory|MiB when compiled|too many expressions|items; max is|recursion limit|fuel"),
+}
 REMEMBERED = 1024  # constraints, accepted or refused
 
 log = logging.getLogger(__name__)
@@ -28,7 +34,10 @@ log = logging.getLogger(__name__)
 class Checker:
     """One child, started with the first constraint."""
 
-    def __init__(self, vocabulary: Callable[[], bytes], limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, vocabulary: Callable[[], bytes], reached: Counter[str] | None = None, limit_s: float = LIMIT_S
+    ) -> None:
+        self.reached: Counter[str] = Counter() if reached is None else reached  # requests that met a limit
         self._make_vocabulary = vocabulary
         self._limit_s = limit_s
         self._vocabulary: bytes | None = None
@@ -48,11 +57,13 @@ class Checker:
         reason = self._reasons.get(name)
         if reason is None:
             if self._waiting >= MOST_WAITING:
+                self.reached["waiting"] += 1
                 raise queue_full(f"{self._waiting} constraints wait to be compiled, and no more may; try again", 1)
             self._waiting += 1
             # It is tried to its end even if its client leaves: a child that is ended has to be started again.
             reason = await asyncio.shield(asyncio.create_task(self._in_turn(name, asked.constraint)))
         if reason:
+            self.reached.update(name for name, words in LIMITS.items() if words.search(reason))
             raise invalid(f"{asked.param} cannot be compiled: {reason}", asked.param)
 
     async def _in_turn(self, name: bytes, constraint: Constraint) -> str:

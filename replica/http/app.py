@@ -77,7 +77,7 @@ class Endpoints:
             Bodies(config.max_bodies_bytes),
             parses_calls=self.formats.tools is not None,
         )
-        self.checker = Checker(self._vocabulary)
+        self.checker = Checker(self._vocabulary, self.metrics.constraint_limits)
         self.answers = ScriptedAnswers(config.simulated_answers, prompts.tokenizer)
         self.created = int(time.time())
 

@@ -35,6 +35,7 @@ TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+CONSTRAINT_LIMITS = ("waiting", "time", "size", "step")
 REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 
 # Numbers of the engine: the metric, its meaning, and where `Stats` has it.
@@ -168,6 +169,7 @@ class Metrics(Collector):
         self.draining = False
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
+        self.constraint_limits: Counter[str] = Counter(dict.fromkeys(CONSTRAINT_LIMITS, 0))
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -203,6 +205,8 @@ class Metrics(Collector):
             ("warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects),
         ]
         finished = [(one | {"finished_reason": reason}, count) for reason, count in self.finished.items()]
+        limits = self.constraint_limits | Counter(step=stats.constraint_failures)
+        reached = [(one | {"limit": limit}, limits[limit]) for limit in CONSTRAINT_LIMITS]
         refused = [(one | {"reason": reason}, count) for reason, count in self.refused.items()]
         for name, meaning, value in gauges:
             yield family(GaugeMetricFamily, name, meaning, (one, value))
@@ -214,6 +218,8 @@ class Metrics(Collector):
         yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
         not_taken = "Refused HTTP requests for an answer."
         yield family(CounterMetricFamily, "warmroute:requests_refused", not_taken, *refused)
+        too_costly = "Constrained requests that met a limit."
+        yield family(CounterMetricFamily, "warmroute:constraint_limits", too_costly, *reached)
         yield from (distribution.family(self._model) for distribution in self._distributions())
         yield self._old_name_of_between_tokens()
 

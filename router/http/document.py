@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
 
 from api import schema
+from api.generation_apis import APIS
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
@@ -35,6 +36,7 @@ ERRORS = {
 _ANY: dict[str, Any] = {"application/json": {}}
 _TEXT = {"type": "string"}
 _LIMIT = {"name": "limit", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}}
+_API = {"name": "api", "in": "query", "required": False, "schema": {"enum": [*APIS]}}
 _ADAPTER = {"type": "object", "properties": {"lora_name": _TEXT, "lora_path": _TEXT}, "required": ["lora_name"]}
 _REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "required": ["url"]}
 
@@ -64,8 +66,8 @@ def control(method: str, path: str) -> dict[str, Any]:
         case _, "/reset_prefix_cache":
             found = _answers("Which replicas have cleared their caches", _ANY)
         case _, "/explain":
-            asked = {"anyOf": [schema.reference(ChatRequest), schema.reference(CompletionRequest)]}
-            found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked)}
+            asked = {"anyOf": [schema.reference(api.request_type) for api in APIS.values()]}
+            found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked), "parameters": [_API]}
         case _, "/decisions":
             found = _answers("The newest first", _ANY) | {"parameters": [_LIMIT]}
         case _, "/decisions/{request_id:path}":

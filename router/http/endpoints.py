@@ -166,7 +166,8 @@ class Endpoints:
 
     async def explain(self, request: Request) -> Response:
         async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
-            return json_response(await explained(self._router, body, request.scope["headers"], request.state.admitted))
+            asked = body, request.scope["headers"], request.state.admitted, request.query_params.get("api")
+            return json_response(await explained(self._router, *asked))
 
     async def decisions(self, request: Request) -> Response:
         remembered = list(self._router.decisions)[-limit_of(request, 100) :][::-1]

@@ -2,8 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from api.generation_apis import CHAT, COMPLETIONS
+import msgspec
+from msgspec import Struct
+
+from api.errors import invalid, quoted
+from api.generation_apis import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi
 from router.core import Router
 from router.dashboard.pauses import paused
 from router.members.members import ServedModel
@@ -13,20 +18,39 @@ from router.placement.decision import Verdict
 from router.placement.holders import slots_of
 from router.placement.index import Matches
 from router.placement.placement import APPROXIMATE
-from router.prompts.prompt import Peek, Prompt, read_peek
+from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
 from router.proxy.admission import Admitted
 from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.prompted_request import peek_into
 from router.proxy.request_summary import Exactness, exactness
 from router.proxy.sessions import session_of
 from router.responses import Candidate, Explanation
 
 
-async def explained(router: Router, body: bytes, headers: Sequence[Header], admitted: Admitted) -> Explanation:
-    """The decision; raise ApiError if the request itself would be refused. Nothing is counted or remembered."""
-    peek, prompt = await _read(router, body, admitted)
+class _Asked(Struct):
+    """Fields by which requests of some APIs are known."""
+
+    messages: Any = None
+    input: Any = None
+    system: Any = None
+    tools: Any = None
+    previous_response_id: Any = None
+
+
+_decode = msgspec.json.Decoder(_Asked).decode
+
+
+async def explained(
+    router: Router, body: bytes, headers: Sequence[Header], admitted: Admitted, named: str | None = None
+) -> Explanation:
+    """The decision; raise ApiError if the request itself would be refused. Nothing is counted or remembered.
+
+    `named` is the API of the request; None: the one that its fields tell.
+    """
+    peek, prompt = await _read(router, body, admitted, _api_of(named, body))
     model = router.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
     decision, matches = router.decide(model, prompt, None if session is None else session.key)
@@ -82,32 +106,54 @@ def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Ca
     )
 
 
-async def _read(router: Router, body: bytes, admitted: Admitted) -> tuple[Peek, Prompt]:
-    if is_quick(body):
-        peek = read_peek(body)
+def _api_of(named: str | None, body: bytes) -> GenerationApi | None:
+    """The API; None: a chat or a completion, whose body is too large to look into here."""
+    if named is not None and named not in APIS:
+        raise invalid(f"api is {quoted(named)}; write one of {', '.join(APIS)}", "api")
+    if not is_quick(body):
+        return None if named is None else APIS[named]
+    try:
+        asked = _decode(body)
+    except UNREADABLE:
+        asked = _Asked()
+    found = APIS[named] if named is not None else _known_by_fields(asked)
+    if found is RESPONSES and asked.previous_response_id is not None:
+        fix = "its conversation is at a replica, which is not asked here: send all items"
+        raise invalid(f"previous_response_id is {quoted(asked.previous_response_id)}; {fix}", "previous_response_id")
+    return found
+
+
+def _known_by_fields(asked: _Asked) -> GenerationApi:
+    if asked.messages is None:
+        return COMPLETIONS if asked.input is None else RESPONSES
+    tools = asked.tools if isinstance(asked.tools, list) else []
+    has_schema = any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
+    return MESSAGES if asked.system is not None or has_schema else CHAT
+
+
+async def _read(router: Router, body: bytes, admitted: Admitted, api: GenerationApi | None) -> tuple[Peek, Prompt]:
+    if api is not None and is_quick(body):
+        peek = peek_into(api, body)
         model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
         if model.tokens.is_quick(body):
-            return peek, _prompt(model, body, peek, salt)
-        return peek, await asyncio.to_thread(_prompt, model, body, peek, salt)
+            return peek, _prompt(model, body, peek, salt, api)
+        return peek, await asyncio.to_thread(_prompt, model, body, peek, salt, api)
 
     def want(found: Found) -> Make:
         nonlocal peek, model, salt
         peek = Peek(**found.fields)
         model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
-        return make_for(model, _api(found.chat), salt)
+        known = api or (CHAT if found.chat else COMPLETIONS)
+        return make_for(model, known.name, salt)
 
     made = await router.reading.read(body, want)
     assert made is not None, "it was wanted"
     return peek, prompt_from(made, model, peek, salt, TokenCounts())
 
 
-def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Prompt:
-    api, counts = _api(peek.messages is not None), TokenCounts()  # no request is served
-    return model.tokens.draft(api, body, peek, model.lora, salt, model.max_model_len, counts).finish()
-
-
-def _api(chat: bool) -> str:
-    return CHAT.name if chat else COMPLETIONS.name
+def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None, api: GenerationApi) -> Prompt:
+    counts = TokenCounts()  # no request is served
+    return model.tokens.draft(api.name, body, peek, model.lora, salt, model.max_model_len, counts).finish()
 
 
 def _main_size(model: ServedModel, prompt: Prompt) -> int:

@@ -23,9 +23,10 @@ from router.proxy.sessions import session_of
 log = logging.getLogger(__name__)
 
 
-def _peek_of_conversation(api: GenerationApi, body: bytes) -> Peek:
+def peek_into(api: GenerationApi, body: bytes) -> Peek:
+    """The fields that the router reads of this API's requests."""
     peek = read_peek(body)
-    if (conversation := peek_of(api.name, body, peek.model)) is not None:
+    if api.inner is not None and (conversation := peek_of(api.name, body, peek.model)) is not None:
         peek.messages = conversation.messages  # with what stands beside them there
     return peek
 
@@ -75,7 +76,7 @@ class PromptedRequest(Request):
         if not is_quick(body):
             self._aside(partial(self._read_apart, body))
             return
-        self.peek = read_peek(body) if self.api.is_inner else _peek_of_conversation(self.api, body)
+        self.peek = peek_into(self.api, body)
         model = self.model = self.router.members.model(self.peek.model)
         salt = self.admitted.cache_salt(self.peek.cache_salt)
         draft = partial(model.tokens.draft, self.api.name, body, self.peek, model.lora, salt, model.max_model_len)

@@ -188,8 +188,10 @@ def test_min_tokens_outlast_the_form(folder: Path) -> None:
 
 def test_what_cannot_be_followed_further_has_not_ended_by_itself(folder: Path) -> None:
     ambiguous = Constraint("grammar", 'start: start start | "a" | start start start')
-    answer = alone(native(folder), 1, ambiguous, logit_bias={END: -100.0})
+    engine = native(folder)
+    answer = alone(engine, 1, ambiguous, logit_bias={END: -100.0})
     assert answer.finish_reason == "length"
+    assert engine.stats().constraint_failures == 1
     assert answer.token_ids[-1] == END and len(answer.token_ids) < 200
 
 

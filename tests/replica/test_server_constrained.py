@@ -101,6 +101,13 @@ def test_a_schema_that_cannot_be_compiled_is_quoted(demo: Replica) -> None:
     assert chat(demo, guided_regex="(a").status == chat(demo, guided_grammar="start: b").status == 400
 
 
+def test_a_constraint_that_meets_a_limit_is_counted(demo: Replica) -> None:
+    counted = 'warmroute:constraint_limits_total{limit="size",model_name="demo"} 1.0'
+    assert counted not in demo.get("/metrics").body.decode()
+    assert chat(demo, guided_choice=[f"choice {number}" for number in range(4000)]).status == 400
+    assert counted in demo.get("/metrics").body.decode()
+
+
 def test_a_stop_string_ends_it_early_and_log_probabilities_are_finite(demo: Replica) -> None:
     answer = chat(demo, response_format=FORMAT, stop='"days', logprobs=True, top_logprobs=20)
     [content] = said(answer)

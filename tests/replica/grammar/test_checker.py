@@ -1,6 +1,7 @@
 """Hostile constraints are refused in time, and harm nobody else. The child is a real process."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,25 +48,31 @@ async def test_each_kind_is_accepted_and_a_mistake_is_placed(checker: Checker) -
 
 async def test_what_hangs_or_crashes_the_compiler_is_refused_and_others_go_on(checker: Checker) -> None:
     assert "takes more than 2 s" in await reason(checker, HANGS)
+    assert checker.reached == {"time": 1}
     await checker.check(Asked(KINDS["schema"], "x"))
     assert "nested too deeply" in await reason(checker, CRASHES)
+    assert checker.reached == {"time": 1, "size": 1}
     await checker.check(Asked(KINDS["regex"], "x"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("kind", "text", "limit"),
     [
-        ("regex", "((a{1000}){1000}){1000}"),
-        ("json_schema", '{"type":"integer","multipleOf":999983,"minimum":0,"maximum":1000000000000000}'),
-        ("json_schema", deep(2000)),
-        ("json_schema", '{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}'),
-        ("json_schema", '{"$ref":"http://127.0.0.1:1/schema"}'),
-        ("grammar", "start: <[5]>" * 1000),
+        ("regex", "((a{1000}){1000}){1000}", "size"),
+        ("json_schema", '{"type":"integer","multipleOf":999983,"minimum":0,"maximum":1000000000000000}', "size"),
+        ("json_schema", deep(2000), "size"),
+        ("choice", json.dumps([f"choice {number}" for number in range(4000)]), "size"),
+        ("json_schema", '{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}', None),
+        ("json_schema", '{"$ref":"http://127.0.0.1:1/schema"}', None),
+        ("grammar", "start: <[5]>" * 1000, None),
     ],
-    ids=["regex", "multiple", "deep", "loop", "remote", "grammar"],
+    ids=["regex", "multiple", "deep", "choices", "loop", "remote", "grammar"],
 )
-async def test_what_costs_too_much_is_refused(kind: Kind, text: str, checker: Checker) -> None:
+async def test_what_costs_too_much_is_refused_and_counted(
+    kind: Kind, text: str, limit: str | None, checker: Checker
+) -> None:
     assert "cannot be compiled" in await reason(checker, Constraint(kind, text))
+    assert checker.reached == ({} if limit is None else {limit: 1})
 
 
 async def test_a_constraint_is_tried_once(checker: Checker) -> None:
@@ -92,3 +99,4 @@ async def test_only_so_many_wait(checker: Checker, monkeypatch: pytest.MonkeyPat
     asked = [Asked(Constraint("regex", str(number)), "x") for number in range(4)]
     found: list[Any] = await asyncio.gather(*(map(checker.check, asked)), return_exceptions=True)
     assert [getattr(one, "status", 200) for one in found] == [200, 200, 429, 429]
+    assert checker.reached == {"waiting": 2}

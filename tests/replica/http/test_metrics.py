@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from events.native import Load
-from replica.http.metrics import Distribution, Metrics
+from replica.http.metrics import CONSTRAINT_LIMITS, Distribution, Metrics
 from replica.messages import PoolSnapshot, Rates, Stats
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, SLOW, Replica, replica
@@ -65,6 +65,14 @@ def test_the_engines_numbers_appear_under_current_and_old_names() -> None:
 def test_rates_are_zero_before_anything_was_asked() -> None:
     found = samples(metrics(Stats(load=Load(), pool=PoolSnapshot(), rates=Rates())).text().decode())
     assert found["vllm:gpu_prefix_cache_hit_rate", ""] == found["vllm:kv_cache_usage_perc", ""] == 0
+
+
+def test_limits_of_constraints_are_counted_by_the_server_and_by_the_engine() -> None:
+    kept = metrics(Stats(load=Load(), pool=PoolSnapshot(), rates=Rates(), constraint_failures=3))
+    kept.constraint_limits["time"] += 1
+    found = samples(kept.text().decode())
+    counts = {limit: found["warmroute:constraint_limits_total", limit] for limit in CONSTRAINT_LIMITS}
+    assert counts == {"waiting": 0, "time": 1, "size": 0, "step": 3}
 
 
 def test_two_sets_of_metrics_share_nothing() -> None:

@@ -376,6 +376,52 @@ async def test_a_decision_is_explained_without_being_made() -> None:
         assert after["hits"][went] and len(script.calls) == 1
 
 
+SAID = [{"role": "user", "content": "hello " * 40}]
+AS_CHAT = {"messages": [{"role": "system", "content": "Be kind."}, *SAID]}
+IN_OTHER_APIS = {
+    "messages": {"system": "Be kind.", "messages": SAID},
+    "responses": {"instructions": "Be kind.", "input": SAID},
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("api", IN_OTHER_APIS)
+@pytest.mark.parametrize("query", ["", "?api={}"])
+async def test_requests_of_other_apis_are_explained_as_the_chats_that_they_stand_for(
+    api: str, native: bool, query: str
+) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(2, native=native), policy="cost") as running, connect(running.port) as client:
+        as_chat = (await client.post("/explain", {"model": MODEL, **AS_CHAT}, **LOCAL)).json
+        asked = {"model": MODEL, "max_tokens": 5, **IN_OTHER_APIS[api]}
+        found = (await client.post(f"/explain{query.format(api)}", asked, **LOCAL)).json
+        assert found["exact"] is as_chat["exact"] is native
+        assert found["prompt_tokens"] == as_chat["prompt_tokens"] and found["blocks"] == as_chat["blocks"] > 0
+        assert not script.calls and not running.router.decisions
+        counts = running.router.members.model(MODEL).tokens.counts
+        assert counts.exact == 0 and not counts.approximate
+
+
+async def test_what_cannot_be_explained_is_refused_by_name() -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        continued = {"model": MODEL, "input": "hi", "previous_response_id": "resp_1"}
+        assert (await client.post("/explain", continued, **LOCAL)).error["param"] == "previous_response_id"
+        answer = await client.post("/explain?api=other", chat(), **LOCAL)
+        assert (answer.status, answer.error["param"]) == (400, "api")
+
+
+async def test_a_large_body_of_another_api_is_explained_if_it_is_named() -> None:
+    async with served(*Script(says(GOOD)).replicas(1, native=True)) as running, connect(running.port) as client:
+        asked = {
+            "model": MODEL,
+            "max_tokens": 5,
+            "system": "x" * 100,
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "y" * 400_000}]}],
+        }
+        answer = await client.post("/explain?api=messages", asked, **LOCAL)
+        assert answer.status == 400 and answer.error["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("text", ["short", "long" * 1_000_000], ids=["short", "long"])
 async def test_an_explained_prompt_is_not_counted(text: str) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
