@@ -1,7 +1,6 @@
 """Write the tables of rows in docs/engines.md: `python -m tests.live.page FILE`, from the rows' results."""
 
 import argparse
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,12 +33,11 @@ def line(result: Result) -> str:
 def rewritten(page: str, results: Mapping[str, Result]) -> str:
     """The page with both tables between their marks written anew."""
     for kind, is_sglang in (("vllm", False), ("sglang", True)):
-        names = [name for name, row in ROWS.items() if row.sglang is is_sglang]
         begin, end = f"<!-- {kind} rows -->\n", f"<!-- /{kind} rows -->\n"
-        pattern = re.compile(f"(?<={begin}).*(?={end})", re.DOTALL)
-        assert pattern.search(page), f"the page lacks {begin.strip()} ... {end.strip()}"
-        text = table(names, results)
-        page = pattern.sub(lambda _, text=text: text, page)
+        before, found, rest = page.partition(begin)
+        assert found and end in rest, f"the page lacks {begin.strip()} ... {end.strip()}"
+        names = [name for name, row in ROWS.items() if row.sglang is is_sglang]
+        page = before + begin + table(names, results) + end + rest.partition(end)[2]
     return page
 
 
