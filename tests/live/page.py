@@ -33,12 +33,11 @@ def line(result: Result) -> str:
 def rewritten(page: str, results: Mapping[str, Result]) -> str:
     """The page with both tables between their marks written anew."""
     for kind, is_sglang in (("vllm", False), ("sglang", True)):
-        names = [name for name, row in ROWS.items() if row.sglang is is_sglang]
         begin, end = f"<!-- {kind} rows -->\n", f"<!-- /{kind} rows -->\n"
-        head, _, rest = page.partition(begin)
-        _, is_found, tail = rest.partition(end)
-        assert is_found, f"the page lacks {begin.strip()} ... {end.strip()}"
-        page = head + begin + table(names, results) + end + tail
+        before, found, rest = page.partition(begin)
+        assert found and end in rest, f"the page lacks {begin.strip()} ... {end.strip()}"
+        names = [name for name, row in ROWS.items() if row.sglang is is_sglang]
+        page = before + begin + table(names, results) + end + rest.partition(end)[2]
     return page
 
 
