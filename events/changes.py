@@ -1,9 +1,13 @@
 """The changes of a replica's cache that follow from its events, by block keys."""
 
+from collections import deque
+from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
 from events.groups import Layout
 from events.messages import BlockStored
+
+REMEMBERED_BLOCKS = 4096  # stored and removed lately, of one replica
 
 
 class Grouped(NamedTuple):
@@ -46,3 +50,45 @@ class Cleared(NamedTuple):
 
 
 Change: TypeAlias = Stored | Removed | Cleared | Grouped
+
+
+class RecentChanges:
+    """The latest stores and removals of one replica since its last reset, each with a number."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+        self.latest = 0  # number
+        self._changes: deque[tuple[int, bool, list[int]]] = deque()  # numbers, whether stored, and the blocks
+        self._blocks = 0
+
+    def add(self, keys: list[int], *, stored: bool) -> None:
+        """Remember a change; forget the oldest ones."""
+        if not keys:
+            return
+        self.latest += 1
+        self._changes.append((self.latest, stored, keys))
+        self._blocks += len(keys)
+        while self._blocks > REMEMBERED_BLOCKS:
+            self._blocks -= len(self._changes.popleft()[2])
+
+    def reset(self) -> None:
+        """Begin anew: the whole cache has changed."""
+        self.resets += 1
+        self._changes.clear()
+        self._blocks = 0
+
+    def has_changed(self, resets: int, number: int, keys: Collection[int], *, stored: bool) -> bool | None:
+        """Return whether one of the blocks was stored, or removed, after a change; None: too much has changed to tell.
+
+        `resets`: before that change.
+        """
+        if resets != self.resets:
+            return None if stored else True
+        first = self._changes[0][0] if self._changes else self.latest + 1
+        if first > number + 1:
+            return None
+        looked_for = frozenset(keys)
+        return any(
+            later > number and stored is was_stored and not looked_for.isdisjoint(changed)
+            for later, was_stored, changed in self._changes
+        )

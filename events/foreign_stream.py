@@ -2,7 +2,8 @@
 
 from events.actions import Action
 from events.states import Repair, Row, State
-from events.stream import Stream, StreamConfig
+from events.stream import Stream
+from events.stream_config import StreamConfig
 
 DRAINED_S = 0.2  # without a batch: all that was sent during a standstill has been read
 

@@ -19,7 +19,7 @@ class Removal(NamedTuple):
 
     keys: list[int]  # of those without a remaining copy
     unknown: list[Hash]
-    unnamed: int  # gone without a key
+    keyless: int  # gone without a key
     doubted: int  # copies that may have been reports
 
 
@@ -159,7 +159,7 @@ class Pool:
         copies = self.copies
         keys: list[int] = []
         unknown: list[Hash] = []
-        unnamed = doubted = 0
+        keyless = doubted = 0
         for block_hash in hashes:
             more = copies.get(block_hash)
             if more is not None:
@@ -172,12 +172,12 @@ class Pool:
             elif block_hash in self:
                 key = self._forget(block_hash)
                 if key is None:
-                    unnamed += 1
+                    keyless += 1
                 elif self.drop(key):
                     keys.append(key)
             else:
                 unknown.append(block_hash)
-        return Removal(keys, unknown, unnamed, doubted)
+        return Removal(keys, unknown, keyless, doubted)
 
     def _forget(self, block_hash: Hash) -> int | None:
         """The last copy of a resident hash is gone; return its key."""

@@ -58,7 +58,7 @@ class Resolver:
         self.doubtful = Doubtful()
         self.naming = Naming(model, self.pools, self.groups, self.doubtful)
         self.reports = Reports()
-        self._orphans = Orphans(orphan_limit)
+        self._orphans = Orphans(orphan_limit, self.pools, self.naming, self.stats)
         self._intern = intern
 
     @property
@@ -240,7 +240,7 @@ class Resolver:
             new = self._name(pool, hashes, keys)
             changes.append(Stored(pool.medium, new, keys, parent_key, event, pool.group))
             if self._orphans:
-                self._wake(hashes, keys, changes)
+                changes += self._orphans.wake(zip(hashes, keys, strict=True), self._assign)
 
     def _resolve(self, event: BlockStored, pool: Pool, changes: list[Change]) -> tuple[int, list[int]] | None:
         """The parent's key and the blocks' own; if there are none (yet), the blocks are announced without a key."""
@@ -261,7 +261,7 @@ class Resolver:
         elif len(event.token_ids) != size * len(hashes):
             self.stats.unpaired_blocks += len(hashes)
         elif (parent_key := self.naming.parent_key(event, pool)) is None:
-            self._wait_for_parent(event)
+            self.lost = self._orphans.wait_for_parent(event) or self.lost
         elif (keys := self.naming.chain(event, parent_key)) is not None:
             if isinstance(event, StoredPiece):
                 event.whole.note(event.start + len(keys), keys[-1])
@@ -281,7 +281,7 @@ class Resolver:
         for block_hash in event.block_hashes:
             key = self.naming.key(block_hash)
             if key is None:
-                self._wait(block_hash, event)
+                self.lost = self._orphans.wait(block_hash, event) or self.lost
             else:
                 keys.append(key)
                 new += self._assign(pool, block_hash, key)
@@ -359,43 +359,6 @@ class Resolver:
         for pool, spent in self.reports.take_back(self.pools):
             self._remove_from(pool, spent, changes)
 
-    # ---- orphans
-
-    def _wait_for_parent(self, event: BlockStored) -> None:
-        parent = event.parent_block_hash
-        if isinstance(event, StoredPiece):
-            if event.start:  # the whole event waits
-                return
-            event = event.whole.event
-        assert parent is not None, "a block without a parent follows the root"
-        self._wait(parent, event)
-
-    def _wait(self, for_hash: Hash, event: BlockStored) -> None:
-        self.stats.orphan_blocks += len(event.block_hashes) if event.token_ids else 1
-        if dropped := self._orphans.add(for_hash, event, self.pools.holds_some):
-            self.stats.orphans_dropped += dropped
-            self.lost = f"more than {self._orphans.limit} blocks waited for their parent; the oldest were dropped"
-
-    def _wake(self, hashes: list[Hash], keys: list[int], changes: list[Change]) -> None:
-        """Name blocks that waited for these hashes, and recursively their children."""
-        todo = list(zip(hashes, keys, strict=True))
-        while todo:
-            block_hash, key = todo.pop()
-            for event in self._orphans.take(block_hash):
-                self.stats.orphans_resolved += 1
-                pool = self.pools.of(event.medium, event.group_idx)
-                chain = self.naming.chain(event, key) if event.token_ids else [key]
-                if chain is None:
-                    self.stats.unpaired_blocks += len(event.block_hashes)
-                    continue
-                named = event.block_hashes if event.token_ids else [block_hash]
-                new: list[int] = []
-                for child, child_key in zip(named, chain, strict=True):
-                    if child in pool:  # it may have been removed while it waited
-                        new += self._assign(pool, child, child_key)
-                changes.append(Stored(pool.medium, new, chain, key if event.token_ids else 0, event, pool.group))
-                todo += zip(named, chain, strict=True)
-
     # ---- removals
 
     def _remove(self, event: BlockRemoved, changes: list[Change]) -> None:
@@ -412,8 +375,8 @@ class Resolver:
             self._remove_from(pool, hashes, changes)
 
     def _remove_from(self, pool: Pool, hashes: Iterable[Hash], changes: list[Change]) -> None:
-        keys, unknown, unnamed, doubted = pool.remove(hashes)
-        self._orphans.gone += unnamed
+        keys, unknown, keyless, doubted = pool.remove(hashes)
+        self._orphans.gone += keyless
         self.reports.copies -= doubted
         if unknown:
             self.stats.removed_unknown += len(unknown)

@@ -14,7 +14,8 @@ from events.messages import EventBatch
 from events.native_stream import NativeStream
 from events.publisher import offset_port
 from events.resolver import Resolver
-from events.stream import Stream, StreamConfig
+from events.stream import Stream
+from events.stream_config import StreamConfig
 from events.view import CacheView
 
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from events.actions import Action
+from events.stream_config import StreamConfig
 
 Reaction: TypeAlias = Callable[..., list[Action]]
 
@@ -37,6 +38,15 @@ class Repair(Struct):
     missing_to: int = -1
     replies: int = 0
     proves_tail: bool = True  # asked after the last standstill of the reader
+
+    def tries_again(self, now_s: float, config: StreamConfig) -> bool:
+        """Begin another attempt, with twice the time for an answer; return False if none is left."""
+        if self.attempts >= config.repair_attempts:
+            return False
+        self.attempts += 1
+        self.replies = 0
+        self.deadline_s = now_s + config.repair_timeout_s * 2 ** (self.attempts - 1)
+        return True
 
 
 class Row(NamedTuple):

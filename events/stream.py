@@ -20,30 +20,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
-from msgspec import Struct
-
 from events.actions import Action, Apply, Gap, Partial, Replay, Reset
 from events.held import HeldBatches
 from events.payloads import PayloadMemory
 from events.pool import Digest
 from events.states import IN_ORDER, Repair, Row, State
+from events.stream_config import StreamConfig
 from events.stream_stats import StreamStats
-
-
-class StreamConfig(Struct, frozen=True):
-    can_replay: bool = True
-    repair_timeout_s: float = 0.5
-    repair_attempts: int = 4
-    snapshot_interval_s: float = 0.2  # doubles while snapshots do not help
-    snapshot_interval_at_most_s: float = 30.0
-    status_timeout_s: float = 2.0
-    behind_grace_s: float = 0.05
-    probe_after_s: float = 1.0
-    probe_at_most_s: float = 10.0
-    max_held_batches: int = 20_000
-    max_held_bytes: int = 64 * 2**20
-    # At least as many as a replay brings (vLLM keeps 10,000): their live copies may still be on their way.
-    remembered_batches: int = 16_384
 
 
 class Stream(ABC):
@@ -309,10 +292,7 @@ class Stream(ABC):
         repair = self._repair
         if now_s < repair.deadline_s:
             return []
-        if repair.attempts < self.config.repair_attempts:
-            repair.attempts += 1
-            repair.replies = 0
-            repair.deadline_s = now_s + self.config.repair_timeout_s * 2 ** (repair.attempts - 1)
+        if repair.tries_again(now_s, self.config):
             return self._ask_again(now_s)
         self._heard_s = now_s
         return self._give_up(now_s)

@@ -103,8 +103,17 @@ def _choice(choice: str | NamedChoice | None, shown: Sequence[ShownTool]) -> Any
     """The chat's choice; a name is that of a tool, in its namespace or with it."""
     if not isinstance(choice, NamedChoice):
         return choice
-    named = [tool.shown_name for tool in shown if choice.name in (tool.shown_name, tool.called.name)]
-    name = choice.name if choice.name in named else next(iter(named), choice.name)
+    names = {tool.called.name: tool.shown_name for tool in reversed(shown)}
+    names |= {tool.shown_name: tool.shown_name for tool in shown}
+    if choice.type == "allowed_tools":
+        tools = [_function(names.get(tool.name, tool.name)) for tool in choice.tools or ()]
+        return {"type": choice.type, "allowed_tools": {"mode": choice.mode, "tools": tools}}
+    if choice.name is None:
+        raise invalid("tool_choice names no function; give it a name", "tool_choice.name")
+    return _function(names.get(choice.name, choice.name))
+
+
+def _function(name: str) -> Fields:
     return {"type": "function", "function": {"name": name}}
 
 

@@ -40,9 +40,18 @@ class Item(Struct, kw_only=True, omit_defaults=True):
     output: str | list[Part] | None = None
 
 
-class NamedChoice(Struct, kw_only=True):
+class NamedFunction(Struct, kw_only=True):
     type: Literal["function", "custom"]
     name: str
+
+
+class NamedChoice(Struct, kw_only=True, omit_defaults=True):
+    """The function to call, or those that may be called."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedFunction] | None = None
 
 
 class Reasoning(Struct, kw_only=True):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from api.constraints import NamedTool
+from api.constraint_fields import NamedTool
 from api.parsing.calls import CallParser
 from api.parsing.formats import CALL_PARSERS, AnswerFormats
 from api.parsing.json_calls import RequiredCallsParser
@@ -99,17 +99,18 @@ def parsed_tokens(request: ChatRequest, formats: AnswerFormats) -> frozenset[int
 
 def is_forced(request: ChatRequest) -> bool:
     """Tell whether the answer is nothing but calls."""
-    return request.tool_choice not in (None, "none", "auto")
+    choice = request.tool_choice
+    return choice.is_forced if isinstance(choice, NamedTool) else choice == "required"
 
 
 def may_call(request: ChatRequest) -> bool:
-    return bool(request.tools) and request.tool_choice in (None, "auto")
+    return bool(request.tools) and request.tool_choice != "none" and not is_forced(request)
 
 
 def named_function(request: ChatRequest) -> str | None:
     """Return the function that `tool_choice` names."""
     choice = request.tool_choice
-    return choice.function.name if isinstance(choice, NamedTool) else None
+    return choice.names[0] if isinstance(choice, NamedTool) and choice.type == "function" else None
 
 
 def call_id(answer_id: str, choice_index: int, call_index: int, *, mistral: bool = False) -> str:
@@ -128,7 +129,9 @@ def _call_parser(
         return RequiredCallsParser(new_id, most=most)
     if formats.tools is None or not may_call(request):
         return None
-    return CALL_PARSERS[formats.tools](new_id, [tool["function"]["name"] for tool in request.tools], most)
+    choice = request.tool_choice
+    names = choice.names if isinstance(choice, NamedTool) else [tool["function"]["name"] for tool in request.tools]
+    return CALL_PARSERS[formats.tools](new_id, names, most)
 
 
 def _is_open(request: ChatRequest, markers: ReasoningMarkers, prompt_end: str) -> bool:

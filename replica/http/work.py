@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from api.constraints import Asked
+from api.constraints import Asked, constraint_of
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids
@@ -85,7 +85,7 @@ def plan(
     """Return what to submit; raise ApiError if the request does not fit the model."""
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
     resumed = _resumed(request, _count_choices(request, prompts))
-    asked = request.constraint
+    asked = constraint_of(request)
     if asked is not None:
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
     _check_prompt_logprobs(request, prompts)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from events.actions import Action, Apply, Reset
-from events.changes import Change, Cleared, Removed, Stored
+from events.changes import Change, Cleared, RecentChanges, Removed, Stored
 from events.messages import EventBatch
 from events.native import Status
 from events.resolver import Resolver
@@ -27,7 +27,6 @@ REACHED_WITHIN_S = 3.0  # a socket that was not connected by then is said not to
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 STOOD_STILL = "the router stood still: events of that time have not been read"
 RESYNC = "the replica's reported cached tokens differ from its events"
-REMEMBERED_BLOCKS = 4096  # stored and removed lately, of one replica
 SETTLED_S = 2.0  # after an answer: all that was published before it has come
 MOST_FINDS = 64  # answers whose reused blocks wait for that
 
@@ -246,10 +245,7 @@ class ReplicaFeed:
         self._stored = self._removed = 0  # blocks, since ever
         self._losses = 0  # losses of the stream at the last full read for them
         self._read_anew_s = -math.inf
-        self._resets = self._changes = 0
-        # Since the last reset: each change's number, the blocks, and whether they were stored.
-        self._recent: deque[tuple[int, bool, list[int]]] = deque()
-        self._recent_blocks = 0
+        self._recent = RecentChanges()
         self._finds: deque[Find] = deque(maxlen=MOST_FINDS)
         self._clear_asked_s = -math.inf
         self._since_s = time.monotonic()
@@ -271,19 +267,10 @@ class ReplicaFeed:
 
     def moment(self, *, standstill: bool = False) -> Moment:
         exact = self.view.inexact is None and not standstill
-        return Moment(self._resets, self._changes, exact, self.view.resolver.doubtful.unknown_removals)
+        return Moment(self._recent.resets, self._recent.latest, exact, self.view.resolver.doubtful.unknown_removals)
 
     def has_changed(self, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
-        if since.resets != self._resets:
-            return None if stored else True
-        first = self._recent[0][0] if self._recent else self._changes + 1
-        if first > since.changes + 1:
-            return None
-        looked_for = frozenset(keys)
-        return any(
-            number > since.changes and stored is was_stored and not looked_for.isdisjoint(changed)
-            for number, was_stored, changed in self._recent
-        )
+        return self._recent.has_changed(since.resets, since.changes, keys, stored=stored)
 
     def is_settled(self, since_s: float) -> bool:
         heard_s = self.view.stream.heard_s
@@ -295,7 +282,7 @@ class ReplicaFeed:
     def found(self, since: Moment, keys: list[int], now_s: float, *, sure: bool) -> bool:
         """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""
         resolver = self.view.resolver
-        if since.resets != self._resets or not (resolver.doubtful or (sure and resolver.learns_from_hits)):
+        if since.resets != self._recent.resets or not (resolver.doubtful or (sure and resolver.learns_from_hits)):
             return False
         self._finds.append(Find(now_s + SETTLED_S, since, keys, sure))
         return True
@@ -312,25 +299,11 @@ class ReplicaFeed:
             if self.view.busy or not self.view.stream.settled:
                 return True
             find = self._finds.popleft()
-            if find.since.resets != self._resets:
+            if find.since.resets != self._recent.resets:
                 continue
             if new := self.view.resolver.found(find.keys, proved=self._is_proved(find)):
                 self._index.store(self._slot, new)
         return bool(self._finds)
-
-    def _remember(self, keys: list[int], *, stored: bool) -> None:
-        if not keys:
-            return
-        self._changes += 1
-        self._recent.append((self._changes, stored, keys))
-        self._recent_blocks += len(keys)
-        while self._recent_blocks > REMEMBERED_BLOCKS:
-            self._recent_blocks -= len(self._recent.popleft()[2])
-
-    def _forget_changes(self) -> None:
-        self._resets += 1
-        self._recent.clear()
-        self._recent_blocks = 0
 
     def leave(self) -> None:
         self.left = True
@@ -378,15 +351,15 @@ class ReplicaFeed:
         self._index.apply(self._slot, change)
         if isinstance(change, Stored):
             self._stored += len(change.keys)
-            self._remember(change.keys, stored=True)
+            self._recent.add(change.keys, stored=True)
             size = change.event.block_size
             if size not in self._block_sizes or self._sizes_are_old:
                 self._sized(size)
         elif isinstance(change, Removed):
             self._removed += len(change.keys)
-            self._remember(change.keys, stored=False)
+            self._recent.add(change.keys, stored=False)
         else:
-            self._forget_changes()
+            self._recent.reset()
             if isinstance(change, Cleared):  # nothing is claimed now that a loss could have made wrong
                 self._losses = self._losses_of_stream()
             else:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from router.members.members import Member
     from router.placement.decision import Decision
 
-COMPLETION = b'"completion_tokens"'
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 
 
 class Notes:
@@ -50,9 +49,8 @@ class Notes:
 
     def read(self, body: bytes) -> None:
         """Look for the engine's token count in a part of an unframed answer."""
-        if COMPLETION in body:
-            found = _COMPLETION_TOKENS.findall(body)
-            self.completion_tokens = int(found[-1]) if found else self.completion_tokens
+        if b'_tokens"' in body and (found := _COMPLETION_TOKENS.findall(body)):
+            self.completion_tokens = int(found[-1])
 
 
 def _weighed(

@@ -7,7 +7,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from api.constraints import MAX_BYTES, Asked, Constraint, calls_schema
+from api.constraints import MAX_BYTES, Asked, Constraint, calls_schema, constraint_of
 from api.errors import ApiError
 from api.requests import ChatRequest, read
 from tests.api.test_requests import chat, completion, refused_chat, refused_completion
@@ -20,15 +20,20 @@ TOOLS = [
 ]
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def asked(**fields: Any) -> Asked:
-    found = chat(**fields).constraint
+    found = constraint_of(chat(**fields))
     assert found is not None
     return found
 
 
 def refused(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        _ = chat(**fields).constraint
+        _ = constraint_of(chat(**fields))
     assert caught.value.status == 400
     return caught.value
 
@@ -39,9 +44,10 @@ def test_without_such_a_field_nothing_is_asked_for() -> None:
         {"response_format": {"type": "text"}},
         {"tools": TOOLS},
         {"tools": TOOLS, "tool_choice": "auto"},
+        {"tools": TOOLS, "tool_choice": allowed("auto", "time")},
     ):
-        assert chat(**fields).constraint is None
-    assert chat(tool_choice="none").constraint is completion(guided_json=None).constraint is None
+        assert constraint_of(chat(**fields)) is None
+    assert constraint_of(chat(tool_choice="none")) is constraint_of(completion(guided_json=None)) is None
 
 
 @pytest.mark.parametrize(
@@ -73,12 +79,13 @@ def test_a_schema_keeps_its_order(fields: dict[str, Any], param: str) -> None:
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"regex": "a"}},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "time"}}},
+        {"tools": TOOLS, "tool_choice": allowed("required", "time")},
     ],
     ids=str,
 )
 def test_a_body_that_the_router_writes_anew_asks_for_the_same(fields: dict[str, Any]) -> None:
     request = chat(**fields)
-    assert read(msgspec.json.encode(request), ChatRequest).constraint == request.constraint is not None
+    assert constraint_of(read(msgspec.json.encode(request), ChatRequest)) == constraint_of(request) is not None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ def test_a_body_that_the_router_writes_anew_asks_for_the_same(fields: dict[str, 
 def test_both_names_of_vllm_mean_the_same(name: Any, value: object, text: str) -> None:
     for fields in ({"structured_outputs": {name: value}}, {f"guided_{name}": value}):
         assert asked(**fields).constraint == Constraint(name, text)
-        found = completion(**fields).constraint
+        found = constraint_of(completion(**fields))
         assert found is not None and found.constraint == Constraint(name, text)
 
 
@@ -110,6 +117,8 @@ def test_any_object() -> None:
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": TOOLS}, "tool_choice", '"f"'),
         ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"}, "tools", "both set"),
+        ({"tool_choice": allowed("required", "time", "f"), "tools": TOOLS}, "tool_choice", '"f"'),
+        ({"tool_choice": allowed("auto", "f"), "tools": TOOLS}, "tool_choice", '"f"'),
     ],
     ids=str,
 )
@@ -122,6 +131,8 @@ def test_what_cannot_be_read_is_refused() -> None:
     assert refused_chat(response_format={"type": "xml"}).param == "response_format.type"
     assert refused_chat(response_format={"type": "json_schema"}).param == "response_format.json_schema"
     assert refused_chat(tool_choice="any").param == "tool_choice"
+    assert refused_chat(tool_choice={"type": "allowed_tools"}).param == "tool_choice.allowed_tools"
+    assert refused_chat(tool_choice={"type": "function"}).param == "tool_choice.function"
     assert refused_completion(guided_choice=[]).param == "guided_choice"
 
 
@@ -140,6 +151,22 @@ def test_a_named_function_gives_its_arguments_alone() -> None:
     for name, expected in (("weather", WEATHER), ("time", {"type": "object", "properties": {}})):
         found = asked(tools=TOOLS, tool_choice={"type": "function", "function": {"name": name}})
         assert json.loads(found.constraint.text) == expected
+
+
+def test_required_tools_that_are_allowed_are_a_list_of_calls_of_these() -> None:
+    schema = json.loads(asked(tools=TOOLS, tool_choice=allowed("required", "time")).constraint.text)
+    jsonschema.validate([{"name": "time", "parameters": {}}], schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"name": "weather", "parameters": {"city": "Rome"}}], schema)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}], ids=str)
+def test_an_answer_that_is_calls_has_no_text_for_a_response_format(choice: object) -> None:
+    """As OpenAI and vLLM have it, and as clients send it that ask for an object by a tool."""
+    calls = asked(tools=TOOLS, tool_choice=choice)
+    for format in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}):
+        assert asked(tools=TOOLS, tool_choice=choice, response_format=format) == calls
+        assert asked(tools=TOOLS, tool_choice="auto", response_format=format) != calls
 
 
 def test_definitions_of_tools_are_found_from_the_root() -> None:

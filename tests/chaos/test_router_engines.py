@@ -19,7 +19,7 @@ from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
 from events.source import Source
-from events.stream import StreamConfig
+from events.stream_config import StreamConfig
 from events.view import CacheView
 from router.front import Front
 from router.members.spec import spec_of

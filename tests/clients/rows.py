@@ -23,6 +23,27 @@ CLIENTS: dict[str, Client] = {
         tries="chat, streams, completions, tools, structured outputs, responses, errors",
     ),
     "anthropic": Client(packages=("anthropic",), tries="messages, streams, tools, counting tokens, errors"),
+    "langchain-openai": Client(
+        packages=("langchain-openai", "langchain"),
+        tries="invoke, streams, tools, structured output by its three methods, responses, an agent",
+    ),
+    "langchain-anthropic": Client(
+        packages=("langchain-anthropic", "langchain"), tries="invoke, streams, tools, structured output, an agent"
+    ),
+    "pydantic-ai": Client(
+        packages=("pydantic-ai-slim[openai,anthropic]",),
+        tries="text, streams, tools, output by tool, by schema and by prompt, over three APIs",
+    ),
+    "instructor": Client(packages=("instructor[anthropic]",), tries="all modes for OpenAI and Anthropic, streams"),
+    "litellm": Client(packages=("litellm", "mcp"), tries="chat, streams, tools, messages, responses"),
+    "litellm-proxy": Client(
+        packages=("litellm[proxy]", "openai", "anthropic"),
+        tries="chat, messages and responses through its proxy, health, no cooldown",
+    ),
+    "llm": Client(packages=("llm",), tries="prompts, schemas, tools, conversations on the command line"),
+    "lm-eval": Client(packages=("lm-eval[api]",), tries="generation, log-likelihood, multiple choice"),
+    "guidellm": Client(packages=("guidellm",), tries="a small benchmark"),
+    "aiperf": Client(packages=("aiperf",), tries="a small benchmark"),
     "openai-node": Client(
         packages=("openai", "zod"), tries="chat, streams, tools, structured outputs, responses, errors", language="node"
     ),

@@ -67,4 +67,4 @@ def served(model: Path) -> Iterator[Serving]:
         for replica in replicas:
             replica.wait_ready(READY_S)
         named = [text for replica in replicas for text in ("--replica", replica.url)]
-        yield Serving(model, stack.enter_context(router(*named, *QUIET)), replicas)
+        yield Serving(model, stack.enter_context(router(*named, *QUIET, within_s=READY_S)), replicas)

@@ -13,7 +13,7 @@ from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.native_stream import NativeStream
 from events.resolver import Resolver
-from events.stream import StreamConfig
+from events.stream_config import StreamConfig
 from events.view import CacheView, Request
 
 

@@ -5,20 +5,26 @@ import asyncio
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
+from lab.trace.formats import read_log
 from tests.chaos.routers import router
 from tests.live.engine import Engine, SGLang, ready
-from tests.live.judge import HEADING, Tally, drive, judge
+from tests.live.judge import HEADING, Tally, drive, explain_wrong, judge
 from tests.live.printing import check, show
+from tests.live.published import Published, published
 from tests.live.rows import ROWS, Row
 from tests.live.traffic import requests
 
 
-def engine_of(row: Row, folder: Path) -> AbstractContextManager[Engine]:
-    """The row's engine, from when it is ready until it has been ended."""
+@contextmanager
+def engine_of(row: Row, folder: Path) -> Iterator[tuple[Engine, Published]]:
+    """The row's engine and its events, from when it is ready until it has been ended."""
     running = (SGLang if row.sglang else Engine)(
         folder / "hits.jsonl",
         row.environment,
@@ -28,18 +34,56 @@ def engine_of(row: Row, folder: Path) -> AbstractContextManager[Engine]:
         algorithm=row.algorithm,
         ranks=row.ranks,
     )
-    return ready(running)
+    with ready(running), published(running) as events:
+        yield running, events
 
 
-def run(row: Row, running: Engine, count: int, seed: int, *, typed: bool = False) -> Tally:
+def run(row: Row, running: Engine, events: Published, count: int, seed: int, *, typed: bool = False) -> Tally:
     """Send the row's requests to the engine through a router, and compare."""
     named = f"url={running.url},engine={running.kind}"
     if typed:
         named += f",events={running.events},replay={running.replay}"
     options = ("--replica", named, "--model-dir", f"m={running.folder / 'model'}", "--decisions", count)
-    with router(*options, *row.router) as front:
-        failed = asyncio.run(drive(front.url, requests(seed, row.change), count, row.clients))
-        return judge(count, front.decisions(count), running.hits(), failed)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "requests.jsonl"
+        with router(*options, "--request-log", log, *row.router) as front:
+            sent = asyncio.run(drive(front.url, requests(seed, row.change), count, row.clients))
+            found = {sent.names.get(name, name): one for name, one in running.found().items()}
+            tally = judge(count, front.decisions(count), found, sent.errors)
+        explain_wrong(tally, read_log(log), found, events)
+        return tally
+
+
+class Result(Struct):
+    """A finished row."""
+
+    row: str
+    requests: int
+    seed: int
+    took_s: float
+    tally: Tally
+
+
+def kept(path: Path | None) -> dict[str, Result]:
+    """The results in a file, by row."""
+    if path is None or not path.exists():
+        return {}
+    lines = path.read_bytes().splitlines()
+    return {result.row: result for result in (msgspec.json.decode(line, type=Result) for line in lines)}
+
+
+def keep(path: Path | None, result: Result) -> None:
+    if path is not None:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+
+
+def by_engine(names: Iterable[str]) -> list[list[str]]:
+    """Rows that may share an engine, in the order of the first of each."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(ROWS[name].engine, []).append(name)
+    return list(groups.values())
 
 
 def main() -> int:
@@ -48,24 +92,31 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, metavar="N", help="of each row (default: 1000)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default: 1)")
     parser.add_argument("--typed", action="store_true", help="tell the router the sockets, instead of letting it ask")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keep results there, and leave out rows it has")
     args = parser.parse_args()
     check(parser, args.rows, ROWS, "row")
     print(f"{'':20} {HEADING}", flush=True)
-    wrong = 0
-    names = sorted(args.rows or ROWS, key=lambda name: [*map(repr, ROWS[name].engine)])
-    for _, shared in groupby(names, key=lambda name: ROWS[name].engine):
+    bad = 0
+    done = kept(args.results)
+    wanted = [name for name in args.rows or ROWS if name not in done]
+    for shared in by_engine(wanted):
         rows = {name: ROWS[name] for name in shared}
         try:
-            with tempfile.TemporaryDirectory() as folder, engine_of(next(iter(rows.values())), Path(folder)) as running:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                engine_of(next(iter(rows.values())), Path(folder)) as (running, events),
+            ):
                 for name, row in rows.items():
                     began_s = time.monotonic()
-                    tally = run(row, running, args.requests, args.seed, typed=args.typed)
-                    show(f"{name:20} {tally.line}   ({time.monotonic() - began_s:.0f} s)", tally)
-                    wrong += tally.unmatched + tally.exact - tally.equal
+                    tally = run(row, running, events, args.requests, args.seed, typed=args.typed)
+                    took_s = time.monotonic() - began_s
+                    keep(args.results, Result(name, args.requests, args.seed, took_s, tally))
+                    show(f"{name:20} {tally.line}   ({took_s:.0f} s)", tally)
+                    bad += tally.unmatched + tally.unexplained
         except (RuntimeError, AssertionError) as error:  # its engine did not start, or has ended
-            wrong += 1
+            bad += 1
             print(f"{', '.join(rows)}: {error}", flush=True)
-    return 1 if wrong else 0
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import msgspec
+from msgspec import Struct
+
 from tests.chaos.replicas import free_ports
 from tests.events.processes import wait_until
 
@@ -21,7 +24,7 @@ IN_PROCESS = (
     "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # by its path: without a GPU its name stands for another
 )
 MODEL = "m"
-ROUTERS_ID = re.compile(r"req-[0-9a-f]+-\d+")
+ENGINES_ID = re.compile(r"req-[0-9a-f]+-\d+|resp_[0-9a-f]+")  # within the scheduler's: the router's, or the answer's
 QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "DO_NOT_TRACK": "1",
@@ -47,6 +50,24 @@ def missing() -> str | None:
     return None
 
 
+class Found(Struct):
+    """A line of an engine's log: the tokens that its scheduler found cached for a request."""
+
+    admit: str
+    hit: int
+    lower: int = 0  # in other memory, beyond the hit
+    prompt: list[int] = []
+    salt: str | None = None
+    adapter: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.hit + self.lower
+
+
+_decode = msgspec.json.Decoder(Found).decode
+
+
 class Engine:
     """A running server. `environment` is that of the runner (RUNNER_...), `options` are the engine's own."""
 
@@ -67,6 +88,7 @@ class Engine:
     ) -> None:
         self.folder = Path(os.environ[VARIABLE])
         self.log = log
+        self.ranks = ranks
         self.port = free_ports(1 + 2 * ranks)
         self.events_port, self.replay_port = self.port + 1, self.port + 1 + ranks
         settings = {
@@ -144,17 +166,13 @@ class Engine:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
-    def hits(self) -> dict[str, int]:
-        """The cached tokens that the scheduler found in any memory, by the router's ids, which the engine's contain."""
-        found: dict[str, int] = {}
-        with self.log.open() as lines:
+    def found(self) -> dict[str, Found]:
+        """The findings of the scheduler, by the part of its ids that others know: the router's id, or the answer's."""
+        found: dict[str, Found] = {}
+        with self.log.open("rb") as lines:
             for text in lines:
-                if text.endswith("\n") and "admit" in (line := json.loads(text)):
-                    name = ROUTERS_ID.search(line["admit"])
-                    if name is not None:
-                        found.setdefault(
-                            name[0], line["hit"] + line.get("lower", 0)
-                        )  # later ones are of other choices, or after a preemption
+                if text.endswith(b"\n") and (name := ENGINES_ID.search((one := _decode(text)).admit)) is not None:
+                    found.setdefault(name[0], one)  # later ones are of other choices, or after a preemption
         return found
 
 

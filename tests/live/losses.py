@@ -42,9 +42,12 @@ class Scene(Struct):
     front: RouterProcess
     asked: Iterator[Asked]
     elsewhere: Iterator[Asked]  # other clients' requests, past the router
+    sent: int = 0  # of ours
+    errors: list[str] = []  # among their answers
 
-    def through(self, count: int) -> list[str]:
-        return asyncio.run(drive(self.front.url, self.asked, count, 1))
+    def through(self, count: int) -> None:
+        self.errors += asyncio.run(drive(self.front.url, self.asked, count, 1)).errors
+        self.sent += count
 
     def past(self, count: int, clients: int = 4) -> None:
         asyncio.run(drive(self.engine.url, self.elsewhere, count, clients))
@@ -149,27 +152,25 @@ def measure(name: str, running: Engine, seed: int) -> Measured:
         asyncio.run(drive(running.url, others, AFTERWARDS, 4))
     with router(*options) as front:
         scene = Scene(running, front, ours, others)
-        sent = 0
-        failed: list[str] = []
         if event is not late_join:
             if running.kind == SGLang.kind:
                 reset(scene)  # nothing else makes a router exact that came late
-            while not scene.is_exact and sent < MOST_REQUESTS:
-                sent, failed = sent + AT_ONCE, failed + scene.through(AT_ONCE)
-            sent, failed = sent + AFTERWARDS, failed + scene.through(AFTERWARDS)
+            while not scene.is_exact and scene.sent < MOST_REQUESTS:
+                scene.through(AT_ONCE)
+            scene.through(AFTERWARDS)
         event(scene)
-        since_s, before = time.monotonic(), sent
-        sent, failed = sent + 1, failed + scene.through(1)
+        since_s, before = time.monotonic(), scene.sent
+        scene.through(1)
         most = MOST_FOR_GOOD if name in FOR_GOOD.get(running.kind, ()) else MOST_REQUESTS
-        while not scene.is_exact and sent - before < most:
-            sent, failed = sent + AT_ONCE, failed + scene.through(AT_ONCE)
-        took_s, needed = time.monotonic() - since_s if scene.is_exact else math.inf, sent - before
-        sent, failed = sent + AFTERWARDS, failed + scene.through(AFTERWARDS)
+        while not scene.is_exact and scene.sent - before < most:
+            scene.through(AT_ONCE)
+        took_s, needed = time.monotonic() - since_s if scene.is_exact else math.inf, scene.sent - before
+        scene.through(AFTERWARDS)
         time.sleep(JUDGED_WITHIN_S)
         return Measured(
             took_s,
             needed,
-            judge(sent, front.decisions(4000), running.hits(), failed),
+            judge(scene.sent, front.decisions(4000), running.found(), scene.errors),
             scene.counter("overtaken_predictions"),
             scene.counter("wrong_predictions"),
             scene.lost_batches,

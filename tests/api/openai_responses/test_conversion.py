@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from api.constraints import NamedTool
+from api.constraint_fields import NamedTool
+from api.constraints import constraint_of
 from api.errors import ApiError
 from api.openai_responses.conversion import chat_of
 from api.openai_responses.requests import ResponsesRequest
@@ -46,11 +47,24 @@ def test_earlier_items_come_first_and_the_new_instructions_before_them() -> None
     assert shown(request) == [("system", "New."), ("user", "old"), ("user", "hi")]
 
 
+def test_the_tools_that_are_allowed_are_passed_on() -> None:
+    tools = [{"type": "function", "name": name} for name in ("look", "go")]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "go"}]}
+    found = chat(tools=tools, tool_choice=choice).tool_choice
+    assert isinstance(found, NamedTool) and found.names == ["go"] and found.is_forced
+
+
 def test_tools_and_settings_are_passed_on() -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
     request = chat(tools=[tool], tool_choice="auto", reasoning={"effort": "low"}, max_output_tokens=9, temperature=0)
     assert request.tools == [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     assert (request.reasoning_effort, request.output_limit, request.temperature) == ("low", 9, 0)
+
+
+@pytest.mark.parametrize(("asked", "parallel"), [(False, False), (True, True), (None, True)])
+def test_calls_may_be_one_at_a_time(asked: bool | None, parallel: bool) -> None:
+    tool = {"type": "function", "name": "look"}
+    assert chat(tools=[tool], parallel_tool_calls=asked).parallel_tool_calls is parallel
 
 
 def test_a_custom_tool_is_shown_as_a_function_of_its_input() -> None:
@@ -74,7 +88,14 @@ def test_tools_of_a_namespace_have_both_names_and_others_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["look", "agents__look"])
 def test_a_choice_names_a_tool_in_its_namespace_or_with_it(name: str) -> None:
     choice = chat(tools=[AGENTS], tool_choice={"type": "function", "name": name}).tool_choice
-    assert isinstance(choice, NamedTool) and choice.function.name == "agents__look"
+    assert isinstance(choice, NamedTool) and choice.names == ["agents__look"]
+
+
+def test_an_allowed_tool_may_be_one_of_a_namespace() -> None:
+    allowed = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    found = chat(tools=[AGENTS, PATCH], tool_choice=choice).tool_choice
+    assert isinstance(found, NamedTool) and found.names == ["agents__look", "patch"] and not found.is_forced
 
 
 def test_calls_of_custom_tools_and_in_namespaces_are_shown_as_the_model_made_them() -> None:
@@ -115,5 +136,5 @@ def test_what_cannot_be_answered_is_refused_by_its_own_name(fields: dict[str, An
 def test_a_choice_of_a_tool_that_is_not_shown_is_refused(tools: list[Any], choice: Any) -> None:
     request = chat(tools=[*tools, {"type": "web_search"}], tool_choice=choice)
     with pytest.raises(ApiError) as caught:
-        _ = request.constraint
+        constraint_of(request)
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")

@@ -1,8 +1,9 @@
 import json
+from typing import Literal
 
 import pytest
 
-from api.constraints import NamedFunction, NamedTool
+from api.constraint_fields import AllowedTool, AllowedTools, NamedFunction, NamedTool
 from api.parsing.answer import answer_parser, call_id, parsed_tokens
 from api.parsing.formats import REASONING, AnswerFormats
 from api.parsing.parsed import CallDelta, Parsed, in_order, merged
@@ -15,9 +16,14 @@ CALLS = [("f", {"a": 1}), ("add", {})]
 REQUIRED = json.dumps([{"name": name, "parameters": arguments} for name, arguments in CALLS])
 
 
-def forced(choice: object) -> ChatRequest:
+def allowed(mode: Literal["auto", "required"], *names: str) -> NamedTool:
+    tools = [AllowedTool(NamedFunction(name)) for name in names or ("f", "add")]
+    return NamedTool(None, "allowed_tools", AllowedTools(mode, tools))
+
+
+def forced(choice: object, *names: str) -> ChatRequest:
     """A request as it is once `tool_choice` has been checked."""
-    request = chat()
+    request = chat(names) if names else chat()
     request.tool_choice = choice  # type: ignore[assignment,unused-ignore]
     return request
 
@@ -70,6 +76,20 @@ def test_an_answer_for_a_named_function_is_its_arguments(step: int) -> None:
     assert parser is not None
     parsed = said(parser, cut(' {"a": "<think>"}', range(0, 17, step)))
     assert parsed == ("", "", (CallDelta(0, call_id(ANSWER, 2, 0), "f", '{"a": "<think>"}'),))
+
+
+def test_a_required_answer_of_allowed_tools_is_a_list_of_calls() -> None:
+    parser = answer_parser(forced(allowed("required")), HERMES, ANSWER, 0, constrained=True)
+    assert parser is not None and calls_in(said(parser, REQUIRED)) == CALLS
+
+
+def test_where_a_call_has_no_marker_it_is_one_of_the_allowed_tools() -> None:
+    text = '{"name": "f", "parameters": {}}'
+    free = answer_parser(chat(("f", "g")), AnswerFormats("llama3_json"), ANSWER, 0)
+    parser = answer_parser(forced(allowed("auto", "g"), "f", "g"), AnswerFormats("llama3_json"), ANSWER, 0)
+    assert free is not None and parser is not None
+    assert calls_in(said(free, text)) == [("f", {})]
+    assert said(parser, text).content == text
 
 
 def test_a_parser_sees_the_special_tokens_of_what_it_parses() -> None:

@@ -240,16 +240,9 @@ def test_response_after_a_response() -> None:
     assert then.usage is not None and first.usage is not None
     assert then.usage.input_tokens > first.usage.input_tokens
     assert client.responses.retrieve(first.id).output_text == first.output_text
-    assert len(client.responses.input_items.list(first.id).data) == 1
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model=MODEL, input="And?", previous_response_id=first.id)
-
-
-def test_count_of_input_tokens() -> None:
-    answer = client.responses.create(model=MODEL, input="Hello", max_output_tokens=5)
-    counted = client.responses.input_tokens.count(model=MODEL, input="Hello")
-    assert answer.usage is not None and counted.input_tokens == answer.usage.input_tokens
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}], ids=["required", "named"])
@@ -270,13 +263,44 @@ def test_output_as_input_without_storage() -> None:
     assert client.responses.create(model=MODEL, input=said, max_output_tokens=10, store=False).output_text
 
 
-def test_conversation() -> None:
-    """Conversations are not served: the error is one that the client knows."""
-    with pytest.raises(openai.APIStatusError):
-        client.conversations.create()
+def test_allowed_tools_of_a_response() -> None:
+    tools: Any = [RESPONSES_TOOL, {"type": "function", "name": "get_time", "parameters": {"type": "object"}}]
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+    answer = client.responses.create(model=MODEL, input="Hello", tools=tools, tool_choice=choice)
+    calls = answer.output
+    assert calls and all(call.type == "function_call" and is_weather(call.arguments) for call in calls)
+
+
+def test_parsed_tool_of_a_response_beside_a_format() -> None:
+    class Weather(BaseModel):
+        """The weather."""
+
+        city: str
+        unit: Literal["C", "F"]
+
+    tool = openai.pydantic_function_tool(Weather)["function"]
+    asked: Any = {"tools": [{"type": "function", **tool}], "tool_choice": "required", "text_format": Person}
+    answer = client.responses.parse(model=MODEL, input="Hello", **asked)
+    assert answer.output and answer.output[0].type == "function_call"
 
 
 # ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: client.conversations.create(),
+        lambda: client.responses.input_tokens.count(model=MODEL, input="Hello"),
+        lambda: client.responses.input_items.list(client.responses.create(model=MODEL, input="Hello").id),
+    ],
+    ids=["conversations", "count of input tokens", "input items"],
+)
+def test_parts_of_the_responses_api_are_refused(ask: Any) -> None:
+    """The error is one that applications catch."""
+    with pytest.raises(openai.APIStatusError) as refused:
+        ask()
+    assert refused.value.status_code in (404, 405)
 
 
 def test_embeddings_are_refused() -> None:

@@ -1,7 +1,7 @@
 """Writes down what the engine's cache manager found for each request: the truth that predictions are held against.
 
-RUNNER_LOG names the file: JSON lines `{"admit": id, "hit": tokens, "lower": tokens}`. `lower` is what a connector loads
-from other memory beyond the hit.
+RUNNER_LOG names the file: JSON lines `{"admit": id, "hit": tokens, "lower": tokens, "prompt": token ids, "salt": ...,
+"adapter": ...}`. `lower` is what a connector loads from other memory beyond the hit.
 """
 
 import json
@@ -18,7 +18,9 @@ def watch(log_path: str, *, connected: bool) -> None:
     of_cache, of_connector = KVCacheManager.get_computed_blocks, OffloadingConnector.get_num_new_matched_tokens
 
     def write(request: Any, hit: int, lower: int) -> None:
-        os.write(log, json.dumps({"admit": request.request_id, "hit": hit, "lower": lower}).encode() + b"\n")
+        adapter = request.lora_request.lora_name if request.lora_request else None
+        line = {"admit": request.request_id, "hit": hit, "lower": lower, "prompt": list(request.prompt_token_ids)}
+        os.write(log, json.dumps({**line, "salt": request.cache_salt, "adapter": adapter}).encode() + b"\n")
 
     def get_computed_blocks(self: Any, request: Any, *args: Any) -> Any:
         found = of_cache(self, request, *args)

@@ -25,7 +25,8 @@ from transformers import AutoTokenizer
 
 folder, log_path, port, page_size, capacity, published = sys.argv[1:7]
 PAGE, CAPACITY, EAGLE = int(page_size), int(capacity), "eagle" in sys.argv[7:]
-STEP_S = 0.002
+STEP_S = 0.001  # for each token
+LEAVES_S = 0.002  # an answer passes two more processes, and its last events come while it does
 EVENTS = json.loads(published)  # the publisher's settings
 
 
@@ -72,13 +73,14 @@ async def compute(prompt: list[int], salt: str | None, most: int) -> tuple[int, 
         cache.evict(EvictParams(num_tokens=excess))
     cache.insert(InsertParams(key=key(prompt, salt)))
     publish()
+    await asyncio.sleep(most * STEP_S)
     tokens = list(prompt)
     for _ in range(most):
         tokens.append(300 + zlib.crc32(array("q", tokens[-4:]).tobytes()) % 4000)
     cache.insert(InsertParams(key=key(tokens[:-1], salt)))
     cache.dec_lock_ref(found.last_device_node)
     publish()
-    await asyncio.sleep(STEP_S)  # an answer leaves the scheduler's process later than its events
+    await asyncio.sleep(LEAVES_S)
     return found.device_prefix_len, tokens[len(prompt) :]
 
 
@@ -87,7 +89,7 @@ async def answered(request: Request, body: dict[str, Any], prompt: list[int], ki
     name = request.headers.get("x-request-id") or uuid.uuid4().hex
     async with turn:
         hit, answer = await compute(prompt, body.get("cache_salt"), body.get("max_tokens") or 16)
-        log.write(json.dumps({"admit": name, "hit": hit}) + "\n")
+        log.write(json.dumps({"admit": name, "hit": hit, "prompt": prompt, "salt": body.get("cache_salt")}) + "\n")
     usage = {
         "prompt_tokens": len(prompt),
         "completion_tokens": len(answer),

@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 
 from events.actions import Apply
 from events.blocks import block_keys, root_key
+from events.changes import RecentChanges
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, KnownEvent, encode_batch
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
@@ -333,13 +334,11 @@ async def test_changes_since_a_moment_are_remembered() -> None:
 
 
 def test_more_changes_than_are_remembered_cannot_be_told() -> None:
-    index = PrefixIndex()
-    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
-    before = feed.moment()
+    recent = RecentChanges()
     for number in range(3):
-        feed._remember(list(range(number * 2000, (number + 1) * 2000)), stored=True)
-    assert feed.has_changed(before, [5], stored=True) is None
-    assert feed.has_changed(Moment(0, 1, True), [5000], stored=True)
+        recent.add(list(range(number * 2000, (number + 1) * 2000)), stored=True)
+    assert recent.has_changed(0, 0, [5], stored=True) is None
+    assert recent.has_changed(0, 1, [5000], stored=True)
 
 
 def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -> None:

@@ -52,8 +52,34 @@ def body_of(line: LogLine) -> Any:
     return msgspec.json.decode(line.body)
 
 
+MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
+ASKED: dict[str, dict[str, Any]] = {
+    MESSAGES: {"max_tokens": 9, "messages": [{"role": "user", "content": SECRET}]},
+    RESPONSES: {"input": SECRET},
+    BATCH: {"messages": [[{"role": "user", "content": SECRET}]]},
+}
+
+
 def text(prompt: str = SECRET, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, **fields}
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_requests_of_apis_that_only_engines_speak_have_lines(path: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    answer = b'{"usage":{"output_tokens": 7,"input_tokens_details":{"cached_tokens":16}}}'
+    async with (
+        served(*Script(says(answer)).replicas(2), request_log=str(log), log_prompts=True) as running,
+        connect(running.port) as client,
+    ):
+        await client.post(path, {"model": MODEL, **ASKED[path]}, x_request_id="my-id")
+    [line] = lines_of(log)
+    assert (line.request_id, line.model, line.status) == ("my-id", MODEL, 200)
+    assert body_of(line) == {"model": MODEL, **ASKED[path]}
+    assert (line.output_tokens, line.cached_tokens) == (7, 16)
+    [decided], [sending] = line.decisions, line.sendings
+    assert decided.chosen == line.replica == sending.replica
+    assert decided.order < sending.sent_order < sending.begun_order < sending.ended_order
 
 
 async def test_a_line_has_request_answer_and_replica(tmp_path: Path) -> None:
