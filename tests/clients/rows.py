@@ -1,7 +1,7 @@
 """The clients, and what is tried of each.
 
 A client has a program `<language>/with_<name>`, which reports in JUnit's XML, and a file of pinned requirements
-beside it.
+beside it. The router demands a key, so each client shows that it sends one.
 """
 
 from typing import Literal
@@ -34,7 +34,9 @@ CLIENTS: dict[str, Client] = {
         packages=("pydantic-ai-slim[openai,anthropic]",),
         tries="text, streams, tools, output by tool, by schema and by prompt, over three APIs",
     ),
-    "instructor": Client(packages=("instructor[anthropic]",), tries="all modes for OpenAI and Anthropic, streams"),
+    "instructor": Client(
+        packages=("instructor[anthropic]",), tries="all modes for OpenAI, tools for Anthropic, streams"
+    ),
     "litellm": Client(packages=("litellm", "mcp"), tries="chat, streams, tools, messages, responses"),
     "litellm-proxy": Client(
         packages=("litellm[proxy]", "openai", "anthropic"),

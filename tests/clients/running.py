@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.clients import node_clients, python_clients, scripted, serving
 from tests.clients.rows import CLIENTS
-from tests.clients.serving import MODEL, Serving
+from tests.clients.serving import KEY, MODEL, Serving
 from tests.clients.verdicts import Check, Verdict, read
 
 VARIABLE = "WARMROUTE_CLIENTS"  # names the folder with the environments
@@ -63,9 +63,9 @@ def variables(serving: Serving, home: str) -> dict[str, str]:
         "MODEL": MODEL,
         "MODEL_DIR": str(serving.model),
         "OPENAI_BASE_URL": f"{serving.url}/v1",
-        "OPENAI_API_KEY": "none",
+        "OPENAI_API_KEY": KEY,
         "ANTHROPIC_BASE_URL": serving.url,
-        "ANTHROPIC_API_KEY": "none",
+        "ANTHROPIC_API_KEY": KEY,
     }
 
 

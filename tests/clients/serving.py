@@ -16,6 +16,7 @@ from tests.chaos.routers import RouterProcess, router
 from tests.clients.verdicts import Check
 
 MODEL = "demo"
+KEY = "none"  # the router refuses clients that do not send it
 REPLICAS = 2
 READY_S = 120.0  # they import torch, and that may have to wait for the disk
 FAULT = re.compile(r"Traceback| ERROR ")
@@ -60,11 +61,11 @@ class Serving:
 
 @contextmanager
 def served(model: Path) -> Iterator[Serving]:
-    """Run a router before two replicas of the model."""
+    """Run a router that demands a key, before two replicas of the model."""
     options = ("--model", model, "--served-model-name", MODEL, "--engine", "native", "--kv-cache-gb", 0.1)
     with ExitStack() as stack:
         replicas = [stack.enter_context(command(*options, *QUIET, ready=False)) for _ in range(REPLICAS)]
         for replica in replicas:
             replica.wait_ready(READY_S)
         named = [text for replica in replicas for text in ("--replica", replica.url)]
-        yield Serving(model, stack.enter_context(router(*named, *QUIET, within_s=READY_S)), replicas)
+        yield Serving(model, stack.enter_context(router(*named, *QUIET, "--api-key", KEY, within_s=READY_S)), replicas)

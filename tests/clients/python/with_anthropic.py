@@ -167,6 +167,11 @@ def test_stream_of_a_parsed_message() -> None:
 # ---- errors
 
 
+def test_a_wrong_key_is_refused() -> None:
+    with Anthropic(api_key="wrong", max_retries=0) as stranger, pytest.raises(anthropic.AuthenticationError):
+        stranger.messages.create(**SHORT)
+
+
 def test_errors() -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**{**SHORT, "model": "other"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-MODEL, URL = os.environ["MODEL"], os.environ["ROUTER_URL"]
+MODEL, URL, KEY = os.environ["MODEL"], os.environ["ROUTER_URL"], os.environ["OPENAI_API_KEY"]
 GUIDELLM = str(Path(sys.executable).with_name("guidellm"))
 REQUESTS = 6
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
@@ -18,7 +18,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 def benchmark(folder: Path, backend: str, profile: str) -> Any:
     report = folder / "report.json"
     command = [
-        *(GUIDELLM, "run", "--backend", f"kind=openai_http,target={URL},model={MODEL},{backend}"),
+        *(GUIDELLM, "run", "--backend", f"kind=openai_http,target={URL},api_key={KEY},model={MODEL},{backend}"),
         *("--profile", profile, "--constraint", f"kind=max_requests,count={REQUESTS}"),
         *("--tokenizer", f"kind=hf_auto,model={os.environ['MODEL_DIR']}"),
         *("--data", "kind=synthetic_text,prompt_tokens=40,output_tokens=12"),

@@ -14,7 +14,7 @@ URL = os.environ["ROUTER_URL"]
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 PROVIDERS: dict[str, Any] = {
     "openai": {"model": f"openai/{NAME}"},
-    "hosted_vllm": {"model": f"hosted_vllm/{NAME}", "api_base": f"{URL}/v1"},
+    "hosted_vllm": {"model": f"hosted_vllm/{NAME}", "api_base": f"{URL}/v1", "api_key": os.environ["OPENAI_API_KEY"]},
     "anthropic": {"model": f"anthropic/{NAME}", "max_tokens": 1000},
 }
 ALL = pytest.mark.parametrize("provider", PROVIDERS)

@@ -29,7 +29,7 @@ CONFIG = {
             "litellm_params": {
                 "model": f"{provider}/{MODEL}",
                 "api_base": f"{os.environ['ROUTER_URL']}{path}",
-                "api_key": "none",
+                "api_key": os.environ["OPENAI_API_KEY"],
             },
         }
         for name, provider, path in (

@@ -31,7 +31,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user of this command, with a key and models of their own."""
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     (tmp_path / "extra-openai-models.yaml").write_text(MODELS)
-    (tmp_path / "keys.json").write_text('{"ours": "none"}')
+    (tmp_path / "keys.json").write_text(json.dumps({"ours": os.environ["OPENAI_API_KEY"]}))
 
 
 def llm(*options: str) -> str:

@@ -77,7 +77,7 @@ def evaluate(tasks: Path, model: str, args: dict[str, Any], names: tuple[str, ..
 
 
 def completions(**more: Any) -> dict[str, Any]:
-    return {"base_url": f"{URL}/completions", "max_retries": 1, **more}
+    return {"base_url": f"{URL}/completions", "max_retries": 1, "auth_token": os.environ["OPENAI_API_KEY"], **more}
 
 
 def check(results: Any, names: tuple[str, ...]) -> None:

@@ -308,6 +308,11 @@ def test_embeddings_are_refused() -> None:
         client.embeddings.create(model=MODEL, input="Hello")
 
 
+def test_a_wrong_key_is_refused() -> None:
+    with OpenAI(api_key="wrong", max_retries=0) as stranger, pytest.raises(openai.AuthenticationError):
+        stranger.chat.completions.create(model=MODEL, messages=HELLO)
+
+
 def test_errors() -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=HELLO)
