@@ -1,5 +1,6 @@
 """The requests of the Responses API. Unknown fields are ignored; what has an effect we cannot give is refused."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -16,6 +17,16 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+
+
+REFERENCE = "item_reference"
+_ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc)_([\w-]{1,128})_[0-9]{1,9}", re.ASCII)  # as `output` makes them
+
+
+def response_of(item_id: object) -> str | None:
+    """The response that has the item with this id."""
+    found = _ITEM_ID.fullmatch(item_id) if isinstance(item_id, str) else None
+    return None if found is None else f"resp_{found[1]}"
 
 
 class Part(Struct, kw_only=True):
@@ -98,6 +109,8 @@ class ResponsesRequest(Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     # The conversation of `previous_response_id`, by whoever has looked it up.
     previous_items: Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
+    # The conversation in which the items are that the input only names, likewise.
+    referenced_items: Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
     # Refused:
     background: Any = None
     conversation: Any = None
@@ -115,5 +128,10 @@ class ResponsesRequest(Struct, kw_only=True):
 
     @property
     def items(self) -> list[Item]:
-        """The input of this request, without what came before."""
-        return [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        """The input of this request, without what came before; items that it names, as far as they are known."""
+        if isinstance(self.input, str):
+            return [Item(role="user", content=self.input)]
+        if self.referenced_items is None:
+            return self.input
+        known = {item.id: item for item in self.referenced_items}
+        return [known.get(item.id, item) if item.type == REFERENCE else item for item in self.input]

@@ -29,7 +29,7 @@ from api.messages.models import listed, shown
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
-from api.openai_responses.requests import ResponsesRequest
+from api.openai_responses.requests import REFERENCE, ResponsesRequest, response_of
 from api.parsing.formats import answer_formats
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -100,6 +100,10 @@ class Endpoints:
         if asked.previous_response_id is not None and asked.previous_items is None:
             stored = self.stored.get(asked.previous_response_id, "previous_response_id")
             asked.previous_items = read(stored.conversation, Conversation).items
+        named = [item.id for item in asked.items if item.type == REFERENCE]
+        # The conversation of the newest of these responses has the items of all.
+        if named and asked.referenced_items is None and (response_id := response_of(named[-1])) is not None:
+            asked.referenced_items = read(self.stored.get(response_id, "input").conversation, Conversation).items
 
     async def _generate(
         self, request: Request, api: GenerationApi, complete: Callable[[Any], None] | None = None

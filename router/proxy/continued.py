@@ -48,10 +48,10 @@ async def _asked(member: Member, response_id: str) -> bytes | None:
         return None
 
 
-def continued(body: bytes, items: bytes) -> bytes:
-    """The body with the items that come before its input."""
+def continued(body: bytes, items: bytes, field: str) -> bytes:
+    """The body with these items, which come before its input or are named there."""
     try:
         fields = _decode_fields(body)
     except UNREADABLE as error:
         raise unreadable(error) from None
-    return msgspec.json.encode(fields | {"previous_items": Raw(items)})
+    return msgspec.json.encode(fields | {field: Raw(items)})

@@ -3,13 +3,14 @@
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
+from api.openai_responses.requests import REFERENCE, response_of
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
@@ -33,22 +34,38 @@ _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 HEAD_BYTES = 4096  # of an answer, in which its id stands
 
 
+class _Named(Struct):
+    type: Any = None
+    id: Any = None
+
+
 class _Continued(Struct):
     previous_response_id: Any = None
+    input: str | list[_Named] | None = None
 
 
 _decode_continued = msgspec.json.Decoder(_Continued).decode
 
 
-def _previous_in(body: bytes) -> str | None:
-    """The response that a request continues."""
-    if b"previous_response_id" not in body and b"\\" not in body:  # most bodies are not parsed for it
-        return None
+class _Previous(NamedTuple):
+    response_id: str
+    field: str  # in which a replica of ours takes its items
+
+
+def _previous_in(body: bytes) -> _Previous | None:
+    """The response that a request continues, or the newest of which it names an item."""
+    if not any(mark in body for mark in (b"previous_response_id", b"item_reference", b"\\")):
+        return None  # most bodies are not parsed for it
     try:
-        found = _decode_continued(body).previous_response_id
+        found = _decode_continued(body)
     except UNREADABLE:
         return None
-    return found if isinstance(found, str) else None
+    if isinstance(found.previous_response_id, str):
+        return _Previous(found.previous_response_id, "previous_items")
+    items = found.input if isinstance(found.input, list) else ()
+    named = [item.id for item in items if item.type == REFERENCE]
+    response_id = response_of(named[-1]) if named else None
+    return None if response_id is None else _Previous(response_id, "referenced_items")
 
 
 def _holder(request: Forwarding, response_id: str) -> str | None:
@@ -91,11 +108,11 @@ class Conversing(Forwarding):
     def _generate(self, api: GenerationApi, exchange: Exchange) -> None:
         Generation(self.router, exchange, self.admitted, self.arrived_s, api=api).serve(exchange)
 
-    async def _generate_continued(self, api: GenerationApi, exchange: Exchange, previous: str) -> None:
+    async def _generate_continued(self, api: GenerationApi, exchange: Exchange, previous: _Previous) -> None:
         """Put the conversation of the previous response into the body: then any replica can go on with it."""
-        items = await conversation(self._holder_of(previous), previous)
+        items = await conversation(self._holder_of(previous.response_id), previous.response_id)
         exchange.aside = None
-        exchange.body = bytearray(continued(bytes(exchange.body), items))
+        exchange.body = bytearray(continued(bytes(exchange.body), items, previous.field))
         exchange.hold(len(exchange.body))
         self._generate(api, exchange)
 
@@ -123,7 +140,7 @@ class Conversing(Forwarding):
             return
         model = self.model = self.router.members.model(name)
         if self.api == "responses" and (previous := _previous_in(body)) is not None:
-            self._holder = _holder(self, previous)
+            self._holder = _holder(self, previous.response_id)
         peek = peek_of(self.api, body, name) if is_quick(body) else None
         if peek is None:
             self.peek = Peek(name)

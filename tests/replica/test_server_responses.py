@@ -85,6 +85,22 @@ def test_a_response_is_continued_and_read_until_it_is_deleted(client: OpenAI) ->
     assert third.usage is not None and third.usage.input_tokens > second.usage.input_tokens
 
 
+def test_items_of_earlier_responses_may_be_named_by_their_ids(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "max_output_tokens": 8, "extra_body": MORE}
+    said: list[Any] = [{"role": "user", "content": "Tell me of the sea."}]
+    written = list(said)
+    for more in ("And then?", "And then again?"):
+        answer = client.responses.create(**asked, input=said)
+        assert answer.output_text == client.responses.create(**asked, input=written).output_text
+        said += [{"type": "item_reference", "id": item.id} for item in answer.output]
+        written += [item.to_dict() for item in answer.output]
+        said.append({"role": "user", "content": more})
+        written.append(said[-1])
+    for missing in ("msg_0123_0", "msg_x"):
+        with pytest.raises(openai.APIStatusError, match=r'there is no response "resp_0123"|item_reference'):
+            client.responses.create(**asked, input=[{"type": "item_reference", "id": missing}])
+
+
 def test_a_response_that_is_not_stored_cannot_be_read(client: OpenAI) -> None:
     made = client.responses.create(model=MODEL, input="hello", max_output_tokens=2, store=False)
     with pytest.raises(openai.NotFoundError):

@@ -172,6 +172,24 @@ async def test_a_response_is_continued_with_the_conversation_of_its_replica() ->
         )
 
 
+async def test_an_item_that_is_named_is_found_at_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Keeping("one"), Keeping("two")
+    async with served(one.scripted, two.scripted) as running, connect(running.port) as client:
+        made = (await client.post(RESPONSES, {"model": MODEL, "input": "first"})).json["id"]
+        named = {"type": "item_reference", "id": f"msg_{made.removeprefix('resp_')}_0"}
+        asked = {"model": MODEL, "input": [named, {"role": "user", "content": "then"}]}
+        assert (await client.post(RESPONSES, asked)).status == 400  # that response has no such item
+        monkeypatch.setitem(ITEMS[-1], "id", named["id"])
+        assert (await client.post(RESPONSES, asked)).status == 200
+        calls = [call for keeping in (one, two) for call in keeping.scripted.calls if call.method == "POST"]
+        [(native, sent)] = [call.native for call in calls if b"then" in call.body]
+        assert sent["referenced_items"] == ITEMS and sent["input"] == asked["input"]
+        chat = [ITEMS[-1], {"role": "user", "content": "then"}]
+        assert unpack_ids(native.prompts[0]) == Prompts(ByteTokenizer()).chat(
+            read(json.dumps({"model": MODEL, "messages": chat}).encode(), ChatRequest)
+        )
+
+
 @pytest.mark.parametrize("response_id", ["resp_unknown", "resp_x/../../load", "resp_x HTTP/1.1\r\nhost: x", ""])
 async def test_a_response_that_is_nowhere_is_said_to_be_gone(response_id: str) -> None:
     one = Keeping("one")
