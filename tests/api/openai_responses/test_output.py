@@ -5,30 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai_responses.output import Output, event_bytes
-from api.parsing.parsed import CallDelta, Parsed
+from api.parsing.parsed import Parsed
 from api.responses import encode
-
-NONE: Any = st.just(())
-EMPTY = st.just("")
-PIECES = st.lists(
-    st.one_of(
-        st.builds(Parsed, reasoning=st.text(max_size=3), content=EMPTY, calls=NONE),
-        st.builds(Parsed, reasoning=EMPTY, content=st.text(max_size=3), calls=NONE),
-        st.just("call"),
-    ),
-    max_size=8,
-)
-
-
-def pieces_of(drawn: list[Any]) -> list[Parsed]:
-    pieces: list[Parsed] = []
-    for number, piece in enumerate(drawn):
-        if piece == "call":
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", "f", '{"n":'),)))
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", None, f"{number}}}"),)))
-        else:
-            pieces.append(piece)
-    return pieces
+from tests.api.parsing.pieces import pieces
 
 
 def told(output: Output, pieces: list[Parsed]) -> list[Any]:
@@ -63,9 +42,8 @@ def replayed(events: list[Any]) -> list[dict[str, Any]]:
     return items
 
 
-@given(drawn=PIECES, cut=st.integers(0, 20))
-def test_a_stream_and_a_whole_response_have_the_same_items(drawn: list[Any], cut: int) -> None:
-    pieces = pieces_of(drawn)
+@given(pieces=pieces(both=False), cut=st.integers(0, 20))
+def test_a_stream_and_a_whole_response_have_the_same_items(pieces: list[Parsed], cut: int) -> None:
     output = Output("resp_1")
     events = told(output, pieces)
     assert replayed(events) == [json.loads(encode(item)) for item in output.items()]
