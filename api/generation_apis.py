@@ -26,14 +26,18 @@ from api.sse import DONE, event
 InnerRequest: TypeAlias = CompletionRequest | ChatRequest
 
 
+def _openai_error(error: ApiError, _: int) -> bytes:
+    return event(error.body()) + DONE
+
+
 class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     name: str
     path: str
     request_type: type[Any]
     new_id: Callable[[], str]
     inner: Callable[[Any], InnerRequest] | None = None  # None: the request is one itself
-    error_event: Callable[[ApiError, int], bytes]  # ends a stream that cannot go on, after so many events
-    last_event: bytes  # of a whole stream; for `ending`, how it begins
+    error_event: Callable[[ApiError, int], bytes] = _openai_error  # ends a stream that breaks, after so many events
+    last_event: bytes = DONE  # of a whole stream; for `ending`, how it begins
     ending: re.Pattern[bytes] | None = None  # finds a last event that is not always the same
     is_chat: bool = True  # whether its prompts are conversations
 
@@ -52,10 +56,6 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
         return (request if self.inner is None else self.inner(request)), request
 
 
-def _openai_error(error: ApiError, _: int) -> bytes:
-    return event(error.body()) + DONE
-
-
 def _messages_error(error: ApiError, _: int) -> bytes:
     return messages_errors.error_event(error)
 
@@ -70,18 +70,9 @@ COMPLETIONS = GenerationApi(
     path="/v1/completions",
     request_type=CompletionRequest,
     new_id=completion_id,
-    error_event=_openai_error,
-    last_event=DONE,
     is_chat=False,
 )
-CHAT = GenerationApi(
-    name="chat",
-    path="/v1/chat/completions",
-    request_type=ChatRequest,
-    new_id=chat_id,
-    error_event=_openai_error,
-    last_event=DONE,
-)
+CHAT = GenerationApi(name="chat", path="/v1/chat/completions", request_type=ChatRequest, new_id=chat_id)
 MESSAGES = GenerationApi(
     name="messages",
     path="/v1/messages",

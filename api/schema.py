@@ -85,6 +85,11 @@ def _components() -> dict[str, Any]:
     }
     for name, neutral in UNSUPPORTED_OF_RESPONSES.items():
         schemas["ResponsesRequest"]["properties"][name] = {"enum": [None, *neutral], "default": None}
+    schemas["NamedTool"] |= {
+        "if": _has("type", {"const": "allowed_tools"}),
+        "then": _has("allowed_tools", {"type": "object"}),
+        "else": _has("function", {"type": "object"}),
+    }
     schemas["OfferedTool"] |= _when_shown(*SHOWN, "namespace")
     schemas["ResponseTool"] |= _when_shown(*SHOWN)
     return schemas

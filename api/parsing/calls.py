@@ -165,6 +165,19 @@ class CallParser(ABC):
             char = yield from self._take(char)
         return char
 
+    def _listed(self, char: str, call: Callable[[str], Steps[str]]) -> Steps[str]:
+        """Take calls after their bracket, with commas between, and the bracket after them."""
+        while True:
+            char = yield from call((yield from self._spaces(char)))
+            char = yield from self._spaces(char)
+            if char != ",":
+                break
+            char = yield from self._take(char)
+        if char != "]":
+            raise Unexpected(char)
+        self._drop()
+        return (yield)
+
     def _skipped(self, char: str) -> Steps[str]:
         """Pass over spaces within a call that has been opened."""
         while char.isspace():

@@ -51,20 +51,6 @@ class JsonCallParser(CallParser):
         self._drop()
         return (yield)
 
-    def _items(self, char: str) -> Steps[str]:
-        """Take a list of calls after its bracket."""
-        while True:
-            char = yield from self._spaces(char)
-            char = yield from self._object(char)
-            char = yield from self._spaces(char)
-            if char != ",":
-                break
-            char = yield from self._take(char)
-        if char != "]":
-            raise Unexpected(char)
-        self._drop()
-        return (yield)
-
     # ---- the parts of an object
 
     def _key(self, char: str) -> Steps[tuple[str, str]]:
@@ -234,7 +220,7 @@ class MistralParser(JsonCallParser):
         char = yield from self._literal(char, "TOOL_CALLS]")
         char = yield from self._spaces(char)
         if char == "[":
-            return (yield from self._items((yield from self._take(char))))
+            return (yield from self._listed((yield from self._take(char)), self._object))
         if char == "{":
             return (yield from self._object(char))
         return (yield from self._named(char))
@@ -273,4 +259,4 @@ class RequiredCallsParser(JsonCallParser):
         return not self.count and not self._has_content
 
     def _calls(self, first: str, char: str) -> Steps[str]:  # noqa: ARG002
-        return (yield from self._items(char))
+        return (yield from self._listed(char, self._object))

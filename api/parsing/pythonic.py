@@ -35,16 +35,7 @@ class PythonicParser(CallParser):
             char = yield from self._literal(char, "|python_start|>")
             char = yield from self._spaces(char)
             char = yield from self._literal(char, "[")
-        while True:
-            char = yield from self._call((yield from self._spaces(char)))
-            char = yield from self._spaces(char)
-            if char != ",":
-                break
-            char = yield from self._take(char)
-        if char != "]":
-            raise Unexpected(char)
-        self._drop()
-        return (yield)
+        return (yield from self._listed(char, self._call))
 
     def _call(self, char: str) -> Steps[str]:
         name, char = yield from self._identifier(char)

@@ -41,6 +41,7 @@ BY_NAME = (
     "policies",
     "pictures",
     "ray_faults",
+    "schemas",
     "screenshots",
     "heap",
     "soak",

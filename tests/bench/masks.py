@@ -173,14 +173,19 @@ def _applying(vocabulary: Vocabulary) -> None:
 # ---- beside free requests
 
 
+def beside_free_ones() -> dict[str, Constraint]:
+    """Constraints that never end within a round."""
+    texts = Constraint("regex", r"[\s\S]{2000,4000}")
+    strings = _schema({"type": "array", "items": {"type": "string", "minLength": 30}, "minItems": 100})
+    return {"free text of a length": texts, "a list of strings": strings}
+
+
 def _beside_free_ones(rounds: int) -> None:
     """The share of the masks in the steps of the demo model: all that free requests in the same batch wait longer."""
     folder = demo_folder()
     engine = native(folder, num_blocks=1024, max_model_len=1024, max_num_seqs=2 * BATCH)
-    texts = Constraint("regex", r"[\s\S]{2000,4000}")
-    strings = _schema({"type": "array", "items": {"type": "string", "minLength": 30}, "minItems": 100})
     print(f"\nThe demo model ({tokenizer().vocab_size:,} tokens), {BATCH} free and {BATCH} constrained sequences:")
-    for name, constraint in {"free text of a length": texts, "a list of strings": strings}.items():
+    for name, constraint in beside_free_ones().items():
         shares = [_share_of_masks(engine, constraint) for _ in range(rounds)]
         print(f"{name}: masks are {statistics.median(shares):.2%} of a step ({min(shares):.2%} to {max(shares):.2%})")
 

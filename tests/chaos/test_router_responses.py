@@ -7,29 +7,13 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.chaos.routers import Fleet, RouterProcess, fleet, router
+from tests.chaos.routers import Fleet, RouterProcess
 from tests.replica.serving import MODEL
 
 pytestmark = pytest.mark.chaos
 
-RATES = (
-    *("--simulated-prefill-tokens-per-s", 1e6, "--simulated-decode-tokens-per-s", 200),
-    *("--simulated-step-overhead", 0),
-)
 MORE = {"ignore_eos": True, "seed": 5}
 TURNS = 8
-
-
-@pytest.fixture(scope="module")
-def replicas() -> Iterator[Fleet]:
-    with fleet(2, *RATES) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def served(replicas: Fleet) -> Iterator[RouterProcess]:
-    with router(*replicas.as_options, "--log-level", "error") as running:
-        yield running
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from api.messages.blocks import Blocks
 from api.messages.errors import error_body
 from api.parsing.parsed import CallDelta, Parsed
 from api.responses import encode
+from tests.api.parsing.pieces import pieces
 
 THOUGHT, TEXT = Parsed(reasoning="Hm. "), Parsed(content="I look. ")
 CALL = Parsed(calls=(CallDelta(0, "c0", "look", ""),))
@@ -65,26 +66,8 @@ def _encoded(blocks: Blocks) -> bytes:
     return b"[" + b",".join(map(encode, blocks.content())) + b"]"
 
 
-PIECES = st.lists(
-    st.one_of(
-        st.builds(Parsed, reasoning=st.text(max_size=3), content=st.just(""), calls=st.just(())),
-        st.builds(Parsed, reasoning=st.just(""), content=st.text(max_size=3), calls=st.just(())),
-        st.builds(Parsed, reasoning=st.text(max_size=3), content=st.text(max_size=3), calls=st.just(())),
-        st.just("call"),
-    ),
-    max_size=8,
-)
-
-
-@given(drawn=PIECES, cut=st.integers(0, 20))
-def test_a_stream_and_a_whole_message_have_the_same_blocks(drawn: list[Any], cut: int) -> None:
-    pieces: list[Parsed] = []
-    for number, piece in enumerate(drawn):
-        if piece == "call":
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", "f", '{"n":'),)))
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", None, f"{number}}}"),)))
-        else:
-            pieces.append(piece)
+@given(pieces=pieces(both=True), cut=st.integers(0, 20))
+def test_a_stream_and_a_whole_message_have_the_same_blocks(pieces: list[Parsed], cut: int) -> None:
     blocks = Blocks("msg_1")
     said = events(blocks, pieces)
     assert replayed(said) == json.loads(_encoded(blocks))

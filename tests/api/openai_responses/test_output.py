@@ -10,33 +10,9 @@ from api.openai_responses.output import Output, event_bytes
 from api.openai_responses.tools import Called, InputText, arguments_of
 from api.parsing.parsed import CallDelta, Parsed
 from api.responses import encode
+from tests.api.parsing.pieces import pieces
 
-NONE: Any = st.just(())
-EMPTY = st.just("")
 TOOLS = {"patch": Called("patch", "files", is_custom=True)}
-PIECES = st.lists(
-    st.one_of(
-        st.builds(Parsed, reasoning=st.text(max_size=3), content=EMPTY, calls=NONE),
-        st.builds(Parsed, reasoning=EMPTY, content=st.text(max_size=3), calls=NONE),
-        st.just("call"),
-        st.just("custom"),
-    ),
-    max_size=8,
-)
-
-
-def pieces_of(drawn: list[Any]) -> list[Parsed]:
-    pieces: list[Parsed] = []
-    for number, piece in enumerate(drawn):
-        if piece == "call":
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", "f", '{"n":'),)))
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", None, f"{number}}}"),)))
-        elif piece == "custom":
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", "patch", '{"input": "a'),)))
-            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", None, '\\n"}'),)))
-        else:
-            pieces.append(piece)
-    return pieces
 
 
 def told(output: Output, pieces: list[Parsed]) -> list[Any]:
@@ -71,9 +47,8 @@ def replayed(events: list[Any]) -> list[dict[str, Any]]:
     return items
 
 
-@given(drawn=PIECES, cut=st.integers(0, 20))
-def test_a_stream_and_a_whole_response_have_the_same_items(drawn: list[Any], cut: int) -> None:
-    pieces = pieces_of(drawn)
+@given(pieces=pieces(both=False), cut=st.integers(0, 20))
+def test_a_stream_and_a_whole_response_have_the_same_items(pieces: list[Parsed], cut: int) -> None:
     output = Output("resp_1", TOOLS)
     events = told(output, pieces)
     assert replayed(events) == [json.loads(encode(item)) for item in output.items()]
@@ -97,7 +72,7 @@ def test_an_item_that_breaks_off_says_so() -> None:
 
 def test_a_call_of_a_custom_tool_has_its_input_as_text() -> None:
     output = Output("resp_1", TOOLS)
-    [piece] = pieces_of(["custom"])[:1]
+    piece = Parsed(calls=(CallDelta(0, "c0", "patch", '{"input": "a'),))
     events = told(output, [piece, Parsed(calls=(CallDelta(0, "c0", None, '\\n"}'),))])
     assert [event["type"] for event in events] == [
         "response.output_item.added",
