@@ -129,9 +129,10 @@ def _call_parser(
         return RequiredCallsParser(new_id, most=most)
     if formats.tools is None or not may_call(request):
         return None
-    choice = request.tool_choice
-    names = choice.names if isinstance(choice, NamedTool) else [tool["function"]["name"] for tool in request.tools]
-    return CALL_PARSERS[formats.tools](new_id, names, most)
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    if isinstance(request.tool_choice, NamedTool):
+        functions = {name: functions.get(name, {}) for name in request.tool_choice.names}
+    return CALL_PARSERS[formats.tools](new_id, functions, most)
 
 
 def _is_open(request: ChatRequest, markers: ReasoningMarkers, prompt_end: str) -> bool:

@@ -17,7 +17,7 @@ PREEMPTIONS = (
     "sglang:num_retracted_reqs_total",
 )
 EVICTIONS = ("warmroute:evictions_total", "sglang:evicted_tokens_total")
-CACHE_SIZES = ("vllm:cache_config_info", "sglang:cache_config_info")
+CACHE_SIZES = ("vllm:cache_config_info", "sglang:cache_config_info", "sglang:page_size", "sglang:num_pages")
 READ = frozenset(
     {
         *USAGE,
@@ -38,6 +38,7 @@ READ = frozenset(
         "warmroute:unreferenced_blocks",
     }
 )
+MOST_COUNTED = 2.0**31
 _READ = {name.encode() for name in READ}
 
 
@@ -122,7 +123,12 @@ def _cache_size(metrics: Samples) -> tuple[int, int]:
         tokens, blocks = metrics.label(name, size) or "", metrics.label(name, count) or ""
         if tokens.isdecimal():
             return int(tokens), int(blocks) if blocks.isdecimal() else 0
-    return 0, 0
+    return _count(metrics.most("sglang:page_size")), _count(metrics.total("sglang:num_pages"))
+
+
+def _count(value: float | None) -> int:
+    """The value of a gauge that counts; 0 if it cannot be one."""
+    return int(value) if value is not None and 0 <= value < MOST_COUNTED else 0
 
 
 def _full(metrics: Samples, total_blocks: int) -> float | None:

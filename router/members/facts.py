@@ -21,6 +21,7 @@ _METRIC = re.compile(
 )
 _RANK = re.compile(rb'(?:^|,)(?:engine|dp_rank)="([0-9]{1,5})"')
 _CACHE_CONFIG = re.compile(rb"^(?:vllm|sglang):cache_config_info\{([^}\n]{0,4096})\}", re.M)
+_PAGES = re.compile(rb"^sglang:(num_pages|page_size)(?:\{([^}\n]{0,4096})\})? ([0-9.eE+]{1,32})$", re.M)
 _CACHE_FIGURE = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|page_size|num_pages)="([0-9]{1,10})"')
 
 
@@ -148,7 +149,23 @@ def scraped_pools(metrics: bytes) -> dict[int | None, Pool]:
         for rank in {None, _rank_in(labels)}:
             so_far = pools.get(rank, Pool(0, 0))
             pools[rank] = Pool(so_far.blocks + blocks, max(so_far.block_tokens, block_tokens))
+    pools = pools or _paged(metrics)
     return {rank: pool for rank, pool in pools.items() if 0 < pool.blocks <= MOST_BLOCKS and pool.block_tokens}
+
+
+def _paged(metrics: bytes) -> dict[int | None, Pool]:
+    """The caches that SGLang describes by two gauges; all processes of a rank describe the same one."""
+    figures: dict[int | None, dict[bytes, int]] = {}
+    try:
+        for name, labels, value in _PAGES.findall(metrics):
+            figures.setdefault(_rank_in(labels), {})[name] = int(float(value))
+    except (ValueError, OverflowError):
+        return {}
+    pools = {rank: Pool(found.get(b"num_pages", 0), found.get(b"page_size", 0)) for rank, found in figures.items()}
+    if pools:
+        together = Pool(sum(pool.blocks for pool in pools.values()), max(pool.block_tokens for pool in pools.values()))
+        pools[None] = together
+    return pools
 
 
 def _rank_in(labels: bytes) -> int | None:

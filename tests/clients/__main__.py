@@ -3,11 +3,12 @@
 import argparse
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.clients.rows import CLIENTS
-from tests.clients.running import LANGUAGES, VARIABLE, run
-from tests.clients.serving import make, served
+from tests.clients.running import LANGUAGES, VARIABLE, Servings, run
+from tests.clients.serving import make
 from tests.clients.verdicts import HEADING, Verdict, record
 
 
@@ -27,9 +28,10 @@ def set_up(folder: Path, names: list[str], *, update: bool) -> None:
 def run_all(folder: Path, names: list[str]) -> list[Verdict]:
     print(HEADING, flush=True)
     verdicts = []
-    with served(folder / "model") as serving:
+    with ExitStack() as stack:
+        servings = Servings(folder, stack)
         for name in names:
-            verdicts.append(run(name, folder, serving))
+            verdicts.append(run(name, folder, servings.of(name)))
             print(*verdicts[-1].lines, sep="\n", flush=True)
     return verdicts
 
@@ -48,7 +50,7 @@ def main() -> int:
     names: list[str] = args.clients or [*CLIENTS]
     try:
         set_up(folder, names, update=args.update)
-    except subprocess.CalledProcessError as error:
+    except (OSError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 1
     if args.set_up_only:

@@ -4,13 +4,16 @@ A client has a program `<language>/with_<name>`, which reports in JUnit's XML, a
 beside it. The router demands a key, so each client shows that it sends one.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 
 class Client(Struct, frozen=True, kw_only=True):
     packages: tuple[str, ...]  # the first is the client itself
     tries: str
-    language: str = "python"
+    language: Literal["python", "node"] = "python"
+    served_by: Literal["model", "script"] = "model"
     limit_s: float = 300.0
 
 
@@ -43,4 +46,22 @@ CLIENTS: dict[str, Client] = {
     "lm-eval": Client(packages=("lm-eval[api]",), tries="generation, log-likelihood, multiple choice"),
     "guidellm": Client(packages=("guidellm",), tries="a small benchmark"),
     "aiperf": Client(packages=("aiperf",), tries="a small benchmark"),
+    "codex": Client(
+        packages=("@openai/codex",),
+        tries="an agent that writes a file by a command and by a patch, over responses",
+        language="node",
+        served_by="script",
+    ),
+    "opencode": Client(
+        packages=("opencode-ai",), tries="an agent that writes a file, over chat", language="node", served_by="script"
+    ),
+    "claude-code": Client(
+        packages=("@anthropic-ai/claude-code",),
+        tries="an agent that writes a file, over messages",
+        language="node",
+        served_by="script",
+    ),
+    "aider": Client(
+        packages=("aider-chat",), tries="an agent that writes a file without tools, over chat", served_by="script"
+    ),
 }

@@ -5,18 +5,35 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.clients import python_clients
+from tests.clients import node_clients, python_clients, scripted, serving
 from tests.clients.rows import CLIENTS
 from tests.clients.serving import KEY, MODEL, Serving
 from tests.clients.verdicts import Check, Verdict, read
 
 VARIABLE = "WARMROUTE_CLIENTS"  # names the folder with the environments
-LANGUAGES = {"python": python_clients}
+LANGUAGES: dict[str, Any] = {"python": python_clients, "node": node_clients}
+SERVED = {"model": serving.served, "script": scripted.served}
 OFFLINE = {"DO_NOT_TRACK": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+class Servings:
+    """The servers that clients need, each started for the first of them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._running: dict[str, Serving] = {}
+
+    def of(self, name: str) -> Serving:
+        """Return the servers for this client."""
+        kind = CLIENTS[name].served_by
+        if kind not in self._running:
+            self._running[kind] = self._stack.enter_context(SERVED[kind](self._folder / "model"))
+        return self._running[kind]
 
 
 def run(name: str, folder: Path, serving: Serving) -> Verdict:
@@ -30,9 +47,7 @@ def run(name: str, folder: Path, serving: Serving) -> Verdict:
         checks = read(report) if report.exists() else ()
     if not checks:
         checks = (Check("program", error=f"no report: {said[-2000:]}"),)
-    if faults := serving.new_faults():
-        checks += (Check("logs of the servers", error=faults[0]),)
-    return Verdict(name, kit.version(name, client), checks, time.monotonic() - began_s)
+    return Verdict(name, kit.version(name, client), (*checks, *serving.new_checks()), time.monotonic() - began_s)
 
 
 def variables(serving: Serving, home: str) -> dict[str, str]:
@@ -40,6 +55,7 @@ def variables(serving: Serving, home: str) -> dict[str, str]:
     return {
         **OFFLINE,
         "HOME": home,
+        "TMPDIR": home,
         "LANG": "C.UTF-8",
         "PATH": os.environ["PATH"],
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

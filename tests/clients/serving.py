@@ -13,6 +13,7 @@ from replica.model.demo import demo_folder
 from tests.api.chat_templates import QWEN
 from tests.chaos.replicas import Command, command
 from tests.chaos.routers import RouterProcess, router
+from tests.clients.verdicts import Check
 
 MODEL = "demo"
 KEY = "none"  # the router refuses clients that do not send it
@@ -51,6 +52,11 @@ class Serving:
         ]
         self._read = [len(log) for log in self._logs]
         return found
+
+    def new_checks(self) -> tuple[Check, ...]:
+        """Report the errors since the last call as a failed check."""
+        faults = self.new_faults()
+        return (Check("logs of the servers", error=faults[0]),) if faults else ()
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.clients.rows import CLIENTS
-from tests.clients.running import LANGUAGES, VARIABLE, run
-from tests.clients.serving import Serving, served
+from tests.clients.running import LANGUAGES, VARIABLE, Servings, run
 
 FOLDER = os.environ.get(VARIABLE)
 pytestmark = [
@@ -19,14 +19,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def serving() -> Iterator[Serving]:
-    with served(Path(FOLDER or "") / "model") as running:
-        yield running
+def servings() -> Iterator[Servings]:
+    with ExitStack() as stack:
+        yield Servings(Path(FOLDER or ""), stack)
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_passes_its_checks(name: str, serving: Serving) -> None:
+def test_a_client_passes_its_checks(name: str, servings: Servings) -> None:
     folder = Path(FOLDER or "")
     if not LANGUAGES[CLIENTS[name].language].is_installed(folder, name):
         pytest.skip(f"{folder} has no environment of {name}; run `python -m tests.clients {folder} {name}`")
-    assert run(name, folder, serving).failed == []
+    assert run(name, folder, servings.of(name)).failed == []

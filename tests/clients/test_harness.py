@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients import running
 from tests.clients.rows import CLIENTS, Client
+from tests.clients.scripted import hits
 from tests.clients.serving import Serving
 from tests.clients.verdicts import RESULTS, Check, Verdict, read, record
 
@@ -73,11 +74,21 @@ def test_results_are_kept_in_the_order_of_the_rows(tmp_path: Path) -> None:
     record(
         [Verdict("anthropic", "1", (Check("chat"),), 1), Verdict("openai", "1", (Check("chat", error="no"),), 1)], file
     )
-    record([Verdict("openai", "2", (Check("chat"), Check("images", skipped="no model")), 1)], file)
+    checks = (Check("chat"), Check("images", skipped="no model"), Check("hits", found="8 of 9"))
+    record([Verdict("openai", "2", checks, 1)], file)
     first, second = json.loads(file.read_text())
-    assert (first["client"], first["version"], first["passed"], first["checks"]) == ("openai", "2", 1, 2)
-    assert (first["failed"], first["skipped"]) == ([], {"images": "no model"})
+    assert (first["client"], first["version"], first["passed"], first["checks"]) == ("openai", "2", 2, 3)
+    assert (first["failed"], first["skipped"], first["found"]) == ([], {"images": "no model"}, {"hits": "8 of 9"})
     assert (second["client"], second["version"]) == ("anthropic", "1")
+
+
+def test_a_hit_has_to_be_as_long_as_predicted_and_a_later_turn_has_to_have_one() -> None:
+    first: dict[str, int] = {"prompt_tokens": 100}
+    second = {"prompt_tokens": 120, "predicted_tokens": 96, "cached_tokens": 96}
+    found = hits([first, second])
+    assert (found.error, found.found) == (None, "0 predicted, 0 found of 100; 96 predicted, 96 found of 120")
+    assert hits([first, second | {"cached_tokens": 80}]).error
+    assert hits([first, first]).error
 
 
 def test_a_program_runs_with_the_routers_address_and_without_the_users_settings(here: Path) -> None:

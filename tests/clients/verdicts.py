@@ -21,6 +21,7 @@ class Check(Struct, frozen=True):
     name: str
     error: str | None = None
     skipped: str | None = None
+    found: str | None = None  # figures worth keeping
 
 
 class Verdict(Struct, frozen=True):
@@ -44,6 +45,10 @@ class Verdict(Struct, frozen=True):
         return [check for check in self.checks if check.skipped is not None]
 
     @property
+    def found(self) -> dict[str, str]:
+        return {check.name: check.found for check in self.checks if check.found is not None}
+
+    @property
     def lines(self) -> Iterable[str]:
         """The verdict's line of the table, and one for each check that has not passed."""
         yield f"{self.client:20} {self.version:12} {self.passed:6} {len(self.checks):6}   ({self.seconds:.0f} s)"
@@ -51,6 +56,8 @@ class Verdict(Struct, frozen=True):
             yield f"    {check.name}: {check.error}"
         for check in self.skipped:
             yield f"    {check.name}: skipped: {check.skipped}"
+        for name, found in self.found.items():
+            yield f"    {name}: {found}"
 
 
 def read(report: Path) -> tuple[Check, ...]:
@@ -81,6 +88,7 @@ def record(verdicts: Iterable[Verdict], file: Path = RESULTS) -> None:
             "checks": len(verdict.checks),
             "failed": [check.name for check in verdict.failed],
             "skipped": {check.name: check.skipped for check in verdict.skipped},
+            **({"found": verdict.found} if verdict.found else {}),
             "date": datetime.now(UTC).date().isoformat(),
         }
     rows = [kept[name] for name in CLIENTS if name in kept]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.native import FRAMES_TYPE
-from router.members.facts import foreign_facts, native_facts, scraped_pools, scraped_queues
+from router.members.facts import Pool, foreign_facts, native_facts, scraped_pools, scraped_queues
 from router.members.members import Members
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import MAX_HEAD_BYTES
@@ -369,7 +369,7 @@ def test_metrics_of_nothing_but_open_braces_take_no_time() -> None:
     async def scrape() -> float:
         async with pauses() as found:
             await asyncio.sleep(0)
-            for line in (b"vllm:num_requests_running{", b"vllm:cache_config_info{"):
+            for line in (b"vllm:num_requests_running{", b"vllm:cache_config_info{", b"sglang:num_pages{"):
                 text = (line + b"\n") * 100_000
                 assert scraped_queues(text) == {}
                 assert scraped_pools(text) == {}
@@ -395,6 +395,29 @@ def test_queues_that_cannot_be_are_none(value: str) -> None:
 def test_the_size_of_a_pool_is_read(text: str, blocks: int, tokens: int) -> None:
     pool = scraped_pools(f"# HELP x\n{text}\n".encode()).get(None)
     assert pool is not None and (pool.blocks, pool.block_tokens) == (blocks, tokens)
+
+
+# As SGLang 0.5.23's own collector writes them; processes of the same rank describe the same pool.
+PAGES = """\
+# TYPE sglang:page_size gauge
+sglang:page_size{dp_rank="0",engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 16.0
+sglang:page_size{dp_rank="0",engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="1"} 16.0
+sglang:page_size{dp_rank="1",engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 16.0
+# TYPE sglang:num_pages gauge
+sglang:num_pages{dp_rank="0",engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 1.6384e+06
+sglang:num_pages{dp_rank="0",engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="1"} 1.6384e+06
+sglang:num_pages{dp_rank="1",engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 8192.0
+"""
+
+
+def test_the_sizes_of_pools_in_pages_are_read_by_rank() -> None:
+    one, other = Pool(1_638_400, 16), Pool(8192, 16)
+    assert scraped_pools(PAGES.encode()) == {0: one, 1: other, None: Pool(1_646_592, 16)}
+
+
+@pytest.mark.parametrize("value", ["1e400", "1e12", "0.0", "nan", "1.2.3", "-5"])
+def test_a_number_of_pages_that_cannot_be_is_none(value: str) -> None:
+    assert scraped_pools(f"sglang:page_size 16.0\nsglang:num_pages {value}\n".encode()) == {}
 
 
 @pytest.mark.parametrize("value", ["None", "-1", "0", "9" * 30])

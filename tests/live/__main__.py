@@ -9,15 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
-
 from lab.trace.formats import read_log
 from tests.chaos.routers import router
 from tests.live.engine import Engine, SGLang, ready
 from tests.live.judge import HEADING, Tally, drive, explain_wrong, judge
 from tests.live.printing import check, show
 from tests.live.published import Published, published
+from tests.live.results import Result, keep, kept
 from tests.live.rows import ROWS, Row
 from tests.live.traffic import requests
 
@@ -54,30 +52,6 @@ def run(row: Row, running: Engine, events: Published, count: int, seed: int, *, 
         return tally
 
 
-class Result(Struct):
-    """A finished row."""
-
-    row: str
-    requests: int
-    seed: int
-    took_s: float
-    tally: Tally
-
-
-def kept(path: Path | None) -> dict[str, Result]:
-    """The results in a file, by row."""
-    if path is None or not path.exists():
-        return {}
-    lines = path.read_bytes().splitlines()
-    return {result.row: result for result in (msgspec.json.decode(line, type=Result) for line in lines)}
-
-
-def keep(path: Path | None, result: Result) -> None:
-    if path is not None:
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
-
-
 def by_engine(names: Iterable[str]) -> list[list[str]]:
     """Rows that may share an engine, in the order of the first of each."""
     groups: dict[tuple[object, ...], list[str]] = {}
@@ -92,10 +66,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, metavar="N", help="of each row (default: 1000)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default: 1)")
     parser.add_argument("--typed", action="store_true", help="tell the router the sockets, instead of letting it ask")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="keep results there, and leave out rows it has")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="keep results there, and run only rows that it lacks"
+    )
     args = parser.parse_args()
     check(parser, args.rows, ROWS, "row")
-    print(f"{'':20} {HEADING}", flush=True)
+    print(f"{'':24} {HEADING}", flush=True)
     bad = 0
     done = kept(args.results)
     wanted = [name for name in args.rows or ROWS if name not in done]
@@ -111,7 +87,7 @@ def main() -> int:
                     tally = run(row, running, events, args.requests, args.seed, typed=args.typed)
                     took_s = time.monotonic() - began_s
                     keep(args.results, Result(name, args.requests, args.seed, took_s, tally))
-                    show(f"{name:20} {tally.line}   ({took_s:.0f} s)", tally)
+                    show(f"{name:24} {tally.line}   ({took_s:.0f} s)", tally)
                     bad += tally.unmatched + tally.unexplained
         except (RuntimeError, AssertionError) as error:  # its engine did not start, or has ended
             bad += 1

@@ -89,19 +89,19 @@ ROWS: dict[str, Row] = {
     "messages": Row(change=traffic.message),
     "responses": Row(change=traffic.response),
     "report mode full": Row(change=traffic.reported_in_full),
-    "full + sliding": Row(environment={"RUNNER_LAYERS": "hybrid"}),
-    "sliding": Row(environment={"RUNNER_LAYERS": "sliding"}),
-    "sliding, cbor": Row(environment={"RUNNER_LAYERS": "sliding"}, algorithm="sha256_cbor"),
-    "blocks of 16 and 32": Row(environment={"RUNNER_LAYERS": "sizes"}),
+    "full + window": Row(environment={"RUNNER_LAYERS": "hybrid"}),
+    "window": Row(environment={"RUNNER_LAYERS": "sliding"}),
+    "window, sha256_cbor": Row(environment={"RUNNER_LAYERS": "sliding"}, algorithm="sha256_cbor"),
+    "full of 16, window of 32": Row(environment={"RUNNER_LAYERS": "sizes"}),
     "full + mamba": Row(environment={"RUNNER_LAYERS": "mamba"}),
-    "mamba of 64": Row(environment={"RUNNER_LAYERS": "mamba sizes"}),
-    "full, window, mamba": Row(environment={"RUNNER_LAYERS": "all"}),
-    "full + chunked": Row(environment={"RUNNER_LAYERS": "chunked"}),
+    "full of 16, mamba of 64": Row(environment={"RUNNER_LAYERS": "mamba sizes"}),
+    "full + window + mamba": Row(environment={"RUNNER_LAYERS": "all"}),
+    "full + chunked local": Row(environment={"RUNNER_LAYERS": "chunked"}),
     "EAGLE": Row(options=("--speculative-config", json.dumps(EAGLE))),
     "EAGLE, no look-ahead": Row(
         options=("--speculative-config", json.dumps({**EAGLE, "disable_lookahead_block_hashes": True}))
     ),
-    "EAGLE, full + sliding": Row(
+    "EAGLE, full + window": Row(
         environment={"RUNNER_LAYERS": "hybrid"}, options=("--speculative-config", json.dumps(EAGLE))
     ),
     "CPU": Row(options=offloading(1024, self_describing_kv_events=True)),

@@ -50,6 +50,7 @@ cache = RadixCache(
         enable_kv_cache_events=True,
     )
 )
+sys.setswitchinterval(0.0005)  # SGLang's server is another process, and holds up no publisher's thread
 publisher = ZmqEventPublisher(0, **EVENTS)
 log = open(log_path, "a", buffering=1)  # noqa: SIM115
 turn = asyncio.Lock()
@@ -144,7 +145,9 @@ async def health() -> PlainTextResponse:
 
 @app.get("/metrics")
 async def metrics() -> PlainTextResponse:
-    return PlainTextResponse('sglang:num_running_reqs{model_name="m"} 0.0\nsglang:num_queue_reqs{model_name="m"} 0.0\n')
+    gauges = {"num_running_reqs": 0, "num_queue_reqs": 0, "page_size": PAGE, "num_pages": CAPACITY // PAGE}
+    lines = [f'sglang:{name}{{model_name="m"}} {float(value)}\n' for name, value in gauges.items()]
+    return PlainTextResponse("".join(lines))
 
 
 @app.post("/tokenize")

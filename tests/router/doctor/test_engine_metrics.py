@@ -80,6 +80,14 @@ def test_every_name_that_is_read_is_among_those_needed(text: str) -> None:
     assert not [name for name in samples.asked if name.startswith("vllm:time")]
 
 
+@pytest.mark.parametrize(("pages", "blocks"), [("8192.0", 8192), ("1.6384e+06", 1_638_400), ("+Inf", 0), ("-1", 0)])
+def test_the_size_of_sglangs_cache_is_read_from_gauges(pages: str, blocks: int) -> None:
+    text = f"sglang:prompt_tokens_total 900\nsglang:page_size 16.0\nsglang:num_pages {pages}\n"
+    figures = engine_figures(Samples(text), Samples(text))
+    assert figures is not None
+    assert (figures.block_tokens, figures.total_blocks) == (16, blocks)
+
+
 def test_unread_data_is_not_kept() -> None:
     assert "time_to_first_token" not in relevant_lines(FIRST.encode())
     assert "#" not in relevant_lines(FIRST.encode())
