@@ -129,10 +129,9 @@ def _call_parser(
         return RequiredCallsParser(new_id, most=most)
     if formats.tools is None or not may_call(request):
         return None
-    choice = request.tool_choice
-    allowed = choice.names if isinstance(choice, NamedTool) else None
-    shown = [tool["function"] for tool in request.tools if allowed is None or tool["function"]["name"] in allowed]
-    functions = {function["name"]: function.get("parameters") or {} for function in shown}
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    if isinstance(request.tool_choice, NamedTool):
+        functions = {name: functions.get(name, {}) for name in request.tool_choice.names}
     return CALL_PARSERS[formats.tools](new_id, functions, most)
 
 

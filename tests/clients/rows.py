@@ -1,7 +1,7 @@
 """The clients, and what is tried of each.
 
 A client has a program `<language>/with_<name>`, which reports in JUnit's XML, and a file of pinned requirements
-beside it. The router demands a key, so each client shows that it sends one.
+beside it. The router before the model demands a key, so each of its clients shows that it sends one.
 """
 
 from typing import Literal
