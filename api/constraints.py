@@ -1,19 +1,17 @@
 """The form that an answer must have, from the fields in which clients say it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from api.constraint_fields import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, Schema, StructuredOutputs
 from api.errors import invalid, quoted
-
-if TYPE_CHECKING:
-    from api.requests import ChatRequest, SamplingFields
+from api.requests import ChatRequest, SamplingFields
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
-MAX_CHOICES = 4096
 MAX_BYTES: dict[Kind, int] = {
     "json_schema": 128 * 1024,
     "json_object": 2,
@@ -22,9 +20,6 @@ MAX_BYTES: dict[Kind, int] = {
     "grammar": 16 * 1024,
 }
 DEFINITIONS = ("$defs", "definitions")  # at a schema's root; its references begin with their names
-
-Schema: TypeAlias = dict[str, Any]
-Choices: TypeAlias = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class Constraint(Struct, frozen=True):
@@ -37,58 +32,10 @@ class Asked(NamedTuple):
     param: str  # the field that asks for it
 
 
-# ---- the fields
-
-
-class TextFormat(Struct, tag_field="type", tag="text"):
-    pass
-
-
-class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
-    pass
-
-
-class JsonSchema(Struct, kw_only=True):
-    name: str | None = None
-    description: str | None = None
-    schema: Schema
-    strict: bool | None = None  # the answer follows the schema in any case
-
-
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
-    json_schema: JsonSchema
-
-
-ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat
-
-
-class StructuredOutputs(Struct, kw_only=True):
-    """vLLM's field: one of them is set."""
-
-    json: Schema | str | None = None
-    regex: str | None = None
-    choice: Choices | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: Any = None
-
-
-class NamedFunction(Struct):
-    name: str
-
-
-class NamedTool(Struct):
-    function: NamedFunction
-    type: Literal["function"] = "function"
-
-
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
-
-
 # ---- what they ask for
 
 
-def constraint_of(request: "SamplingFields") -> Asked | None:
+def constraint_of(request: SamplingFields) -> Asked | None:
     """Return the request's constraint; raise ApiError 400 if there are two, or one that cannot be read."""
     asked = [*_of_format(request.response_format), *_of_structured(request.structured_outputs), *_guided(request)]
     asked += _of_tools(request)
@@ -127,7 +74,7 @@ def _of_structured(asked: StructuredOutputs | None) -> list[Asked]:
     return found
 
 
-def _guided(request: "SamplingFields") -> list[Asked]:
+def _guided(request: SamplingFields) -> list[Asked]:
     return _of_fields(request, "guided_", ("json", "regex", "choice", "grammar"), "guided_")
 
 
@@ -164,11 +111,11 @@ def _of_schema(schema: Schema | str, param: str) -> Asked:
 # ---- tools
 
 
-def _of_tools(request: "SamplingFields") -> list[Asked]:
+def _of_tools(request: SamplingFields) -> list[Asked]:
     choice = getattr(request, "tool_choice", None)  # completions have none
     if choice is None or choice in ("none", "auto"):
         return []
-    tools = [tool["function"] for tool in cast("ChatRequest", request).tools]
+    tools = [tool["function"] for tool in cast(ChatRequest, request).tools]
     if choice == "required":
         if not tools:
             raise invalid('tool_choice is "required" and there are no tools; send some', "tool_choice")

@@ -35,11 +35,7 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     error_event: Callable[[ApiError, int], bytes]  # ends a stream that cannot go on, after so many events
     last_event: bytes  # of a whole stream; for `ending`, how it begins
     ending: re.Pattern[bytes] | None = None  # finds a last event that is not always the same
-
-    @property
-    def is_chat(self) -> bool:
-        """Tell whether its prompts are conversations."""
-        return self.request_type is not CompletionRequest
+    is_chat: bool = True  # whether its prompts are conversations
 
     @property
     def is_inner(self) -> bool:
@@ -76,6 +72,7 @@ COMPLETIONS = GenerationApi(
     new_id=completion_id,
     error_event=_openai_error,
     last_event=DONE,
+    is_chat=False,
 )
 CHAT = GenerationApi(
     name="chat",

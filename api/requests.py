@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeAlias, 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from api.constraints import Asked, Choices, ResponseFormat, Schema, StructuredOutputs, ToolChoice, constraint_of
+from api.constraint_fields import Choices, ResponseFormat, Schema, StructuredOutputs, ToolChoice
 from api.errors import invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
 from api.unsupported import Unsupported, check_neutral
@@ -106,11 +106,6 @@ class SamplingFields(Unsupported, kw_only=True):
         limit = self.usual_output if self.output_limit is None else self.output_limit
         if limit is not None and self.min_tokens > limit:
             raise invalid(f"min_tokens is {self.min_tokens}; the most that may be generated is {limit}", "min_tokens")
-
-    @property
-    def constraint(self) -> Asked | None:
-        """The form that the answer must have, and the field that says so; ApiError 400 if it cannot be read."""
-        return constraint_of(self)
 
     @property
     def output_limit(self) -> int | None:

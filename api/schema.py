@@ -12,6 +12,7 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES
 from api.openai_responses.requests import ResponsesRequest
+from api.openai_responses.tools import SHOWN
 from api.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 from api.unsupported import UNSUPPORTED
@@ -84,11 +85,8 @@ def _components() -> dict[str, Any]:
     }
     for name, neutral in UNSUPPORTED_OF_RESPONSES.items():
         schemas["ResponsesRequest"]["properties"][name] = {"enum": [None, *neutral], "default": None}
-    schemas["FunctionTool"]["properties"] |= {
-        "type": {"const": "function"},
-        "name": {"type": "string", "minLength": 1},
-    }
-    schemas["FunctionTool"]["required"].append("name")
+    schemas["OfferedTool"] |= _when_shown(*SHOWN, "namespace")
+    schemas["ResponseTool"] |= _when_shown(*SHOWN)
     return schemas
 
 
@@ -110,6 +108,11 @@ def _when(given: tuple[str, str], **needed: bool) -> dict[str, Any]:
     """A rule: if a field has this type, another one must have this value."""
     [(name, value)] = needed.items()
     return {"if": _has(given[0], {"type": given[1]}), "then": _has(name, {"const": value})}
+
+
+def _when_shown(*types: str) -> dict[str, Any]:
+    """A rule: a tool of one of these types has a name."""
+    return {"if": _has("type", {"enum": types}), "then": _has("name", {"type": "string", "minLength": 1})}
 
 
 def _given(name: str, other: str) -> dict[str, Any]:

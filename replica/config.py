@@ -1,8 +1,8 @@
 """A replica's configuration. New fields need an option in `replica.cli`; a test compares the two."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from api.parsing.formats import ReasoningFormat, ToolFormat
 
@@ -67,6 +67,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     log_level: str = "info"
 
 
+class AnswerRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A scripted answer of the simulated engine, for the conversations that have every given feature."""
+
+    text: Annotated[str, Meta(min_length=1)]  # as a model generates it, tool calls in the template's format
+    last: str | None = None  # a part of the last message's text
+    tool_results: Annotated[int, Meta(ge=0)] | None = None  # in the whole conversation
+    tool: str | None = None  # the name of a tool that the request offers
+
+
 class ReplicaConfig(Struct, frozen=True, kw_only=True):
     """The engine, and the HTTP server in front of it."""
 
@@ -78,6 +87,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     special_tokens_in_text: Literal["parse", "refuse"] = "parse"
     tool_call_parser: ToolFormat = "auto"
     reasoning_parser: ReasoningFormat = "auto"
+    simulated_answers: tuple[AnswerRule, ...] = ()
     api_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024
     max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress

@@ -9,13 +9,16 @@ import msgspec
 from click.core import ParameterSource
 
 from api.http.bodies import check_limits
+from api.model_files import read_model_file
 from api.options import nested_fields
 from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
-from replica.config import ReplicaConfig
+from replica.config import AnswerRule, ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
+
+MOST_ANSWERS_BYTES = 1024 * 1024
 
 
 def config_from(ctx: click.Context) -> ReplicaConfig:
@@ -30,6 +33,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     fields = nested_fields(TABLE, values)
     tokenizer = _tokenizer_path(values, model)
     fields["tokenizer"] = tokenizer
+    fields["simulated_answers"] = _answers(values["simulated_answers"])
     fields["engine"] |= {
         "model": values["served_model_name"] or values["model"],
         **_num_blocks(ctx, model),
@@ -59,6 +63,11 @@ def check_combinations(ctx: click.Context) -> None:
             f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
             "the native engine asks its model"
         )
+    if values["engine"] == "native" and values["simulated_answers"]:
+        raise Unusable(
+            f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
+            "give --engine simulated"
+        )
 
 
 def _check_curve(values: Mapping[str, Any]) -> None:
@@ -73,6 +82,21 @@ def _check_curve(values: Mapping[str, Any]) -> None:
             f"--curve-secret {secret} alone would let in anyone who knows the public key, and events carry prompts; "
             "give --curve-clients DIR with the public keys of those to let in, or say --curve-any-client"
         )
+
+
+def _answers(file: str | None) -> tuple[AnswerRule, ...]:
+    try:
+        lines = [] if file is None else read_model_file(Path(file), MOST_ANSWERS_BYTES).splitlines()
+    except (OSError, ValueError) as error:
+        raise Unusable(f"--simulated-answers: {error}") from error
+    return tuple(_rule(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def _rule(line: str, where: str) -> AnswerRule:
+    try:
+        return msgspec.json.decode(line, type=AnswerRule)
+    except msgspec.DecodeError as error:
+        raise Unusable(f"--simulated-answers: {where} is not a rule: {error}") from error
 
 
 def _native_model(values: Mapping[str, Any]) -> NativeModel:

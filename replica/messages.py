@@ -32,6 +32,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
     constraint: Constraint | None = None  # the form of the answer
+    script: bytes = b""  # simulated: the answer's tokens, packed as little-endian uint32; empty: they are made up
 
 
 # ---- to the engine

@@ -259,6 +259,12 @@ SETTINGS: dict[str, list[Setting]] = {
             "TOKENS",
             "Mean length of outputs that end by themselves; 0: none do.",
         ),
+        derived(
+            "simulated_answers",
+            FILE,
+            "FILE",
+            "Answer chats from a script: in each line the JSON of a rule.",
+        ),
     ],
     "Log": [
         engine(

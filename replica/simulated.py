@@ -1,7 +1,8 @@
 """A runner that computes nothing: it takes the time a model would take and draws tokens that anyone can draw again.
 
-A token depends on the prompt, the seed and its position in the output alone, so a request that moves to another replica
-goes on with the same text. Sampling parameters that shape a distribution have nothing to shape here and are ignored.
+A token depends on the prompt, the seed and its position in the output alone, or on the request's script, so a request
+that moves to another replica goes on with the same text. Sampling parameters that shape a distribution have nothing to
+shape here and are ignored.
 """
 
 import math
@@ -10,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from events.blocks import TOKEN_BYTES
 from replica.clock import Clock
 from replica.config import SimulatedConfig
 from replica.grammar.matcher import Matcher, boolean
-from replica.messages import TokenLogprobs
+from replica.messages import Sampling, TokenLogprobs
 from replica.request import Request, Scheduled
 from replica.runner import ImmediateRunner, SampledToken
 
@@ -64,8 +66,10 @@ class SimulatedRunner(ImmediateRunner):
                 self._logprobs(stream, -2 - place, token, sampling.prompt_logprobs)
                 for place, token in enumerate(request.chain.tokens[1 : request.prompt_tokens])
             ]
-        if self.eos_token_ids and not sampling.ignore_eos and position == self._length(stream, sampling.min_tokens):
+        if self.eos_token_ids and not sampling.ignore_eos and position == self._length(stream, sampling):
             token = self.eos_token_ids[0]
+        elif position < len(sampling.script) // TOKEN_BYTES:
+            token = int.from_bytes(sampling.script[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES], "little")
         else:
             token = self.token(_draw(stream, position))
         if sampling.top_logprobs is None:
@@ -80,8 +84,8 @@ class SimulatedRunner(ImmediateRunner):
         matcher.follow(request.chain.tokens, request.prompt_tokens)
         drawn = self.draw(request, request.generated)
         allowed = boolean(matcher.allowed(), max(len(matcher.vocabulary.tokens), drawn.token + 1))
-        stream, mean = self._stream(request), self.speed.mean_output_tokens
-        is_long = bool(mean) and request.generated >= self._length(stream, request.sampling.min_tokens)
+        stream = self._stream(request)
+        is_long = 0 <= self._length(stream, request.sampling) <= request.generated
         if allowed[drawn.token] and not is_long:
             return drawn
         among = [int(token) for token in np.flatnonzero(allowed)]
@@ -98,10 +102,12 @@ class SimulatedRunner(ImmediateRunner):
             request.runner_state = xxh3_64_intdigest(prompt, request.sampling.seed % 2**64)
         return request.runner_state
 
-    def _length(self, stream: int, min_tokens: int) -> int:
-        """The length at which the output ends by itself: between 1 and twice the mean; -1 for never."""
+    def _length(self, stream: int, sampling: Sampling) -> int:
+        """The length of an output that ends by itself: the script's, or 1 to twice the mean; -1: it does not end."""
         mean = self.speed.mean_output_tokens
-        return max(min_tokens, 1 + _draw(stream, -1) % (2 * mean - 1)) if mean else -1
+        if sampling.script:
+            return max(sampling.min_tokens, len(sampling.script) // TOKEN_BYTES)
+        return max(sampling.min_tokens, 1 + _draw(stream, -1) % (2 * mean - 1)) if mean else -1
 
     def token(self, number: int) -> int:
         """A token of the vocabulary, never one that ends the output."""

@@ -314,8 +314,10 @@ class Router:
             text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
-            count_request(member.tally(peek.model), summary, generation, generation.prompt.keys(size))
-            compare(self.predictions, summary, generation, keys)
+            usual_keys = generation.prompt.keys(size) if lookahead else keys
+            count_request(member.tally(peek.model), summary, generation, usual_keys)
+            if generation.prediction is not None:
+                compare(self.predictions, summary, generation, keys)
 
     def _predicted_wrongly(self, name: str) -> None:
         """Read a replica's cache again if predictions of its cached tokens fail too often."""

@@ -56,6 +56,7 @@ def chat_fields(request: Conversation) -> Fields:
         fields["tools"] = [_tool(tool) for tool in request.tools]
         if request.tool_choice is not None:
             fields["tool_choice"] = _choice(request.tool_choice)
+            fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
     if _is_begun(request.messages[-1], made[-1] if made else {}):
         fields["continue_final_message"] = True
     _add_output(request, fields)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -36,10 +36,20 @@ class FunctionCallItem(Struct, kw_only=True, tag="function_call"):
     status: Status
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
 
 
-OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(Struct, kw_only=True, tag="custom_tool_call"):
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+
+
+OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(Struct):

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from api.errors import invalid, quoted
-from api.openai_responses.requests import Format, FunctionTool, Item, NamedChoice, Part, ResponsesRequest
+from api.openai_responses.requests import Format, Item, NamedChoice, Part, ResponsesRequest
+from api.openai_responses.tools import ShownTool, arguments_of, shown_name, shown_tools
 from api.reading import converted
 from api.requests import ChatRequest
 
@@ -29,10 +30,7 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
     fields |= {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.max_output_tokens is not None:
         fields["max_completion_tokens"] = request.max_output_tokens
-    if request.tools:
-        fields["tools"] = [_tool(tool) for tool in request.tools]
-        if request.tool_choice is not None:
-            fields["tool_choice"] = _choice(request.tool_choice)
+    fields |= _tool_fields(request)
     if request.reasoning is not None and request.reasoning.effort is not None:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and (wanted := _format(request.text.format)) is not None:
@@ -51,20 +49,26 @@ def _add_item(item: Item, made: list[Fields], begun: int, where: str) -> None:
             else:
                 made.append({"role": role, "content": text})
         case Item(type="function_call", call_id=str() as id, name=str() as name, arguments=str() as arguments):
-            if last is None:
-                last = {"role": "assistant"}
-                made.append(last)
-            function = {"name": name, "arguments": arguments}
-            last.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
-        case Item(type="function_call_output", call_id=str() as id):
+            _add_call(last, id, shown_name(name, item.namespace), arguments, made)
+        case Item(type="custom_tool_call", call_id=str() as id, name=str() as name, input=str() as text):
+            _add_call(last, id, shown_name(name, item.namespace), arguments_of(text), made)
+        case Item(type="function_call_output" | "custom_tool_call_output", call_id=str() as id):
             made.append({"role": "tool", "tool_call_id": id, "content": _text(item.output, f"{where}.output")})
         case Item(type="reasoning"):
             thoughts = _text(item.content or item.summary, f"{where}.content")
             if thoughts:  # encrypted ones cannot be read
                 _continue(last, "reasoning_content", thoughts, made)
         case _:
-            known = "a message with a role, a function_call, a function_call_output or reasoning"
+            known = "a message with a role, a call of a function or custom tool, its output, or reasoning"
             raise invalid(f"{where} is of type {quoted(item.type)} or lacks a field; send {known}", where)
+
+
+def _add_call(last: Fields | None, id: str, name: str, arguments: str, made: list[Fields]) -> None:
+    if last is None:
+        last = {"role": "assistant"}
+        made.append(last)
+    function = {"name": name, "arguments": arguments}
+    last.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
 
 def _continue(last: Fields | None, name: str, text: str, made: list[Fields]) -> None:
@@ -84,15 +88,24 @@ def _text(content: str | Sequence[Part] | None, where: str) -> str:
     return "\n".join(part.text for part in content if part.text)
 
 
-def _tool(tool: FunctionTool) -> Fields:
-    given = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+def _tool_fields(request: ResponsesRequest) -> Fields:
+    shown = list(shown_tools(request.tools or ()))
+    fields: Fields = {"tools": [tool.function for tool in shown]} if shown else {}
+    choice = request.tool_choice
+    if shown or choice not in (None, "none", "auto"):
+        fields["tool_choice"] = _choice(choice, shown)
+    if request.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
+    return fields
 
 
-def _choice(choice: str | NamedChoice) -> Any:
-    if isinstance(choice, NamedChoice):
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice
+def _choice(choice: str | NamedChoice | None, shown: Sequence[ShownTool]) -> Any:
+    """The chat's choice; a name is that of a tool, in its namespace or with it."""
+    if not isinstance(choice, NamedChoice):
+        return choice
+    named = [tool.shown_name for tool in shown if choice.name in (tool.shown_name, tool.called.name)]
+    name = choice.name if choice.name in named else next(iter(named), choice.name)
+    return {"type": "function", "function": {"name": name}}
 
 
 def _format(wanted: Format | None) -> Fields | None:

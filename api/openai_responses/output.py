@@ -3,12 +3,13 @@
 One item is open at a time, the last one. Events are numbered from 0 on, without gaps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from api.openai_responses.answers import (
+    CustomToolCallItem,
     FunctionCallItem,
     MessageItem,
     OutputItem,
@@ -17,14 +18,20 @@ from api.openai_responses.answers import (
     ReasoningText,
     Status,
 )
+from api.openai_responses.tools import Called, InputText
 from api.parsing.parsed import CallDelta, Parsed
 from api.responses import encode
 
-Kind: TypeAlias = Literal["reasoning", "message", "function_call"]
+Kind: TypeAlias = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event: TypeAlias = tuple[str, dict[str, Any]]  # its type, and its other fields
 
-_PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _TEXT: dict[Kind, str] = {"reasoning": "reasoning_text", "message": "output_text"}
+_CALLED: dict[Kind, tuple[str, str]] = {  # a call's event and the field of its text
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
+_NO_TOOL = Called("")
 
 
 class GrowingItem(Struct):
@@ -32,7 +39,7 @@ class GrowingItem(Struct):
     id: str
     texts: list[str]
     call_id: str = ""
-    name: str = ""
+    called: Called = _NO_TOOL
 
     def shown(self, status: Status, text: str | None = None) -> OutputItem:
         """The item with all its text, or with none yet."""
@@ -44,7 +51,17 @@ class GrowingItem(Struct):
             case "reasoning":
                 thoughts = [ReasoningText(text)] if status != "in_progress" else []
                 return ReasoningItem(id=self.id, status=status, content=thoughts)
-        return FunctionCallItem(id=self.id, status=status, call_id=self.call_id, name=self.name, arguments=text)
+        return self._call(status, text)
+
+    def _call(self, status: Status, text: str) -> OutputItem:
+        name, namespace = self.called.name, UNSET if self.called.namespace is None else self.called.namespace
+        if self.called.is_custom:
+            return CustomToolCallItem(
+                id=self.id, status=status, call_id=self.call_id, name=name, namespace=namespace, input=text
+            )
+        return FunctionCallItem(
+            id=self.id, status=status, call_id=self.call_id, name=name, namespace=namespace, arguments=text
+        )
 
     def part(self, text: str) -> OutputText | ReasoningText:
         return OutputText(text=text) if self.kind == "message" else ReasoningText(text)
@@ -53,7 +70,9 @@ class GrowingItem(Struct):
 class Output:
     """Turns pieces of an answer into events, and keeps them; `add` pieces in order, then `finish` once."""
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, tools: Mapping[str, Called] | None = None) -> None:
+        self._tools = tools or {}  # by the name that the model is shown; others are functions
+        self._input: InputText | None = None  # of the open item, a call of a custom tool
         self._token = response_id.partition("_")[2] or response_id
         self._items: list[GrowingItem] = []
         self._open = False
@@ -62,10 +81,10 @@ class Output:
     def add(self, parsed: Parsed) -> Iterator[Event]:
         if parsed.reasoning:
             yield from self._enter("reasoning")
-            yield self._grow(parsed.reasoning)
+            yield from self._grow(parsed.reasoning)
         if parsed.content:
             yield from self._enter("message")
-            yield self._grow(parsed.content)
+            yield from self._grow(parsed.content)
         for call in parsed.calls:
             yield from self._add_call(call)
 
@@ -73,16 +92,20 @@ class Output:
         """Close the open item; `status` says whether it is whole."""
         if not self._open:
             return
+        if self._input is not None:
+            yield from self._grow(self._input.finish())
         item, where = self._items[-1], self._where
         text = "".join(item.texts)
-        if item.kind == "function_call":
-            yield "response.function_call_arguments.done", where | {"name": item.name, "arguments": text}
+        if item.kind in _CALLED:
+            event, field = _CALLED[item.kind]
+            named = {} if item.called.is_custom else {"name": item.called.name}
+            yield f"{event}.done", where | named | {field: text}
         else:
             at = where | {"content_index": 0}
             more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
             yield f"response.{_TEXT[item.kind]}.done", at | {"text": text} | more
             yield "response.content_part.done", at | {"part": item.part(text)}
-        self._open, self._call = False, None
+        self._open, self._call, self._input = False, None, None
         yield "response.output_item.done", {"output_index": self._last, "item": item.shown(status)}
 
     def items(self, last: Status = "completed") -> list[OutputItem]:
@@ -104,29 +127,32 @@ class Output:
         item = self._items[-1]
         yield "response.content_part.added", self._where | {"content_index": 0, "part": item.part("")}
 
-    def _begin(self, kind: Kind, call_id: str = "", name: str = "") -> Iterator[Event]:
+    def _begin(self, kind: Kind, call_id: str = "", called: Called = _NO_TOOL) -> Iterator[Event]:
         yield from self.finish()
         id = f"{_PREFIXES[kind]}_{self._token}_{len(self._items)}"
-        self._items.append(GrowingItem(kind, id, [], call_id, name))
+        self._items.append(GrowingItem(kind, id, [], call_id, called))
         self._open = True
         shown = self._items[-1].shown("in_progress")
         yield "response.output_item.added", {"output_index": self._last, "item": shown}
 
     def _add_call(self, call: CallDelta) -> Iterator[Event]:
         if call.name is not None:
-            yield from self._begin("function_call", call.id, call.name)
-            self._call = call.index
+            called = self._tools.get(call.name, Called(call.name))
+            yield from self._begin("custom_tool_call" if called.is_custom else "function_call", call.id, called)
+            self._call, self._input = call.index, InputText() if called.is_custom else None
         assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
-        if call.arguments:
-            yield self._grow(call.arguments)
+        yield from self._grow(call.arguments if self._input is None else self._input.feed(call.arguments))
 
-    def _grow(self, text: str) -> Event:
+    def _grow(self, text: str) -> Iterator[Event]:
+        if not text:
+            return
         item = self._items[-1]
         item.texts.append(text)
-        if item.kind == "function_call":
-            return "response.function_call_arguments.delta", self._where | {"delta": text}
+        if item.kind in _CALLED:
+            yield f"{_CALLED[item.kind][0]}.delta", self._where | {"delta": text}
+            return
         more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
-        return f"response.{_TEXT[item.kind]}.delta", self._where | {"content_index": 0, "delta": text} | more
+        yield f"response.{_TEXT[item.kind]}.delta", self._where | {"content_index": 0, "delta": text} | more
 
 
 def event_bytes(event: Event, sequence_number: int) -> bytes:

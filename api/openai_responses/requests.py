@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
+from api.openai_responses.tools import OfferedTool, check_tools
 from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed
 
 # Fields that are refused, and the values that ask for nothing.
@@ -33,20 +34,14 @@ class Item(Struct, kw_only=True, omit_defaults=True):
     summary: list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[Part] | None = None
 
 
-class FunctionTool(Struct, kw_only=True):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class NamedChoice(Struct, kw_only=True):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -77,7 +72,7 @@ class ResponsesRequest(Struct, kw_only=True):
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -107,10 +102,7 @@ class ResponsesRequest(Struct, kw_only=True):
             value = getattr(self, name)
             if value is not None and not any(type(value) is type(none) and value == none for none in neutral):
                 raise invalid(f"{name} is {quoted(value)}, which is not supported; leave it out", name, "unsupported")
-        for i, tool in enumerate(self.tools or ()):
-            if tool.type != "function" or not tool.name:
-                message = f"tools[{i}] is of type {quoted(tool.type)}; only functions with a name are supported"
-                raise invalid(message, f"tools[{i}]", "unsupported")
+        check_tools(self.tools or ())
 
     @property
     def items(self) -> list[Item]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from api.constraints import NamedTool
+from api.constraint_fields import NamedTool
 from api.parsing.calls import CallParser
 from api.parsing.formats import CALL_PARSERS, AnswerFormats
 from api.parsing.json_calls import RequiredCallsParser
@@ -128,7 +128,8 @@ def _call_parser(
         return RequiredCallsParser(new_id, most=most)
     if formats.tools is None or not may_call(request):
         return None
-    return CALL_PARSERS[formats.tools](new_id, [tool["function"]["name"] for tool in request.tools], most)
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    return CALL_PARSERS[formats.tools](new_id, functions, most)
 
 
 def _is_open(request: ChatRequest, markers: ReasoningMarkers, prompt_end: str) -> bool:

@@ -5,10 +5,11 @@ opened, and its arguments are passed on as they come. Text that turns out to be 
 A parser of a format is a generator that is sent the next character, or an empty string at the end.
 """
 
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator
-from typing import ClassVar, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from api.parsing.parsed import CallDelta
 
@@ -18,7 +19,6 @@ Steps: TypeAlias = Generator[None, str, T]
 
 MAX_HELD = 2**16  # characters of a call that cannot be opened yet
 MAX_NAME = 256
-STRING_STOP = re.compile(r"[\"'\\\x00-\x1f]")  # what may have a meaning within a string; the rest is passed on at once
 
 
 class Unexpected(Exception):
@@ -38,16 +38,23 @@ class _OpenDelta:
 
 
 class CallParser(ABC):
-    """Separates calls from content; `names` are the request's functions."""
+    """Separates calls from content; `functions` are the request's, by name, with the schemas of their arguments."""
 
     opening: ClassVar[str]  # characters that calls may begin with
     separators: ClassVar[str] = ""  # characters that may stand between two calls
     markers: ClassVar[tuple[str, ...]] = ()  # the format's own, which may be special tokens
+    # What may have a meaning within a string; the rest is passed on at once.
+    string_stop: ClassVar[re.Pattern[str]] = re.compile(r"[\"'\\\x00-\x1f]")
 
-    def __init__(self, new_id: Callable[[int], str], names: Collection[str] = (), most: int | None = None) -> None:
+    def __init__(
+        self,
+        new_id: Callable[[int], str],
+        functions: Mapping[str, Mapping[str, Any]] | None = None,
+        most: int | None = None,
+    ) -> None:
         self.count = 0  # of the calls so far
         self._new_id = new_id
-        self._names = frozenset(names)
+        self._functions = functions or {}
         self._most = most  # further calls are dropped
         self._held: list[str] = []
         self._content: list[str] = []
@@ -74,7 +81,7 @@ class CallParser(ABC):
     def _plain(self, text: str, at: int) -> int:
         """Pass on the characters from here on that have no meaning for the machine; return their number."""
         if self._in_string:
-            found = STRING_STOP.search(text, at)
+            found = self.string_stop.search(text, at)
             plain = text[at : found.start() if found else len(text)]
             if plain:
                 self._add(plain)
@@ -158,6 +165,12 @@ class CallParser(ABC):
             char = yield from self._take(char)
         return char
 
+    def _skipped(self, char: str) -> Steps[str]:
+        """Pass over spaces within a call that has been opened."""
+        while char.isspace():
+            char = yield
+        return char
+
     def _open(self, name: str) -> None:
         """Begin a call: what was held is a part of it."""
         self._deltas.append(_OpenDelta(self.count, name))
@@ -200,3 +213,11 @@ class CallParser(ABC):
         )
         self._deltas.clear()
         return content, calls
+
+
+def in_quotes(text: str) -> str:
+    """Text within a string of JSON; half of a surrogate pair stays an escape."""
+    return "".join(
+        f"\\u{ord(char):04x}" if "\ud800" <= char <= "\udfff" else json.dumps(char, ensure_ascii=False)[1:-1]
+        for char in text
+    )

@@ -76,7 +76,7 @@ class JsonCallParser(CallParser):
 
     def _name(self, char: str, known_only: bool) -> Steps[tuple[str, str]]:
         name, char = yield from self._string(char)
-        if not (0 < len(name) <= MAX_NAME and name.isprintable()) or (known_only and name not in self._names):
+        if not (0 < len(name) <= MAX_NAME and name.isprintable()) or (known_only and name not in self._functions):
             raise Unexpected(char)
         return name, char
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 
-from api.parsing.calls import MAX_NAME, CallParser, Steps, Unexpected
+from api.parsing.calls import MAX_NAME, CallParser, Steps, Unexpected, in_quotes
 
 MAX_DEPTH = 32  # of lists and dictionaries in arguments: each takes a few frames of Python's stack
 MAX_NUMBER = 400  # characters
@@ -48,7 +48,7 @@ class PythonicParser(CallParser):
 
     def _call(self, char: str) -> Steps[str]:
         name, char = yield from self._identifier(char)
-        if name not in self._names:
+        if name not in self._functions:
             raise Unexpected(char)
         char = yield from self._literal(char, "(")
         char = yield from self._spaces(char)
@@ -90,11 +90,6 @@ class PythonicParser(CallParser):
         if not 0 < len(name) <= MAX_NAME:
             raise Unexpected(char)
         return "".join(name), char
-
-    def _skipped(self, char: str) -> Steps[str]:
-        while char.isspace():
-            char = yield
-        return char
 
     # ---- values
 
@@ -171,7 +166,7 @@ class PythonicParser(CallParser):
             if char == "\\":
                 char = yield from self._escape((yield))
             else:
-                self._add(_quoted(char))
+                self._add(in_quotes(char))
                 char = yield from self._in_quotes()
         self._add('"')
         return (yield)
@@ -190,7 +185,7 @@ class PythonicParser(CallParser):
             return (yield from self._octal(char))
         if char == "":
             raise Unexpected(char)
-        self._add(_quoted(ESCAPES.get(char, "\\" + char)))
+        self._add(in_quotes(ESCAPES.get(char, "\\" + char)))
         return (yield)
 
     def _hex(self, digits: int) -> Steps[str]:
@@ -202,7 +197,7 @@ class PythonicParser(CallParser):
             number = number * 16 + int(char, 16)
         if number > 0x10FFFF:
             raise Unexpected((yield))
-        self._add(_quoted(chr(number)))
+        self._add(in_quotes(chr(number)))
         return (yield)
 
     def _octal(self, char: str) -> Steps[str]:
@@ -210,7 +205,7 @@ class PythonicParser(CallParser):
         while char and char in "01234567" and digits < 3:
             number, digits = number * 8 + int(char), digits + 1
             char = yield
-        self._add(_quoted(chr(number)))
+        self._add(in_quotes(chr(number)))
         return char
 
 
@@ -223,11 +218,3 @@ def _number(word: str) -> str | None:
     except ValueError:
         return None
     return json.dumps(number) if math.isfinite(number) else None
-
-
-def _quoted(text: str) -> str:
-    """Text within a string of JSON; half of a surrogate pair stays an escape."""
-    return "".join(
-        f"\\u{ord(char):04x}" if "\ud800" <= char <= "\udfff" else json.dumps(char, ensure_ascii=False)[1:-1]
-        for char in text
-    )

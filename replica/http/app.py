@@ -43,6 +43,7 @@ from replica.http.errors import add_error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
 from replica.http.request_reader import Reader
+from replica.http.scripted_answers import ScriptedAnswers
 from replica.http.stored_responses import Conversation, StoredResponses
 from replica.http.work import Served, plan, size_of_plan
 from replica.messages import Hello
@@ -76,6 +77,7 @@ class Endpoints:
             parses_calls=self.formats.tools is not None,
         )
         self.checker = Checker(self._vocabulary)
+        self.answers = ScriptedAnswers(config.simulated_answers, prompts.tokenizer)
         self.created = int(time.time())
 
     # ---- generation
@@ -105,7 +107,8 @@ class Endpoints:
         hello = self._open()
         parsed = await self.reader.generation(request, api, hello.max_model_len, complete)
         tokenizer = self.prompts.tokenizer
-        served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids, self.formats)
+        eos_token_ids = self.config.engine.eos_token_ids
+        served = Served(hello.max_model_len, tokenizer, eos_token_ids, self.formats, self.answers)
         work = await self.reader.aside(
             request, size_of_plan(parsed), lambda: plan(*parsed[:3], served, self.engine.new_id, *parsed[3:])
         )

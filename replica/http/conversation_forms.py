@@ -12,6 +12,7 @@ from api.messages.blocks import Blocks
 from api.openai_responses import answers as responses
 from api.openai_responses.output import Event, Output, event_bytes
 from api.openai_responses.requests import Item, ResponsesRequest
+from api.openai_responses.tools import shown_tools
 from api.parsing.parsed import Parsed, in_order
 from api.responses import encode
 from api.tokenizer import Tokenizer
@@ -103,7 +104,8 @@ class ResponseForm(ConversationForm):
     """A response of the Responses API."""
 
     def prepare_answer(self) -> None:
-        self._output = Output(self.id)
+        shown = shown_tools(self.work.original.tools or ())
+        self._output = Output(self.id, {tool.shown_name: tool.called for tool in shown})
         self._reasoning_tokens = 0
 
     def show(self, choice: Choice, delta: Delta) -> bytes:  # noqa: ARG002  # there is only one

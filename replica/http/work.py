@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from api.constraints import Asked
+from api.constraints import Asked, constraint_of
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids
@@ -21,6 +21,7 @@ from api.tokenizer import Tokenizer
 from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
 from replica.http.request_reader import ParsedRequest
+from replica.http.scripted_answers import ScriptedAnswers
 from replica.messages import Sampling, Submit
 
 SEEDS = 2**63
@@ -37,6 +38,7 @@ class Served(Struct, frozen=True):
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...] = ()  # the model's, which the tokenizer need not know
     formats: AnswerFormats = AnswerFormats()
+    answers: ScriptedAnswers | None = None  # of the simulated engine
 
 
 class ChoiceWork(NamedTuple):
@@ -83,12 +85,13 @@ def plan(
     """Return what to submit; raise ApiError if the request does not fit the model."""
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
     resumed = _resumed(request, _count_choices(request, prompts))
-    asked = request.constraint
+    asked = constraint_of(request)
     if asked is not None:
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
     answer_id = native.response_id or api.new_id()
+    script = b"" if served.answers is None else served.answers.token_ids(request)
     parts: list[ChoiceWork] = []
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
@@ -97,7 +100,7 @@ def plan(
         submit = Submit(
             id=0,
             prompt=pack_ids(prompt),
-            sampling=_sampling(request, ending, asked),
+            sampling=_sampling(request, ending, asked, script),
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
         )
@@ -233,7 +236,7 @@ def _alternatives(request: InnerRequest) -> int | None:
     return 0 if request.alternatives is None and request.candidates > request.n else request.alternatives
 
 
-def _sampling(request: InnerRequest, ending: StopConditions, asked: Asked | None) -> Sampling:
+def _sampling(request: InnerRequest, ending: StopConditions, asked: Asked | None, script: bytes) -> Sampling:
     return Sampling(
         max_tokens=max(1, ending.max_tokens),  # a prompt that is only echoed is computed on the way to one token
         min_tokens=ending.min_tokens,
@@ -250,4 +253,5 @@ def _sampling(request: InnerRequest, ending: StopConditions, asked: Asked | None
         ignore_eos=request.ignore_eos,
         prompt_logprobs=request.scored,
         constraint=None if asked is None else asked.constraint,
+        script=script,
     )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from api.generation_apis import CHAT, COMPLETIONS
 from router.core import Router
 from router.dashboard.pauses import paused
 from router.members.members import ServedModel
@@ -93,7 +94,7 @@ async def _read(router: Router, body: bytes, admitted: Admitted) -> tuple[Peek, 
         nonlocal peek, model, salt
         peek = Peek(**found.fields)
         model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
-        return make_for(model, found.chat, salt)
+        return make_for(model, _api(found.chat), salt)
 
     made = await router.reading.read(body, want)
     assert made is not None, "it was wanted"
@@ -101,8 +102,12 @@ async def _read(router: Router, body: bytes, admitted: Admitted) -> tuple[Peek, 
 
 
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Prompt:
-    chat, counts = peek.messages is not None, TokenCounts()  # no request is served
-    return model.tokens.draft(chat, body, peek, model.lora, salt, model.max_model_len, counts=counts).finish()
+    api, counts = _api(peek.messages is not None), TokenCounts()  # no request is served
+    return model.tokens.draft(api, body, peek, model.lora, salt, model.max_model_len, counts).finish()
+
+
+def _api(chat: bool) -> str:
+    return CHAT.name if chat else COMPLETIONS.name
 
 
 def _main_size(model: ServedModel, prompt: Prompt) -> int:

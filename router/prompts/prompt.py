@@ -228,9 +228,10 @@ def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
 
 def is_billed(peek: Peek) -> bool:
     """Tell whether the system prompt begins with Claude Code's billing line."""
-    if peek.messages is None:  # only the beginning is known of a body that was read apart
+    messages = peek.messages
+    if messages is None:  # only the beginning is known of a body that was read apart
         return isinstance(peek.prompt, str) and peek.prompt.startswith(f"\0system\0{BILLING_HEADER}")
-    return _unbilled(peek.messages) is not peek.messages
+    return bool(messages) and messages[0].role == "system" and _unbilled(messages) is not messages
 
 
 def beginning_of(peek: Peek, most_bytes: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from api.errors import ApiError, invalid
-from api.generation_apis import CHAT, COMPLETIONS, GenerationApi
+from api.generation_apis import APIS, COMPLETIONS, GenerationApi
 from api.prompts import Prompts
 from api.requests import ChatRequest
 from api.special_tokens import is_refusal
@@ -121,42 +121,10 @@ class Tokens:
         """Return whether drafting is fast enough for the event loop; `Draft.is_quick` covers the rest of the work."""
         return len(body) <= (QUICK_BODY_BYTES if self.why_not is None else QUICK_APPROXIMATE_BYTES)
 
-    def prompt(self, chat: bool, body: bytes, peek: Peek, lora: str | None = None, salt: str | None = None) -> Prompt:
-        return self.draft(chat, body, peek, lora, salt).finish()
+    def prompt(self, api: str, body: bytes, peek: Peek, lora: str | None = None, salt: str | None = None) -> Prompt:
+        return self.draft(api, body, peek, lora, salt).finish()
 
     def draft(
-        self,
-        chat: bool,
-        body: bytes,
-        peek: Peek,
-        lora: str | None = None,
-        salt: str | None = None,
-        max_model_len: int | None = None,
-        api: GenerationApi | None = None,
-        counts: TokenCounts | None = None,
-    ) -> "Draft":
-        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
-
-        `counts`: to count it elsewhere than among the model's requests.
-        """
-        prompts, cache = self.prompts, self.cache
-        named = Named(self.model, peek, lora, salt, counts or self.counts)
-        if self.why_not is not None or prompts is None:
-            return ready(self._approximate(named, self.why_not or ""))
-        api = api or (CHAT if chat else COMPLETIONS)
-        try:
-            if self.engine is not None:
-                asked = self.engine.read(api.name, body, max_model_len)
-            else:
-                asked = _asked(prompts, body, api, self.strict, max_model_len)
-        except ApiError as error:
-            return ready(self.refused(named, error))
-        compare = cache is not None and self._drafts % self._compare_every == 0
-        self._drafts += 1
-        encoding = Encoding(self, prompts, named, asked, chat, cache, compare)
-        return Draft(encoding.unknown_bytes, encoding.finish)
-
-    def converse(
         self,
         api: str,
         body: bytes,
@@ -164,19 +132,29 @@ class Tokens:
         lora: str | None = None,
         salt: str | None = None,
         max_model_len: int | None = None,
+        counts: TokenCounts | None = None,
     ) -> "Draft":
-        """Draft the prompt of another API's request; `peek` is its conversation as a chat."""
-        prompts, named = self.prompts, Named(self.model, peek, lora, salt, self.counts)
+        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
+
+        `counts`: to count it elsewhere than among the model's requests.
+        """
+        prompts, engine, own = self.prompts, self.engine, APIS.get(api)
+        named = Named(self.model, peek, lora, salt, counts or self.counts)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
-        if self.engine is None:
-            why = f"how its engine builds a prompt of /v1/{api} is not known here"
-            return ready(self._approximate(named, why, f"api: {api}"))
         try:
-            asked = self.engine.read(api, body, max_model_len)
+            if engine is not None:
+                asked = engine.read(api, body, max_model_len)
+            elif own is not None and (self.strict or own.is_inner):
+                asked = _asked(prompts, body, own, self.strict, max_model_len)
+            else:
+                why = f"how its engine builds a prompt of /v1/{api} is not known here"
+                return ready(self._approximate(named, why, f"api: {api}"))
         except ApiError as error:
             return ready(self.refused(named, error))
-        encoding = Encoding(self, prompts, named, asked, True, self.cache, False)
+        compare = self.cache is not None and self._drafts % self._compare_every == 0
+        self._drafts += 1
+        encoding = Encoding(self, prompts, named, asked, api != COMPLETIONS.name, self.cache, compare)
         return Draft(encoding.unknown_bytes, encoding.finish)
 
     def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:

@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,21 +10,19 @@ from msgspec import Struct
 
 from api.errors import ApiError, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
-from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
-from router.placement.placement import Prediction
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.prompt import UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
-from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Attempt
 from router.proxy.continued import continued, conversation
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
 from router.proxy.log_notes import Notes
-from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
 
 if TYPE_CHECKING:
@@ -69,11 +66,7 @@ class Conversing(Forwarding):
     api: str = ""
     peek: Peek | None = None
     model: ServedModel | None = None
-    chosen: Member | None = None
-    prediction: Prediction | None = None
-    index_doubt: str | None = None  # why the index may have differed from the chosen replica's cache
-    predicted_at: Moment | None = None
-    reported_tokens: int | None = None
+    hit: PredictedHit = field(default_factory=PredictedHit)
     attempts: list[Attempt] = field(default_factory=list)
     notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
@@ -138,7 +131,7 @@ class Conversing(Forwarding):
             self.place()
             return
         self.peek = peek
-        make = partial(model.tokens.converse, self.api, body, peek, model.lora, peek.cache_salt, model.max_model_len)
+        make = partial(model.tokens.draft, self.api, body, peek, model.lora, peek.cache_salt, model.max_model_len)
         if model.tokens.is_quick(body) and (draft := make()).is_quick:
             self.prompt = draft.finish()
             self.place()
@@ -167,21 +160,16 @@ class Conversing(Forwarding):
         model = self.model = router.members.model(model.name)
         found = session_of(self.exchange.scope["headers"], None if self.peek is None else self.peek.prompt_cache_key)
         session = None if found is None else found.key
-        started = perf_counter()
-        decision, matches = router.decide(model, prompt, session, self.tried, self.came_s, only=self._only(model))
-        router.counts.decision_s.observe(perf_counter() - started)
+        is_looked_up = self.api != "batch"  # several prompts
+        only = self._only(model)
+        decision = self.hit.decide(
+            router, model, prompt, session, self.tried, self.came_s, is_looked_up=is_looked_up, only=only
+        )
         if router.request_log is not None:
             self.notes = self.notes or Notes()
             self.notes.body = self._body if router.config.log_prompts else b""
             members = [router.members.by_name[one.name] for one in decision.candidates]
             self.notes.decided(next(router.order), decision, members, router.feeds)
-        if decision.chosen is not None:
-            member = self.chosen = router.members.by_name[decision.chosen.name]
-            several = self.api == "batch"
-            predicted = router.placement.predict(prompt, member.candidate, member.block_size, matches)
-            self.prediction = None if several else predicted
-            self.index_doubt = router.doubt(member)
-            self.predicted_at = router.feeds.moment(member.name)
         return decision
 
     def _only(self, model: ServedModel) -> Member | None:
@@ -193,13 +181,8 @@ class Conversing(Forwarding):
         sent = Forwarding._send(self, member, decision)
         assert self.attempt is not None, "it is under way"
         self.attempts.append(self.attempt)
-        prompt, verification = self.prompt, self.router.verification
-        if isinstance(prompt, Prompt) and prompt.shape is not None and not member.native:
-            assert self.model is not None, "the prompt is of this model"
-            if not self.model.tokens.is_verified_at(prompt, member.server.process):
-                self.prediction = None if prompt.doubt is NOT_THERE else self.prediction
-                if verification is not None:
-                    verification.sent(member, self.model, prompt, self.api, self._body)
+        if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.native:
+            self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
 
     # ---- the answer
@@ -210,7 +193,7 @@ class Conversing(Forwarding):
         if self._head is not None and self.api == "responses":
             self._look_for_id(attempt, body)
         if found := _CACHED_TOKENS.findall(body):
-            self.reported_tokens = int(found[-1])
+            self.hit.reported_tokens = int(found[-1])
         if self.notes is not None:
             self.notes.read(body)
         Forwarding.take(self, attempt, body, complete)
@@ -232,16 +215,7 @@ class Conversing(Forwarding):
         summary.why, summary.model = self.why, self.model
         summary.attempts, summary.notes = self.attempts, self.notes
         if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):
-            summary.generation = GenerationSummary(
-                self.peek,
-                self.prompt,
-                self.decision,
-                self.chosen,
-                self.prediction,
-                self.reported_tokens,
-                exactness(self.prompt, self.prediction, self.index_doubt),
-                predicted_at=self.predicted_at,
-            )
+            summary.generation = self.hit.summary(self.peek, self.prompt, self.decision)
         return summary
 
 

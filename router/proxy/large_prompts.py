@@ -2,7 +2,6 @@
 
 import struct
 
-from api.generation_apis import GenerationApi
 from api.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
 from router.prompts.prompt import APPROXIMATE, BYTES_PER_TOKEN, Peek, Prompt
@@ -13,12 +12,12 @@ from router.prompts.tokens import TokenCounts
 LONGEST_TOKENS = 2**24
 
 
-def make_for(model: ServedModel, chat: bool, salt: str | None, api: GenerationApi | None = None) -> Make:
+def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
     tokens = model.tokens
     prompts = None if tokens.why_not is not None else tokens.prompts
     return Make(
         model=tokens.model,
-        chat=chat,
+        api=api,
         tokenizer=None if prompts is None else "" if is_bytes(prompts.tokenizer) else prompts.tokenizer.name,
         template=None if prompts is None else prompts.given_template,
         template_name="" if prompts is None else prompts.template_name,
@@ -32,7 +31,6 @@ def make_for(model: ServedModel, chat: bool, salt: str | None, api: GenerationAp
         with_text=APPROXIMATE in model.slots,
         engine="" if tokens.engine is None else tokens.engine.name,
         native=model.is_ours,
-        api="" if api is None else api.name,
     )
 
 

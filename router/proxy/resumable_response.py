@@ -9,7 +9,7 @@ import time
 
 from msgspec import Struct
 
-from api.generation_apis import CHAT, GenerationApi
+from api.generation_apis import GenerationApi
 from api.native import Native, envelope, pack_ids, unpack_ids
 from router.members.members import Member
 from router.prompts.prompt import Prompt, salted
@@ -22,12 +22,11 @@ from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation
 class ResumableResponse(Struct, eq=False):
     """The response to one request. For each replica: `begin` or `can_go_on`, its body; if lost `keep`, `settle`."""
 
-    _chat: bool
+    _api: GenerationApi
     _prompt: Prompt
     _body: bytes  # the client's own
     _tokens: Tokens
     _may_resume: bool
-    _api: GenerationApi = CHAT
     continuation: Continuation | None = None  # of a stream that is parsed on its way
     # The same before and after resuming:
     _response_id: str = ""
@@ -60,7 +59,7 @@ class ResumableResponse(Struct, eq=False):
         return attempt.framed and member.native
 
     def _says_ids(self, member: Member) -> bool:
-        return self._api.is_inner and says_ids(member, self._chat)
+        return self._api.is_inner and says_ids(member, self._api.is_chat)
 
     def _new_continuation(self) -> Continuation | None:
         prompts, prompt = self._tokens.prompts, self._prompt
@@ -75,7 +74,7 @@ class ResumableResponse(Struct, eq=False):
         if prompts is None or why is not None:
             self._why_alone = why or ""
             return None
-        return Continuation(self._chat, self._prompt, self._body, prompts.tokenizer)
+        return Continuation(self._api.is_chat, self._prompt, self._body, prompts.tokenizer)
 
     def _continuation_of_ours(self, has_bytes: bool) -> Continuation | None:
         """The continuation of a stream that a native replica began, if there can be one."""

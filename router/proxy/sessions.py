@@ -30,9 +30,9 @@ class Session(NamedTuple):
 
 
 def session_of(headers: Iterable[Header], prompt_cache_key: str | None) -> Session | None:
-    found = min(((_RANKS[name], value) for name, value in headers if name in _RANKS and value), default=None)
-    if found is not None:
-        rank, value = found
+    found = [(_RANKS[name], value) for name, value in headers if name in _RANKS and value]
+    if found:
+        rank, value = min(found)
         return Session(_shortened(value.decode("latin-1")), SESSION_HEADERS[rank].decode())
     return None if prompt_cache_key is None else Session(_shortened(prompt_cache_key), PROMPT_CACHE_KEY)
 

@@ -7,7 +7,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from api.constraints import MAX_BYTES, Asked, Constraint, calls_schema
+from api.constraints import MAX_BYTES, Asked, Constraint, calls_schema, constraint_of
 from api.errors import ApiError
 from api.requests import ChatRequest, read
 from tests.api.test_requests import chat, completion, refused_chat, refused_completion
@@ -21,14 +21,14 @@ TOOLS = [
 
 
 def asked(**fields: Any) -> Asked:
-    found = chat(**fields).constraint
+    found = constraint_of(chat(**fields))
     assert found is not None
     return found
 
 
 def refused(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        _ = chat(**fields).constraint
+        _ = constraint_of(chat(**fields))
     assert caught.value.status == 400
     return caught.value
 
@@ -40,8 +40,8 @@ def test_without_such_a_field_nothing_is_asked_for() -> None:
         {"tools": TOOLS},
         {"tools": TOOLS, "tool_choice": "auto"},
     ):
-        assert chat(**fields).constraint is None
-    assert chat(tool_choice="none").constraint is completion(guided_json=None).constraint is None
+        assert constraint_of(chat(**fields)) is None
+    assert constraint_of(chat(tool_choice="none")) is constraint_of(completion(guided_json=None)) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_schema_keeps_its_order(fields: dict[str, Any], param: str) -> None:
 )
 def test_a_body_that_the_router_writes_anew_asks_for_the_same(fields: dict[str, Any]) -> None:
     request = chat(**fields)
-    assert read(msgspec.json.encode(request), ChatRequest).constraint == request.constraint is not None
+    assert constraint_of(read(msgspec.json.encode(request), ChatRequest)) == constraint_of(request) is not None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_body_that_the_router_writes_anew_asks_for_the_same(fields: dict[str, 
 def test_both_names_of_vllm_mean_the_same(name: Any, value: object, text: str) -> None:
     for fields in ({"structured_outputs": {name: value}}, {f"guided_{name}": value}):
         assert asked(**fields).constraint == Constraint(name, text)
-        found = completion(**fields).constraint
+        found = constraint_of(completion(**fields))
         assert found is not None and found.constraint == Constraint(name, text)
 
 

@@ -33,7 +33,19 @@ PARTS = (
 )
 # Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/.
 # The last one writes to docs/, with tmux.
-BY_NAME = ("bodies", "masks", "peers", "policies", "pictures", "ray_faults", "screenshots", "heap", "soak", "terminal")
+BY_NAME = (
+    "agents",
+    "bodies",
+    "masks",
+    "peers",
+    "policies",
+    "pictures",
+    "ray_faults",
+    "screenshots",
+    "heap",
+    "soak",
+    "terminal",
+)
 SIZED = ("native", "peers", "heap")
 
 

@@ -229,7 +229,7 @@ async def _answering(rounds: int) -> None:
 
 def model_keys(router: Router, body: bytes) -> list[int]:
     model = router.members.model("m")
-    prompt = model.tokens.draft(False, body, read_peek(body), None, None, max_model_len=None).finish()
+    prompt = model.tokens.draft("completions", body, read_peek(body), None, None, max_model_len=None).finish()
     return list(prompt.keys(APPROXIMATE))
 
 

@@ -24,7 +24,8 @@ from router.http.opening import Openings
 from router.http.routes import FORWARDED, TABLE
 from router.members.facts import Facts
 from router.members.feeds import Feeds
-from router.members.members import Members
+from router.members.members import Member, Members
+from router.members.ranks import Rank
 from router.members.spec import parse_replica
 from router.members.upstream import Connection
 from router.placement.placement import Placement
@@ -96,9 +97,9 @@ class FrontOnWires:
         self.client = Wire()
         self.front.connection_made(self.client)
 
-    def _connect(self, member: Any) -> Connection:
+    def _connect(self, member: Member) -> Connection:
         spec = msgspec.structs.replace(member.spec, model="m")
-        member.describe(Facts(spec=spec, native=False, models=("m",)))
+        member.describe(Facts(spec=spec, native=False, models=("m",)), Rank(spec))
         member.health.probed(True, "", self.router.now_s())
         connection = Connection(member.upstream)
         connection.connection_made(Wire())

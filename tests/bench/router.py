@@ -23,6 +23,10 @@ from typing import Any, NamedTuple
 import uvloop
 import zmq
 
+from api.prompts import Prompts
+from api.reading import read
+from api.requests import TokenizeRequest
+from api.tokenizer import load_tokenizer
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.bench.measure import heading, row
@@ -91,7 +95,7 @@ class Bench:
         self.rounds = rounds
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-router-")))
         saved(trained(self.words), folder, tokenizer_config={"chat_template": TEMPLATES["qwen"]})
-        ports = stack.enter_context(workers())
+        ports = stack.enter_context(workers(folder))
         self.routers = {mode: stack.enter_context(router(*options(mode, ports, folder))) for mode in MODES}
         self.asked = dict.fromkeys(MODES, 0)
 
@@ -276,11 +280,10 @@ class Ports(NamedTuple):
 
 
 @contextmanager
-def workers() -> Iterator[list[Ports]]:
-    """They end with their stdin, so also when this process is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.router"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    )
+def workers(folder: Path | None = None) -> Iterator[list[Ports]]:
+    """Serve the model in this folder, or bytes. They end with their stdin, so also when this process is killed."""
+    command = [sys.executable, "-m", "tests.bench.router", *([] if folder is None else [str(folder)])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdin is not None and process.stdout is not None
     try:
         yield [Ports(*ports) for ports in json.loads(process.stdout.readline())]
@@ -319,6 +322,7 @@ def pieces() -> list[bytes]:
 
 PIECES = pieces()
 CHAT = b"POST /v1/chat/completions"
+TOKENIZE = b"POST /tokenize"  # exact mode holds its prompts against the answers
 ANSWERS = {
     CHAT: whole(PLAIN),
     b"GET /v1/models": whole(json.dumps(MODELS).encode()),
@@ -331,7 +335,8 @@ NOT_FOUND = whole(b'{"detail":"Not Found"}', status="404 Not Found")
 class Worker(asyncio.Protocol):
     """A server's side of one connection; answers at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
         self._heard = bytearray()
 
     def connection_made(self, transport: Any) -> None:
@@ -347,9 +352,13 @@ class Worker(asyncio.Protocol):
             return
         asked_for = b" ".join(self._heard[:end].split(b" ", 2)[:2])
         stream = asked_for == CHAT and b'"stream": true' in self._heard
+        body = bytes(self._heard[end:])
         self._heard.clear()
         if stream:
             self._send(0)
+        elif asked_for == TOKENIZE:
+            tokens = self._prompts.tokenize(read(body, TokenizeRequest))
+            self._transport.write(whole(json.dumps({"tokens": tokens}).encode()))
         else:
             self._transport.write(ANSWERS.get(asked_for, NOT_FOUND))
 
@@ -364,7 +373,8 @@ class Worker(asyncio.Protocol):
 async def work() -> None:
     loop = asyncio.get_running_loop()
     with zmq.Context() as context, ExitStack() as stack:
-        servers = [await loop.create_server(Worker, "127.0.0.1", 0) for _ in range(WORKERS)]
+        prompts = Prompts(load_tokenizer(sys.argv[1] if len(sys.argv) > 1 else None))
+        servers = [await loop.create_server(lambda: Worker(prompts), "127.0.0.1", 0) for _ in range(WORKERS)]
         publishers = [stack.enter_context(context.socket(zmq.PUB)) for _ in range(WORKERS)]
         events = [publisher.bind_to_random_port("tcp://127.0.0.1") for publisher in publishers]
         ports = [server.sockets[0].getsockname()[1] for server in servers]

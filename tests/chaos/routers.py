@@ -47,12 +47,14 @@ class RouterProcess(Replica):
 
 
 @contextmanager
-def router(*options: object, ready: bool = True, port: int = 0) -> Iterator[RouterProcess]:
+def router(
+    *options: object, ready: bool = True, port: int = 0, within_s: float = DEADLINE_S
+) -> Iterator[RouterProcess]:
     running = RouterProcess(*options, port=port)
     try:
-        running.wait_ready()
+        running.wait_ready(within_s)
         if ready:
-            wait_until(running.is_ready, "the router is ready")
+            wait_until(running.is_ready, "the router is ready", within_s)
         yield running
     finally:
         running.process.kill()

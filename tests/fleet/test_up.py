@@ -57,7 +57,10 @@ class Up:
             self.output += line
 
     def wait_for(self, text: str, times: int = 1, within_s: float = DEADLINE_S) -> None:
-        wait_until(lambda: self.output.count(text) >= times or self.process.poll() is not None, text, within_s)
+        try:
+            wait_until(lambda: self.output.count(text) >= times or self.process.poll() is not None, text, within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output}") from None
         assert self.output.count(text) >= times, self.output
 
     @property

@@ -31,19 +31,25 @@ def registries(listed: str) -> dict[str, str]:
     return told
 
 
+def uv(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Put uv into the environment in this folder, and make that first; return its command and its variables."""
+    python = folder / "bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "uv"], check=True)
+    listed = subprocess.run([python, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
+    return (str(python), "-m", "uv"), {**registries(listed.stdout), **os.environ}
+
+
 def install(folder: Path) -> None:
     """Install both engines into DIR/venv."""
     python = folder / "venv/bin/python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "uv"], check=True)
+    command, environment = uv(folder / "venv")
     overrides = folder / "overrides.txt"
     overrides.write_text("".join(f"{name}\n" for name in ANY_VERSION))
-    uv = (python, "-m", "uv", "pip", "install", "-q", "--python", python)
-    listed = subprocess.run([python, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
-    environment = {**registries(listed.stdout), **os.environ}
-    subprocess.run((*uv, "--override", overrides, VLLM, *MORE), env=environment, check=True)
-    subprocess.run((*uv, "--no-deps", SGLANG, *SGLANG_IMPORTS), env=environment, check=True)
+    told = (*command, "pip", "install", "-q", "--python", str(python))
+    subprocess.run((*told, "--override", overrides, VLLM, *MORE), env=environment, check=True)
+    subprocess.run((*told, "--no-deps", SGLANG, *SGLANG_IMPORTS), env=environment, check=True)
     subprocess.run((python, "-c", CHECK), env={**environment, "VLLM_TARGET_DEVICE": "cpu"}, check=True)
 
 

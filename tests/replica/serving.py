@@ -69,14 +69,14 @@ class Replica:
         for line in stream:
             take(line)
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, within_s: float = DEADLINE_S) -> None:
         def said() -> bool:
             assert self.process.poll() is None, self.err
             if not self.out.empty():
                 self.ready_line = self.out.get()
             return bool(self.ready_line)
 
-        wait_until(said, "the replica is ready")
+        wait_until(said, "the replica is ready", within_s)
 
     @property
     def port(self) -> int:

@@ -277,7 +277,14 @@ class Sharing(BlockPool):
 
 
 @pytest.mark.parametrize(
-    "broken", [Mixing, Leaking, Shifted, Blind, Hasty, Undying, pytest.param(Sharing, marks=pytest.mark.grid)]
+    "broken",
+    [
+        Mixing,
+        Leaking,
+        Shifted,
+        Undying,
+        *(pytest.param(pool, marks=pytest.mark.grid) for pool in (Blind, Hasty, Sharing)),
+    ],
 )
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
     careless = type("CarelessWorld", (World,), {"pool_type": broken})

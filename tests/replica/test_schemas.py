@@ -156,14 +156,17 @@ def check(folder: Path, seeds: range) -> None:
         assert ask(second, halves) == answers
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_babbler(folder: Path) -> Path:
     """A small model with the demo's vocabulary, which says anything with about the same likelihood."""
     torch.manual_seed(1)
-    made = tmp_path_factory.mktemp("models") / "babbler"
     sizes = SMALL | {"vocab_size": len(vocabulary().tokens), "max_position_embeddings": LENGTH}
-    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(made)
-    return made
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_babbler(tmp_path_factory.mktemp("models") / "babbler")
 
 
 def test_answers_to_random_schemas_are_valid_with_and_without_a_failover(folder: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_response_that_is_not_stored_cannot_be_read(client: OpenAI) -> None:
     [
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),

@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from api.options import SettingsCommand
 from api.settings import Setting
 from kernels.backends import NAMES
-from replica.config import ReplicaConfig
+from replica.config import AnswerRule, ReplicaConfig
 from replica.configure import config_from
 from replica.settings import ALL, TABLE
 from tests.replica.folders import FP32_TOKEN, model_folder
@@ -36,6 +36,7 @@ DERIVED = {
     "engine.snapshot",
     "engine.eos_token_ids",
     "engine.vocabulary",
+    "simulated_answers",
     "tokenizer",
 }
 OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
@@ -134,6 +135,32 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Pat
     environment = {"WARMROUTE_CONFIG": str(tmp_path / "c.toml"), "WARMROUTE_MAX_NUM_SEQS": "2", "WARMROUTE_PORT": "2"}
     made = config("--port", "1", environment=environment)
     assert (made.port, made.engine.max_num_seqs, made.engine.block_size) == (1, 2, 3)
+
+
+def test_the_answers_of_a_simulated_engine_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "answers"
+    file.write_text('{"text": "Hi", "last": "é"}\n\n{"text": "x", "tool": "write", "tool_results": 1}\n')
+    rules = (AnswerRule(text="Hi", last="é"), AnswerRule(text="x", tool="write", tool_results=1))
+    assert config("--simulated-answers", str(file)).simulated_answers == rules
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("Hi", "JSON is malformed"),
+        ("{}", "missing required field `text`"),
+        ('{"text": ""}', "`str` of length >= 1"),
+        ('{"text": "x", "tools": "y"}', "unknown field `tools`"),
+        ('{"text": "x", "tool_results": -1}', "`int` >= 0"),
+        ('{"text": ' + "[" * 100_000, "Expected `str`, got `array`"),
+        ("\n" * 2**20, "are read; is it the right file?"),
+    ],
+)
+def test_a_line_that_is_no_rule_is_named(tmp_path: Path, line: str, named: str) -> None:
+    file = tmp_path / "answers"
+    file.write_text('{"text": "x"}\n' + line)
+    assert named in (told := error("--simulated-answers", str(file)))
+    assert "answers, line 2" in told or "right file" in told
 
 
 def test_the_model_has_to_be_named() -> None:
@@ -379,6 +406,7 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--model", "unheard-of"), "--model: 'unheard-of' is not a model; give demo, a folder with its files, or ORG"),
         (("--model", "."), "has no config.json"),
         (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
+        (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),
         (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),
     ],
 )

@@ -70,7 +70,7 @@ class World:
 
     def prompt(self, **fields: Any) -> tuple[Prompt, bytes]:
         body = json.dumps({"model": "m"} | fields).encode()
-        return self.tokens.prompt("messages" in fields, body, read_peek(body)), body
+        return self.tokens.prompt("chat" if "messages" in fields else "completions", body, read_peek(body)), body
 
     def send(self, member: Any = None, **fields: Any) -> Prompt:
         prompt, body = self.prompt(**fields)

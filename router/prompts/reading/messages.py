@@ -27,7 +27,7 @@ class Make(Struct, tag=True):
     """Request: make the body's prompt for this model."""
 
     model: str
-    chat: bool
+    api: str  # its name in api.generation_apis
     tokenizer: str | None  # a path, or the name of the byte tokenizer; None: prompts are approximate
     template: str | None
     template_name: str
@@ -41,7 +41,6 @@ class Make(Struct, tag=True):
     with_text: bool  # approximate keys are wanted in any case
     engine: str  # whose way of building prompts is followed; empty: our own
     native: bool  # all replicas are ours: send only the fields that they read; others need the salt in the body
-    api: str = ""  # its name in api.generation_apis; empty: that of a chat or completion
 
 
 class Salt(Struct, tag=True):

@@ -17,7 +17,7 @@ from msgspec import Raw
 from api.allocator import give_back
 from api.counting import Counted, check_counts
 from api.errors import ApiError, invalid
-from api.generation_apis import APIS, CHAT, COMPLETIONS, GenerationApi
+from api.generation_apis import APIS
 from api.http.bodies import LARGEST_BODY_BYTES
 from api.lifeline import die_with_parent
 from api.prompts import Prompts
@@ -140,12 +140,12 @@ class Process:
         tokens = self._tokens_of(make)
         tokens.counts = TokenCounts()
         if make.strict and make.why_not is None:
-            check_counts(apart, make.max_model_len, chat=make.chat)
+            check_counts(apart, make.max_model_len, chat=APIS[make.api].is_chat)
         reads_text = make.with_text or make.why_not is not None or not make.strict
         peek = Peek(**found.fields, **(contents_of(apart) if reads_text else {}))
-        if reads_text and not api_of(make).is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
+        if reads_text and not APIS[make.api].is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
             peek.messages = shown.messages
-        prompt = tokens.draft(make.chat, body, peek, make.lora, make.salt, make.max_model_len, api_of(make)).finish()
+        prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
         keys = prompt.keys(APPROXIMATE)[:MOST_TEXT_KEYS] if reads_text else None
         changed, has_salt = sent(body, peek, make)
         return Made(
@@ -209,10 +209,6 @@ def _prompts(make: Make) -> Prompts | None:
     return Prompts(tokenizer, make.template, make.vocab_size, make.template_name, make.special_tokens_in_text)
 
 
-def api_of(make: Make) -> GenerationApi:
-    return APIS[make.api] if make.api else CHAT if make.chat else COMPLETIONS
-
-
 # ---- what is found in a body
 
 
@@ -269,7 +265,7 @@ def sent(body: bytes, peek: Peek, make: Make) -> tuple[bytes | None, bool]:
     There the salt stays the client's, which is short enough for a body; the envelope says the one that counts.
     """
     if make.native and make.strict:
-        return msgspec.json.encode(read(body, api_of(make).request_type)), False
+        return msgspec.json.encode(read(body, APIS[make.api].request_type)), False
     if make.salt is None or make.salt == peek.cache_salt:
         return None, False
     return salted(body, peek, make.salt), True

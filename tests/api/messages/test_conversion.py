@@ -87,6 +87,12 @@ def test_sampling_is_passed_on() -> None:
     assert (request.max_tokens, request.stream, request.reasoning_effort) == (8, True, "low")
 
 
+@pytest.mark.parametrize(("disabled", "parallel"), [(True, False), (False, True), (None, True)])
+def test_calls_may_be_one_at_a_time(disabled: bool | None, parallel: bool) -> None:
+    asked = chat(tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": disabled})
+    assert asked.parallel_tool_calls is parallel
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -114,3 +120,9 @@ def test_an_image_within_a_result_is_refused_where_it_stands() -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "image", "source": {}}]}
     error = refusal(messages=[*HI, {"role": "user", "content": [result]}])
     assert error.param == "messages[1].content[0].content[0]" and "is an image" in error.message
+
+
+@pytest.mark.parametrize("given", [{}, {"disable_parallel_tool_use": False}, {"disable_parallel_tool_use": True}])
+def test_calls_in_parallel_can_be_disabled(given: dict[str, Any]) -> None:
+    request = chat(tools=[TOOL], tool_choice={"type": "auto"} | given)
+    assert request.parallel_tool_calls is not given.get("disable_parallel_tool_use", False)

@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 
+from api.constraint_fields import NamedTool
+from api.constraints import constraint_of
 from api.errors import ApiError
 from api.openai_responses.conversion import chat_of
 from api.openai_responses.requests import ResponsesRequest
@@ -12,6 +14,11 @@ from api.requests import ChatRequest
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "there"}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Where?"}]}
+
+
+FORMAT = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+PATCH = {"type": "custom", "name": "patch", "description": "Patch files.", "format": FORMAT}
+AGENTS = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "look"}, {"type": "other"}]}
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -47,6 +54,47 @@ def test_tools_and_settings_are_passed_on() -> None:
     assert (request.reasoning_effort, request.output_limit, request.temperature) == ("low", 9, 0)
 
 
+@pytest.mark.parametrize(("asked", "parallel"), [(False, False), (True, True), (None, True)])
+def test_calls_may_be_one_at_a_time(asked: bool | None, parallel: bool) -> None:
+    tool = {"type": "function", "name": "look"}
+    assert chat(tools=[tool], parallel_tool_calls=asked).parallel_tool_calls is parallel
+
+
+def test_a_custom_tool_is_shown_as_a_function_of_its_input() -> None:
+    [shown_tool] = chat(tools=[PATCH], parallel_tool_calls=False).tools
+    function = shown_tool["function"]
+    assert function["name"] == "patch" and list(function["parameters"]["properties"]) == ["input"]
+    assert function["description"] == 'Patch files.\n\nThe input follows this lark grammar:\nstart: "x"'
+    plain = chat(tools=[{"type": "custom", "name": "patch", "format": {"type": "text"}}]).tools
+    assert "description" not in plain[0]["function"]
+
+
+def test_tools_of_a_namespace_have_both_names_and_others_are_left_out() -> None:
+    request = chat(
+        tools=[{"type": "web_search", "external_web_access": True}, AGENTS, PATCH], parallel_tool_calls=False
+    )
+    assert [tool["function"]["name"] for tool in request.tools] == ["agents__look", "patch"]
+    assert request.parallel_tool_calls is False
+    assert chat(tools=[{"type": "web_search"}], tool_choice="auto").tools == []
+
+
+@pytest.mark.parametrize("name", ["look", "agents__look"])
+def test_a_choice_names_a_tool_in_its_namespace_or_with_it(name: str) -> None:
+    choice = chat(tools=[AGENTS], tool_choice={"type": "function", "name": name}).tool_choice
+    assert isinstance(choice, NamedTool) and choice.function.name == "agents__look"
+
+
+def test_calls_of_custom_tools_and_in_namespaces_are_shown_as_the_model_made_them() -> None:
+    patch = {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": 'a\n"é"'}
+    done = {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok"}]}
+    request = chat(input=[CALL | {"namespace": "agents"}, patch, RESULT, done])
+    turn, *results = request.messages
+    assert turn.tool_calls is not None
+    calls = [(call.id, call.function.name, json.loads(call.function.arguments)) for call in turn.tool_calls]
+    assert calls == [("c1", "agents__look", {"at": 1}), ("c2", "patch", {"input": 'a\n"é"'})]
+    assert [(result.tool_call_id, result.content) for result in results] == [("c1", "there"), ("c2", "ok")]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -55,7 +103,11 @@ def test_tools_and_settings_are_passed_on() -> None:
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "x", "name": "patch"}]}, "input[0]"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
     ],
@@ -64,3 +116,11 @@ def test_what_cannot_be_answered_is_refused_by_its_own_name(fields: dict[str, An
     with pytest.raises(ApiError) as caught:
         chat(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("tools", "choice"), [([], "required"), ([PATCH], {"type": "custom", "name": "y"})])
+def test_a_choice_of_a_tool_that_is_not_shown_is_refused(tools: list[Any], choice: Any) -> None:
+    request = chat(tools=[*tools, {"type": "web_search"}], tool_choice=choice)
+    with pytest.raises(ApiError) as caught:
+        constraint_of(request)
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")

@@ -1,20 +1,25 @@
 import json
+from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai_responses.output import Output, event_bytes
+from api.openai_responses.tools import Called, InputText, arguments_of
 from api.parsing.parsed import CallDelta, Parsed
 from api.responses import encode
 
 NONE: Any = st.just(())
 EMPTY = st.just("")
+TOOLS = {"patch": Called("patch", "files", is_custom=True)}
 PIECES = st.lists(
     st.one_of(
         st.builds(Parsed, reasoning=st.text(max_size=3), content=EMPTY, calls=NONE),
         st.builds(Parsed, reasoning=EMPTY, content=st.text(max_size=3), calls=NONE),
         st.just("call"),
+        st.just("custom"),
     ),
     max_size=8,
 )
@@ -26,6 +31,9 @@ def pieces_of(drawn: list[Any]) -> list[Parsed]:
         if piece == "call":
             pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", "f", '{"n":'),)))
             pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", None, f"{number}}}"),)))
+        elif piece == "custom":
+            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", "patch", '{"input": "a'),)))
+            pieces.append(Parsed(calls=(CallDelta(number, f"c{number}", None, '\\n"}'),)))
         else:
             pieces.append(piece)
     return pieces
@@ -54,8 +62,8 @@ def replayed(events: list[Any]) -> list[dict[str, Any]]:
             items[-1], is_open = event["item"], False
         elif kind.endswith(".delta"):
             text += event["delta"]
-        elif kind.endswith(("text.done", "arguments.done")):
-            assert event.get("text", event.get("arguments")) == text
+        elif kind.endswith(("text.done", "arguments.done", "input.done")):
+            assert event.get("text", event.get("arguments", event.get("input"))) == text
         else:
             assert kind in ("response.content_part.added", "response.content_part.done")
             assert event["part"]["text"] == ("" if kind.endswith("added") else text)
@@ -66,12 +74,12 @@ def replayed(events: list[Any]) -> list[dict[str, Any]]:
 @given(drawn=PIECES, cut=st.integers(0, 20))
 def test_a_stream_and_a_whole_response_have_the_same_items(drawn: list[Any], cut: int) -> None:
     pieces = pieces_of(drawn)
-    output = Output("resp_1")
+    output = Output("resp_1", TOOLS)
     events = told(output, pieces)
     assert replayed(events) == [json.loads(encode(item)) for item in output.items()]
     assert len({item["id"] for item in replayed(events)}) == len(output.items())
     # Another replica is told the beginning again, and goes on with the same events.
-    other = Output("resp_1")
+    other = Output("resp_1", TOOLS)
     before = [event for piece in pieces[:cut] for event in other.add(piece)]
     after = [event for piece in pieces[cut:] for event in other.add(piece)] + list(other.finish())
     again = [event_bytes(event, number) for number, event in enumerate(before + after)]
@@ -85,3 +93,64 @@ def test_an_item_that_breaks_off_says_so() -> None:
     *_, done = output.finish("incomplete")
     assert done[1]["item"].status == "incomplete"
     assert [item.status for item in output.items("incomplete")] == ["completed", "incomplete"]
+
+
+def test_a_call_of_a_custom_tool_has_its_input_as_text() -> None:
+    output = Output("resp_1", TOOLS)
+    [piece] = pieces_of(["custom"])[:1]
+    events = told(output, [piece, Parsed(calls=(CallDelta(0, "c0", None, '\\n"}'),))])
+    assert [event["type"] for event in events] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    call = {"call_id": "c0", "id": "ctc_1_0", "name": "patch", "namespace": "files", "type": "custom_tool_call"}
+    assert events[0]["item"] == call | {"status": "in_progress", "input": ""}
+    assert events[-1]["item"] == call | {"status": "completed", "input": "a\n"}
+
+
+TEXT_OR_BROKEN = st.one_of(
+    st.text().map(arguments_of),
+    st.text().map(lambda text: json.dumps({"input": text})),
+    st.text(alphabet='{}":, \\uinpt0dD8bé').map(lambda text: '{"input": "' + text),
+    st.text(),
+)
+
+
+@given(arguments=TEXT_OR_BROKEN, cuts=st.lists(st.integers(0, 40), max_size=5))
+def test_an_input_does_not_depend_on_how_its_arguments_are_cut(arguments: str, cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), len(arguments)]
+    by_pieces, whole = InputText(), InputText()
+    said = "".join(by_pieces.feed(arguments[a:b]) for a, b in pairwise(ends)) + by_pieces.finish()
+    assert said == whole.feed(arguments) + whole.finish()
+    said.encode()
+
+
+@given(text=st.text())
+def test_an_input_is_the_text_in_its_arguments(text: str) -> None:
+    for arguments in (arguments_of(text), json.dumps({"input": text}), f' {{ "input" : {json.dumps(text)} }}'):
+        whole = InputText()
+        assert whole.feed(arguments) + whole.finish() == text
+
+
+def test_arguments_of_another_form_are_the_input_themselves() -> None:
+    for arguments, text in (
+        ('{"patch": "x"}', '{"patch": "x"}'),
+        ('{"more": 1, "input": "x"}', "x"),
+        ('{"input": 7}', '{"input": 7}'),
+        ('{"input": "ab', "ab"),
+        ('{"input": "a\\x', "a\\x"),
+        ('{"input": "\\uZZZZ and more text"}', "\\uZZZZ and more text"),
+        ('{"input": "\\ud83d, alone"}', "\ufffd, alone"),
+    ):
+        whole = InputText()
+        assert whole.feed(arguments) + whole.finish() == text
+
+
+@pytest.mark.parametrize("flood", ["\\u", "\\ud83d", "x"])
+def test_what_is_no_escape_is_not_held_back(flood: str) -> None:
+    text = InputText()
+    assert text.feed('{"input": "') == ""
+    assert len("".join(text.feed(flood) for _ in range(1000))) > 900

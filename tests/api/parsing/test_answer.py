@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from api.constraints import NamedFunction, NamedTool
+from api.constraint_fields import NamedFunction, NamedTool
 from api.parsing.answer import answer_parser, call_id, parsed_tokens
 from api.parsing.formats import REASONING, AnswerFormats
 from api.parsing.parsed import CallDelta, Parsed, in_order, merged

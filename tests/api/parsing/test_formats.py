@@ -18,12 +18,12 @@ def test_a_template_tells_its_format() -> None:
     ("template", "expected"),
     [
         ("put calls in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", "pythonic"),
-        ("<tool_call>\n<function=name>\n<parameter=key>", None),  # Qwen3-Coder's
-        ("<tool_call>name<arg_key>", None),  # GLM's
+        ("<tool_call>\n<function=name>\n<parameter=key>", "qwen3_coder"),
+        ("<tool_call>name<arg_key>", "glm45"),
         ("", None),
     ],
 )
-def test_a_format_that_is_not_known_is_not_guessed(template: str, expected: str | None) -> None:
+def test_what_a_template_shows_tells_the_format(template: str, expected: str | None) -> None:
     assert tool_format(template) == expected
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from api.constraints import NamedFunction, NamedTool
+from api.constraint_fields import NamedFunction, NamedTool
 from api.native import Native
 from api.parsing.formats import REASONING, AnswerFormats, answer_formats
 from api.requests import ChatRequest, read

@@ -42,7 +42,7 @@ def body(**fields: Any) -> bytes:
 
 def prompt(tokens: Tokens, **fields: Any) -> Prompt:
     sent = body(**fields)
-    return tokens.prompt("messages" in fields, sent, read_peek(sent))
+    return tokens.prompt("chat" if "messages" in fields else "completions", sent, read_peek(sent))
 
 
 def of_replica(prompts: Prompts, **fields: Any) -> list[bytes] | str:
@@ -114,7 +114,7 @@ def test_bytes_are_exact_without_a_cache() -> None:
 
 def test_keys_are_those_of_the_replicas_blocks(qwen: Prompts) -> None:
     sent = body(messages=TURNS, n=2)
-    made = Tokens("base", qwen).prompt(True, sent, read_peek(sent), "adapter", "salt")
+    made = Tokens("base", qwen).prompt("chat", sent, read_peek(sent), "adapter", "salt")
     ids = qwen.chat(read(sent, ChatRequest))
     assert made.keys(16) == block_keys(ids, 16, root_key("base", "adapter", "salt", 16))
     assert (made.tokens, made.choices, made.exact, made.why_not) == (len(ids), 2, True, None)
@@ -148,9 +148,9 @@ def test_a_prompt_longer_than_the_model_is_refused_before_it_is_encoded(qwen: Pr
     sent = body(prompt=[1] * 50)
     tokens = Tokens("m", qwen)
     with pytest.raises(ApiError, match="50 tokens; send at most 49") as caught:
-        tokens.draft(False, sent, read_peek(sent), max_model_len=50)
+        tokens.draft("completions", sent, read_peek(sent), max_model_len=50)
     assert caught.value.status == 400
-    assert tokens.draft(False, sent, read_peek(sent), max_model_len=51).finish().tokens == 50
+    assert tokens.draft("completions", sent, read_peek(sent), max_model_len=51).finish().tokens == 50
 
 
 def test_a_model_without_a_tokenizer_is_approximate() -> None:
@@ -165,7 +165,7 @@ def test_a_draft_is_counted_where_it_is_asked_to_be(qwen: Prompts) -> None:
     tokens, elsewhere = Tokens("m", qwen, strict=False), TokenCounts()
     for text in ("a" * 100, ""):
         sent = body(prompt=text)
-        tokens.draft(False, sent, read_peek(sent), counts=elsewhere).finish()
+        tokens.draft("completions", sent, read_peek(sent), counts=elsewhere).finish()
     assert (elsewhere.exact, elsewhere.approximate, elsewhere.text_bytes) == (1, {"refused: prompt": 1}, 100)
     assert tokens.counts == TokenCounts()
 
@@ -215,10 +215,10 @@ def test_a_long_text_is_quick_only_when_it_is_known(qwen: Prompts) -> None:
     tokens = Tokens("m", qwen)
     sent = body(messages=[USER | {"content": "word " * 2000}])
     assert tokens.is_quick(sent) and not tokens.is_quick(b" " * (QUICK_BODY_BYTES + 1))
-    draft = tokens.draft(True, sent, read_peek(sent))
+    draft = tokens.draft("chat", sent, read_peek(sent))
     assert not draft.is_quick
     made = draft.finish()
-    again = tokens.draft(True, sent, read_peek(sent))
+    again = tokens.draft("chat", sent, read_peek(sent))
     assert again.is_quick and again.finish().packed == made.packed
     assert tokens.counts.encoded_bytes < tokens.counts.text_bytes < 2.1 * tokens.counts.encoded_bytes
 

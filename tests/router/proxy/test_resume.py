@@ -13,6 +13,7 @@ import httpx2
 import msgspec
 import pytest
 
+from api.generation_apis import PATHS
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
 from events.blocks import pack_tokens
@@ -267,7 +268,7 @@ def test_requests_that_cannot_continue_are_distinguished() -> None:
 def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object) -> None:
     body = json.dumps({"model": "m", "stream": True, field: value}).encode()
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
-    answer = ResumableResponse(True, prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
+    answer = ResumableResponse(PATHS[CHAT], prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
     member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True, engine="vllm"), native=False)
     answer.begin(member)
     lost: Any = SimpleNamespace(framed=False, status=200, token_ids={})

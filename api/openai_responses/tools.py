@@ -1,0 +1,187 @@
+"""The tools of a Responses request as functions, which are all that a model knows, and its calls as the tools' again.
+
+As in vLLM a custom tool is shown as a function of one string, and a tool in a namespace has both names in one. Other
+tools are run by OpenAI's servers, or have items of their own: they are not shown.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from api.errors import invalid, quoted
+
+INPUT = "input"
+INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string", "description": "The whole input of the tool, as plain text."}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+SHOWN = ("function", "custom")
+MAX_BEGINNING = 256  # characters of arguments, white space mostly, before the input
+MAX_CHARACTER = 12  # a pair of surrogates, escaped
+
+
+class InputFormat(Struct, kw_only=True, omit_defaults=True):
+    """The form of a custom tool's input. The model is told of it; its output is not held to it."""
+
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ResponseTool(Struct, kw_only=True, omit_defaults=True):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: InputFormat | None = None  # of a custom tool
+
+
+class OfferedTool(ResponseTool, kw_only=True, omit_defaults=True):
+    tools: list[ResponseTool] | None = None  # of a namespace
+
+
+class Called(NamedTuple):
+    """The tool that a call is for."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+class ShownTool(NamedTuple):
+    shown_name: str  # the function's
+    called: Called
+    tool: ResponseTool
+
+    @property
+    def function(self) -> dict[str, Any]:
+        tool = self.tool
+        description, parameters = tool.description, tool.parameters
+        if self.called.is_custom:
+            description, parameters = _with_format(tool), INPUT_SCHEMA
+        fields = {"description": description, "parameters": parameters, "strict": tool.strict}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {"type": "function", "function": {"name": self.shown_name} | given}
+
+
+def check_tools(tools: Sequence[OfferedTool]) -> None:
+    for i, tool in enumerate(tools):
+        _check_named(tool, (*SHOWN, "namespace"), f"tools[{i}]")
+        for j, inner in _inner(tool):
+            _check_named(inner, SHOWN, f"tools[{i}].tools[{j}]")
+
+
+def _check_named(tool: ResponseTool, types: Sequence[str], where: str) -> None:
+    if tool.type in types and not tool.name:
+        raise invalid(f"{where} is of type {quoted(tool.type)} and has no name; give it one", f"{where}.name")
+
+
+def shown_tools(tools: Sequence[OfferedTool]) -> Iterator[ShownTool]:
+    for tool in tools:
+        if tool.type in SHOWN:
+            yield _shown(tool, None)
+        elif tool.type == "namespace":
+            yield from (_shown(inner, tool.name) for _, inner in _inner(tool) if inner.type in SHOWN)
+
+
+def _inner(tool: OfferedTool) -> Iterator[tuple[int, ResponseTool]]:
+    return iter(enumerate(tool.tools or ()) if tool.type == "namespace" else ())
+
+
+def _shown(tool: ResponseTool, namespace: str | None) -> ShownTool:
+    name = tool.name or ""
+    return ShownTool(shown_name(name, namespace), Called(name, namespace, tool.type == "custom"), tool)
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _with_format(tool: ResponseTool) -> str | None:
+    form = tool.format
+    if form is None or not form.definition:
+        return tool.description
+    return f"{tool.description or ''}\n\nThe input follows this {form.syntax} grammar:\n{form.definition}".lstrip()
+
+
+def arguments_of(input: str) -> str:
+    """The arguments with which a model calls the function of a custom tool."""
+    return json.dumps({INPUT: input}, ensure_ascii=False)
+
+
+# ---- back
+
+_BEGINNING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+# Whole characters of a string in JSON; half a surrogate pair waits for the other half.
+_CHARACTERS = re.compile(
+    r"""(?:[^"\\] | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
+        | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]|\\[^u]) ) )*""",
+    re.VERBOSE,
+)
+
+
+class _Arguments(Struct):
+    input: str
+
+
+class InputText:
+    """The input of a custom tool, from pieces of the arguments: `feed` them in order, then `finish` once."""
+
+    def __init__(self) -> None:
+        self._before: list[str] = []
+        self._held = ""
+        self._begun = self._ended = False
+
+    def feed(self, arguments: str) -> str:
+        if self._ended:
+            return ""
+        if self._begun:
+            return self._decode(self._held + arguments)
+        self._before.append(arguments)
+        self._held = (self._held + arguments)[:MAX_BEGINNING]
+        beginning = _BEGINNING.match(self._held) if len(self._held) < MAX_BEGINNING else None
+        if beginning is None:
+            return ""
+        self._begun = True
+        return self._decode(self._held[beginning.end() :])
+
+    def _decode(self, text: str) -> str:
+        """Decode all whole characters, and hold what may become one."""
+        decoded: list[str] = []
+        while True:
+            whole = _CHARACTERS.match(text)
+            assert whole is not None, "it matches nothing, too"
+            decoded.append(_decoded(whole[0]))
+            text = text[whole.end() :]
+            if text.startswith('"') or len(text) < MAX_CHARACTER:
+                break
+            decoded.append(text[0])  # a backslash that begins no escape
+            text = text[1:]
+        self._held, self._ended = text, text.startswith('"')
+        return "".join(decoded)
+
+    def finish(self) -> str:
+        """The rest; all arguments as they are, where they are not those of the function that the model was shown."""
+        if self._begun:
+            return "" if self._ended else self._held
+        arguments = "".join(self._before)
+        try:
+            given = msgspec.json.decode(arguments, type=_Arguments).input
+        except (msgspec.DecodeError, RecursionError):
+            return arguments
+        return given
+
+
+def _decoded(characters: str) -> str:
+    try:
+        text = str(json.loads(f'"{characters}"', strict=False))
+    except ValueError:  # an escape that JSON does not have
+        return characters
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # halves of pairs are no text

@@ -1,0 +1,73 @@
+"""The hit that is expected at the replica chosen for a prompt, and the one that its engine reports."""
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from router.members.feeds import Moment
+from router.members.members import Member, ServedModel
+from router.placement.decision import Decision
+from router.placement.placement import Prediction
+from router.prompts.prompt import Peek, Prompt
+from router.prompts.shapes import NOT_THERE
+from router.proxy.request_summary import GenerationSummary, exactness
+
+if TYPE_CHECKING:
+    from router.core import Router
+
+
+class PredictedHit(Struct, eq=False):
+    member: Member | None = None  # that was chosen last
+    prediction: Prediction | None = None  # of its cached blocks there; None: only guessed, or not looked for
+    predicted_at: Moment | None = None  # in the replica's stream
+    index_doubt: str | None = None  # why the index may have differed from the replica's cache
+    reported_tokens: int | None = None
+
+    def decide(
+        self,
+        router: "Router",
+        model: ServedModel,
+        prompt: Prompt,
+        session: str | None,
+        tried: frozenset[str],
+        came_s: float,
+        *,
+        is_looked_up: bool,
+        only: Member | None = None,
+    ) -> Decision:
+        """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one."""
+        started = perf_counter()
+        decision, matches = router.decide(model, prompt, session, tried, came_s, only=only)
+        router.counts.decision_s.observe(perf_counter() - started)
+        if decision.chosen is not None:
+            member = self.member = router.members.by_name[decision.chosen.name]
+            self.prediction = self.predicted_at = None
+            if is_looked_up:
+                self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+                self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
+            self.index_doubt = router.doubt(member)
+        return decision
+
+    def verify(self, router: "Router", model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
+        """Have the request's shape verified at a foreign replica where it is not; nothing is predicted until then."""
+        member = self.member
+        assert model is not None and member is not None, "the prompt is of this model, and on its way"
+        if model.tokens.is_verified_at(prompt, member.server.process):
+            return
+        if prompt.doubt is NOT_THERE:
+            self.prediction = None
+        if router.verification is not None:
+            router.verification.sent(member, model, prompt, api, body)
+
+    def summary(self, peek: Peek, prompt: Prompt, decision: Decision) -> GenerationSummary:
+        return GenerationSummary(
+            peek,
+            prompt,
+            decision,
+            self.member,
+            self.prediction,
+            self.reported_tokens,
+            exactness(prompt, self.prediction, self.index_doubt),
+            self.predicted_at,
+        )

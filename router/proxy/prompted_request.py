@@ -1,0 +1,136 @@
+"""A generation request whose prompt is made: at once, on a thread or, for a large body, in another process."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from api.errors import ApiError
+from api.generation_apis import CHAT, GenerationApi
+from router.members.members import ServedModel, no_replica
+from router.prompts.canonical import peek_of
+from router.prompts.prompt import Peek, Prompt, read_peek
+from router.prompts.reading.client import is_quick
+from router.prompts.reading.messages import Found, Make
+from router.prompts.tokens import Tokens
+from router.proxy.exchange import Exchange
+from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.log_notes import Notes
+from router.proxy.request import Request
+from router.proxy.sessions import session_of
+
+log = logging.getLogger(__name__)
+
+
+def _peek_of_conversation(api: GenerationApi, body: bytes) -> Peek:
+    peek = read_peek(body)
+    if (conversation := peek_of(api.name, body, peek.model)) is not None:
+        peek.messages = conversation.messages  # with what stands beside them there
+    return peek
+
+
+@dataclass(slots=True, eq=False)
+class PromptedRequest(Request):
+    api: GenerationApi = CHAT
+    peek: Peek = field(init=False)
+    prompt: Prompt = field(init=False)
+    model: ServedModel | None = None
+    notes: Notes | None = None
+    _tokens_of_model: Tokens = field(init=False)
+
+    @property
+    def model_name(self) -> str:
+        return self.peek.model
+
+    @property
+    def prompt_field(self) -> Literal["messages", "prompt"]:
+        return "messages" if self.api.is_chat else "prompt"
+
+    @property
+    def session(self) -> str | None:
+        session = session_of(self.exchange.scope["headers"], self.peek.prompt_cache_key)
+        return None if session is None else session.key
+
+    def serve(self, exchange: Exchange) -> None:
+        """Begin with the whole body."""
+        router, body = self.router, exchange.take_body()
+        self._body = body
+        self.came_s = router.now_s()
+        if self.notes is not None and router.config.log_prompts:
+            self.notes.body = bytes(body)
+        router.retry_budget.requests += 1
+        try:
+            self._make_prompt()
+        except ApiError as error:
+            self.refuse(error)
+
+    def prompted(self, prompt: Prompt) -> None:
+        """Handle the prompt; overridden."""
+        raise NotImplementedError
+
+    def _make_prompt(self) -> None:
+        """Make the prompt where that delays no other client."""
+        body = self._body
+        if not is_quick(body):
+            self._aside(partial(self._read_apart, body))
+            return
+        self.peek = read_peek(body) if self.api.is_inner else _peek_of_conversation(self.api, body)
+        model = self.model = self.router.members.model(self.peek.model)
+        salt = self.admitted.cache_salt(self.peek.cache_salt)
+        draft = partial(model.tokens.draft, self.api.name, body, self.peek, model.lora, salt, model.max_model_len)
+        if not model.tokens.is_quick(body):
+            self.router.in_thread(lambda: draft().finish(), len(body), self._made)
+            return
+        drafted = draft()
+        if drafted.is_quick:
+            self.prompted(drafted.finish())
+        else:
+            self.router.in_thread(drafted.finish, len(body), self._made)
+
+    def _made(self, made: "asyncio.Future[Prompt]") -> None:
+        """Handle the prompt made by a thread."""
+        if made.cancelled() or self.is_over:
+            return
+        try:
+            self.prompted(made.result())
+        except ApiError as error:
+            self.refuse(error)
+        except Exception:
+            log.exception("A prompt could not be made")
+            self.exchange.fail()
+        finally:
+            del made  # its error refers to this frame: a cycle, which would keep the body until it is collected
+
+    async def _read_apart(self, body: bytes) -> None:
+        """Have a large body read in another process."""
+        salt: str | None = None
+
+        def want(found: Found) -> Make:
+            nonlocal salt
+            self.peek = Peek(**found.fields)
+            salt = self.admitted.cache_salt(self.peek.cache_salt)
+            model = self.model = self.router.members.model(self.peek.model)
+            return make_for(model, self.api.name, salt)
+
+        made = await self.router.reading.read(body, want)
+        self.exchange.aside = None
+        assert made is not None and self.model is not None, "it was wanted"
+        prompt = prompt_from(made, self.model, self.peek, salt)
+        self._body = self._body if made.body is None else made.body  # None: it is unchanged
+        self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
+        self.prompted(prompt)
+
+    def _is_ready(self) -> bool:
+        model = self.model = self.router.members.model(self.peek.model)  # the replicas may have changed
+        if not (self._since_s or self.retries) or not self._is_outdated(model):
+            return True
+        if self.exchange.response_started:
+            raise no_replica("the model has another tokenizer by now")
+        self._make_prompt()
+        return False
+
+    def _is_outdated(self, model: ServedModel) -> bool:
+        """Return whether the prompt's tokens may differ from those of the present replicas."""
+        made_otherwise = model.tokens is not self._tokens_of_model or model.lora != self.prompt.lora
+        return made_otherwise or (self.prompt.exact and model.tokens.why_not is not None)

@@ -1,0 +1,16 @@
+"""The quick benchmarks run to their end: a figure in the docs is worth what its script is."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.grid
+
+
+@pytest.mark.parametrize("part", ["core", "decisions", "front", "prefixes", "request_log", "tokens"])
+def test_a_part_prints_its_figures(part: str) -> None:
+    command = [sys.executable, "-m", "tests.bench", part, "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "| measured |" in done.stdout and "**" in done.stdout, done.stdout
