@@ -7,8 +7,8 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import msgspec
@@ -151,7 +151,7 @@ class Engine:
         try:
             with urlopen(f"{self.url}/health", timeout=2) as answer:
                 return bool(answer.status == 200)
-        except (URLError, OSError):
+        except (HTTPException, OSError):  # the first: somebody else was given the port
             return False
 
     def restart(self) -> None:
