@@ -34,14 +34,12 @@ TINIEST = torch.finfo(torch.float32).tiny
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     """The next token of each request; row i of the logits is that of request i, and is masked in place."""
-    allowed = mask_of(requests, logits.shape[-1])
-    if allowed is not None:
-        logits.masked_fill_(~allowed, -math.inf)
+    ruled_out = rule_out(logits, requests)
     peaks, best = logits.max(dim=-1)
     tokens: list[int] = best.tolist()
     for row, (request, peak) in enumerate(zip(requests, peaks.tolist(), strict=True)):
         if not math.isfinite(peak):
-            tokens[row] = _best_of_broken(logits[row], None if allowed is None else allowed[row])
+            tokens[row] = _best_of_broken(logits[row], ruled_out.get(row))
         elif not _is_plain(request):
             tokens[row] = _draw(logits[row], request, tokens[row])
     logprobs = logprobs_of(logits, tokens, requests)
@@ -63,12 +61,12 @@ def _may_not_stop(request: Request, generated: int) -> bool:
     return generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
 
 
-def _best_of_broken(row: Tensor, allowed: Tensor | None) -> int:
+def _best_of_broken(row: Tensor, ruled_out: Tensor | None) -> int:
     """For a model that failed: the other requests must go on, and this one does so for as long as it makes sense."""
     _tell_of_broken()
-    if allowed is None:
+    if ruled_out is None:
         return int(torch.nan_to_num(row, nan=-math.inf).argmax())
-    return int(torch.nan_to_num(row, nan=LOWEST).masked_fill_(~allowed, -math.inf).argmax())
+    return int(torch.nan_to_num(row, nan=LOWEST).masked_fill_(ruled_out, -math.inf).argmax())
 
 
 @cache
@@ -112,15 +110,15 @@ def bits_of(requests: Sequence[Request]) -> dict[int, NDArray[np.uint8]]:
     return found
 
 
-def mask_of(requests: Sequence[Request], vocab_size: int) -> Tensor | None:
-    """Return for each request which tokens may come next; None: no request is constrained."""
+def rule_out(logits: Tensor, requests: Sequence[Request]) -> dict[int, Tensor]:
+    """Mask the rows of constrained requests; return by row which tokens may not come next."""
     bits = bits_of(requests)
     if not bits:
-        return None
-    mask = np.ones((len(requests), vocab_size), np.bool_)
-    for place, of_request in bits.items():
-        mask[place] = boolean(of_request, vocab_size)
-    return torch.from_numpy(mask)
+        return {}
+    ruled_out = torch.from_numpy(~boolean(np.stack(list(bits.values())), logits.shape[-1]))
+    rows = torch.tensor(list(bits))
+    logits[rows] = logits[rows].masked_fill_(ruled_out, -math.inf)
+    return dict(zip(bits, ruled_out, strict=True))
 
 
 # ---- what the client adds to the logits

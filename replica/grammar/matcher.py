@@ -46,18 +46,18 @@ class Matcher:
 
     def allowed(self) -> NDArray[np.uint8]:
         """One bit for each token, the lowest first, in whole words of 32; at least one is set."""
-        bits = np.zeros(-(-len(self.vocabulary.tokens) // 32) * 4, np.uint8)
+        size = -(-len(self.vocabulary.tokens) // 32) * 4
         if not self.ended:
-            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(bits)]
-            bits[: len(mask)] = mask
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[:size]
             if self._matcher.is_error():
                 self._fail(self._matcher.get_error())
             elif not bits.any():
                 self._fail("no token of the vocabulary is allowed")
-        if self.ended:
-            bits[:] = 0
-            for token in self.vocabulary.eos_ids:
-                bits[token >> 3] |= 1 << (token & 7)
+            else:
+                return np.pad(bits, (0, size - len(bits))) if len(bits) < size else bits
+        bits = np.zeros(size, np.uint8)
+        for token in self.vocabulary.eos_ids:
+            bits[token >> 3] |= 1 << (token & 7)
         return bits
 
     def _fail(self, reason: str) -> None:

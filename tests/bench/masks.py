@@ -198,20 +198,20 @@ def _share_of_masks(engine: Engine, constraint: Constraint) -> float:
         prompt = pack_tokens([(number * 7 + place) % size for place in range(32)])
         assert engine.submit(Submit(number, prompt, sampling), matcher) is None
     masks_s = 0.0
-    make_mask = sampling_module.mask_of
+    rule_out = sampling_module.rule_out
 
-    def timed(requests: Sequence[Request], vocab_size: int) -> torch.Tensor | None:
+    def timed(logits: torch.Tensor, requests: Sequence[Request]) -> dict[int, torch.Tensor]:
         nonlocal masks_s
         began_s = time.process_time()
-        mask = make_mask(requests, vocab_size)
+        ruled_out = rule_out(logits, requests)
         masks_s += time.process_time() - began_s
-        return mask
+        return ruled_out
 
-    sampling_module.mask_of = timed
+    sampling_module.rule_out = timed
     try:
         began_s = time.process_time()
         while engine.busy:
             engine.step()
         return masks_s / (time.process_time() - began_s)
     finally:
-        sampling_module.mask_of = make_mask
+        sampling_module.rule_out = rule_out
