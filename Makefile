@@ -24,11 +24,13 @@ HARDWARE := bench or gpu or live
 WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos/test_router_engines.py \
-	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py
+	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py \
+	tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py
 # This takes all of the processors' time while it lasts, which the others would not survive.
 GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_nothing_off
-# Schemas are tried with many requests; no answer is late.
-BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py
+# These try many requests, and no answer is late.
+BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tests/chaos/test_router_random_schemas.py \
+	tests/chaos/test_router_agents.py
 # These look at the clock, and want the machine for themselves; the calm ones come first.
 CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py tests/hostile/test_connections.py
 CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
