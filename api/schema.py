@@ -12,7 +12,6 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES
 from api.openai_responses.requests import ResponsesRequest
-from api.openai_responses.tools import SHOWN
 from api.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 from api.unsupported import UNSUPPORTED
@@ -90,8 +89,6 @@ def _components() -> dict[str, Any]:
         "then": _has("allowed_tools", {"type": "object"}),
         "else": _has("function", {"type": "object"}),
     }
-    schemas["OfferedTool"] |= _when_shown(*SHOWN, "namespace")
-    schemas["ResponseTool"] |= _when_shown(*SHOWN)
     return schemas
 
 
@@ -113,11 +110,6 @@ def _when(given: tuple[str, str], **needed: bool) -> dict[str, Any]:
     """A rule: if a field has this type, another one must have this value."""
     [(name, value)] = needed.items()
     return {"if": _has(given[0], {"type": given[1]}), "then": _has(name, {"const": value})}
-
-
-def _when_shown(*types: str) -> dict[str, Any]:
-    """A rule: a tool of one of these types has a name."""
-    return {"if": _has("type", {"enum": types}), "then": _has("name", {"type": "string", "minLength": 1})}
 
 
 def _given(name: str, other: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("default", COMMON, max_examples=30, derandomize=True)
-settings.register_profile("thorough", COMMON, max_examples=100, derandomize=True)
+settings.register_profile("thorough", COMMON, max_examples=60, derandomize=True)
 settings.register_profile("search", COMMON, max_examples=5000)
 settings.load_profile("default")
 

@@ -34,9 +34,10 @@ def say(**heard: object) -> None:
 
 
 async def hear(host: Host, for_s: float, until: str = "") -> None:
-    """Its reports, or why there are none, each once."""
-    end_s, after, before = time.monotonic() + for_s, None, None
-    while time.monotonic() < end_s and before != {"life": until}:
+    """Its reports, or why there are none, each once; `until` is a life or an error."""
+    end_s, after = time.monotonic() + for_s, None
+    before: dict[str, str] = {}
+    while time.monotonic() < end_s and until not in before.values():
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + end_s - time.monotonic()):
                 report = await host.report(after)
@@ -71,6 +72,7 @@ async def hangs(made: Hosts) -> None:
 
 async def cannot_begin(made: Hosts) -> None:
     host = made.begin(task("no/file"))
+    await hear(host, 20.0, until="HostLost")
     await hear(host, HEAR_FOR_S)
     say(actors=made_of("no/file"))
     await host.stop(0.0)
@@ -80,7 +82,8 @@ async def cannot_begin(made: Hosts) -> None:
 async def dies_unheard(_: Hosts) -> None:
     """Its output is not awaited, so it is dead before its death is known."""
     host = RayHosts("dies_unheard", Patience(report_s=0.0, silent_s=60.0)).begin(task("no/file"))
-    await hear(host, HEAR_FOR_S)
+    await hear(host, 20.0, until="HostLost")
+    await hear(host, HEAR_FOR_S / 4)
     await host.stop(0.0)
 
 
