@@ -7,10 +7,10 @@ const { createOpenAI } = require("@ai-sdk/openai");
 const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
 const { z } = require("zod");
 
-const baseURL = process.env.OPENAI_BASE_URL;
+const { OPENAI_BASE_URL: baseURL, OPENAI_API_KEY: apiKey } = process.env;
 const name = process.env.MODEL;
-const compatible = createOpenAICompatible({ name: "warmroute", baseURL, supportsStructuredOutputs: true, includeUsage: true });
-const openai = createOpenAI({ baseURL, apiKey: "none" });
+const compatible = createOpenAICompatible({ name: "warmroute", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true });
+const openai = createOpenAI({ baseURL, apiKey });
 const models = { compatible: compatible(name), chat: openai.chat(name), responses: openai.responses(name) };
 const schema = z.object({ name: z.string().max(40), age: z.number().int(), mood: z.enum(["good", "bad"]) });
 const weather = tool({
