@@ -10,13 +10,13 @@ from langchain.agents.structured_output import ToolStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 
 class Person(BaseModel):
     """A person."""
 
-    name: str = Field(max_length=40)
+    name: str  # without a limit: Anthropic's client leaves limits out of schemas that it sends
     age: int
     mood: Literal["good", "bad"]
 
