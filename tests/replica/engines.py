@@ -13,6 +13,8 @@ from replica.messages import Output, Refused, Sampling, Submit
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
 from replica.simulated import SimulatedRunner
+from replica.tiers.lower import HOST
+from replica.tiers.simulated import SimulatedMover
 
 MODEL = "model"
 SIZE = 4
@@ -55,9 +57,15 @@ def engine(*, runner: type[SimulatedRunner] | None = None, **changes: Any) -> En
     defaults = {"block_size": SIZE, "num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 32}
     config = EngineConfig(**{"model": MODEL, "engine": "simulated", **defaults, **changes})
     clock = VirtualClock()
-    return Engine(
-        config, (runner or SimulatedRunner)(config.simulated, clock, config.vocabulary, config.eos_token_ids), clock
-    )
+    made = (runner or SimulatedRunner)(config.simulated, clock, config.vocabulary, config.eos_token_ids)
+    mover = SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
+    return Engine(config, made, clock, mover if config.host_blocks else None)
+
+
+def advance(of: Engine) -> None:
+    """Let virtual time pass until the next block has come, where nothing can be computed before."""
+    if of.only_loads and isinstance(of.mover, SimulatedMover) and of.mover.next_s is not None:
+        of.clock.sleep(max(0.0, of.mover.next_s - of.clock.now_s()))
 
 
 def submit(
@@ -72,6 +80,7 @@ def submit(
 
 def step(of: Engine) -> list[Output]:
     """Run one step, and check every invariant."""
+    advance(of)
     outputs = of.step()
     of.check()
     return outputs
