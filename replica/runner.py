@@ -22,7 +22,10 @@ class Runner(Protocol):
     vocab_size: int  # token ids are below it
     attention_name: str  # empty where none is computed
     ahead: bool  # whether a step may be started before the results of the one before it are known
-    memory: BlockMemory | None  # its KV, for lower media; None: there is none
+
+    @property
+    def memory(self) -> BlockMemory | None:
+        """Its KV, for lower media; None: there is none."""
 
     def start(self, batch: Sequence[Scheduled]) -> Finish:
         """Begin to compute the step, after all that was begun before; what it returns waits for the results.

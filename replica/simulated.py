@@ -12,7 +12,6 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from events.blocks import TOKEN_BYTES
-from replica.block_memory import BlockMemory
 from replica.clock import Clock
 from replica.config import SimulatedConfig
 from replica.grammar.matcher import Matcher, boolean
@@ -37,7 +36,7 @@ class SimulatedRunner(ImmediateRunner):
         self.num_blocks = 0
         self.vocab_size = 2**32  # whatever it is given
         self.attention_name = ""
-        self.memory: BlockMemory | None = None
+        self.memory = None
         if not set(range(*vocabulary)).difference(eos_token_ids):
             raise ValueError(f"every token of the vocabulary {vocabulary} ends the output")
 

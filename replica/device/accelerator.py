@@ -33,11 +33,11 @@ class Accelerator:
         event.record()
         return event.synchronize
 
-    def beside(self) -> Callable[[Replay], None]:
+    def beside(self) -> Callable[[Callable[[], object]], None]:
         """Return a function that has work done beside all other, and waits for it; for one thread at a time."""
         stream = torch.cuda.Stream()
 
-        def run(work: Replay) -> None:
+        def run(work: Callable[[], object]) -> None:
             with torch.cuda.stream(stream):
                 work()
             stream.synchronize()

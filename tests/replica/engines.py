@@ -125,7 +125,7 @@ class RememberingRunner(SimulatedRunner):
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(speed, clock, vocabulary, eos_token_ids)
-        self.memory: dict[tuple[int, int], int] = {}
+        self.kv: dict[tuple[int, int], int] = {}
         self.copied_tokens = 0
 
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
@@ -139,7 +139,7 @@ class RememberingRunner(SimulatedRunner):
             places = [place(request, position) for position in range(start, start + count)]
             assert written.isdisjoint(places), f"request {request.id} writes to a slot of another request"
             written.update(places)
-            self.memory.update(zip(places, values, strict=True))
+            self.kv.update(zip(places, values, strict=True))
         return super().run(batch)
 
     def copy(self, batch: Sequence[Scheduled]) -> None:
@@ -153,10 +153,10 @@ class RememberingRunner(SimulatedRunner):
                 f"request {request.id} copies too much or little"
             )
             targets.add(copy.target)
-            values = [self.memory.get((copy.source, offset)) for offset in range(copy.tokens)]
+            values = [self.kv.get((copy.source, offset)) for offset in range(copy.tokens)]
             for offset in range(request.chain.block_size):
-                self.memory.pop((copy.target, offset), None)
-            self.memory |= {(copy.target, at): value for at, value in enumerate(values) if value is not None}
+                self.kv.pop((copy.target, offset), None)
+            self.kv |= {(copy.target, at): value for at, value in enumerate(values) if value is not None}
             self.copied_tokens += copy.tokens
 
     def tokens(self, request: Request) -> list[int]:
@@ -164,7 +164,7 @@ class RememberingRunner(SimulatedRunner):
         return request.chain.tokens.tolist()
 
     def held(self, request: Request, count: int) -> list[int | None]:
-        return [self.memory.get(place(request, position)) for position in range(count)]
+        return [self.kv.get(place(request, position)) for position in range(count)]
 
 
 def place(request: Request, position: int) -> tuple[int, int]:

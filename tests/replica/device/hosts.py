@@ -44,8 +44,11 @@ class HostAccelerator(Accelerator):
 
         return wait
 
-    def beside(self) -> Callable[[Replay], None]:
-        return lambda work: work()
+    def beside(self) -> Callable[[Callable[[], object]], None]:
+        def run(work: Callable[[], object]) -> None:
+            work()
+
+        return run
 
     def pool(self) -> object:
         return None
