@@ -18,7 +18,7 @@ from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
 from replica.grammar.matcher import Matcher
-from replica.messages import Output, Refused, Stats, Submit
+from replica.messages import Output, Refused, Stats, Submit, TierSnapshot
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
@@ -249,9 +249,35 @@ class Engine:
             decode_tokens_per_s=self.speed.decode_tokens_per_s,
             kv_events=self.kv_events,
             constraint_failures=scheduler.constraint_failures,
+            tiers=self._tiers(),
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)
         return stats
+
+    def _tiers(self) -> dict[str, TierSnapshot]:
+        lower, loaded = self.pool.lower, self.scheduler.transfers.loaded_tokens
+        return (
+            {}
+            if lower is None
+            else {
+                tier.medium: TierSnapshot(
+                    total=tier.num_slots,
+                    cached=tier.named,
+                    evictions=tier.evictions,
+                    loaded_tokens=loaded.get(tier.medium, 0),
+                    load_tokens_per_s=self._load_speeds().get(tier.medium, 0.0),
+                )
+                for tier in lower.tiers
+            }
+        )
+
+    def _load_speeds(self) -> dict[str, float]:
+        """Tokens per second that come from each medium, as far as it is known."""
+        if self.mover is None:
+            return {}
+        speeds = self.mover.speeds
+        found = {medium: speeds.blocks_per_s(medium) * self.config.block_size for medium in speeds.media()}
+        return {medium: speed for medium, speed in found.items() if speed}
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""
