@@ -38,6 +38,13 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 # ---- to the engine
 
 
+class KVSource(Struct, frozen=True):
+    """A neighbour that should have the KV of the first tokens of a prompt."""
+
+    endpoint: str
+    tokens: int
+
+
 class Submit(Struct, omit_defaults=True):
     id: int
     prompt: bytes  # token ids, packed as little-endian uint32
@@ -47,6 +54,7 @@ class Submit(Struct, omit_defaults=True):
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
+    sources: list[KVSource] = []
 
 
 class Learn(Struct, tag="learn"):
