@@ -134,7 +134,8 @@ class Transfers:
         return request
 
     def _count(self, medium: str, blocks: int = 1) -> None:
-        self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + blocks * self._pool.block_size
+        if blocks:
+            self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + blocks * self._pool.block_size
 
     # ---- say
 
