@@ -1,0 +1,127 @@
+"""Blocks held for readers: found and given back on the engine's thread, asked for by others.
+
+A held block has one more reference, so it keeps its content. Holds are bounded: together they are at most a share of
+the pool, and they leave at least half of the free blocks free, so that a request waits for room no longer than the
+longest hold. A hold lasts as long as its stream, which `replica.neighbours.source` bounds.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import NamedTuple, Protocol
+
+from replica.block_pool import BlockPool
+from replica.chain import Chain
+
+SHARE = 1 / 8  # of the pool, for all readers together
+NO_ROOM = "busy"
+
+
+class Held(NamedTuple):
+    """Blocks of a chain from its `start` on; `reason` says why there are none, if the cache has them."""
+
+    blocks: Sequence[int]
+    reason: str = ""
+
+
+class BlockSource(Protocol):
+    """Finds and holds blocks; called by the threads of a server."""
+
+    def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
+        """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
+        ...
+
+    def give_back(self, held: Held) -> None: ...
+
+
+class Holds:
+    """A BlockSource. The engine's thread polls `descriptor` and calls `serve` between its steps."""
+
+    def __init__(self, pool: BlockPool, share: float = SHARE) -> None:
+        self._pool = pool
+        self._most = int(pool.num_blocks * share)
+        self._lock = threading.Lock()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._is_closed = False
+        self.references: dict[int, int] = {}  # by block, those that readers have
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    @property
+    def held(self) -> int:
+        """References that readers have, a block of two readers counted twice."""
+        return sum(self.references.values())
+
+    # ---- any thread
+
+    def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
+        answer: Future[Held] = Future()
+
+        def look() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(self._hold(chain, start, stop))
+
+        self._add(look, otherwise=answer.cancel)
+        try:
+            return answer.result(wait_s)
+        except CancelledError:
+            return Held((), NO_ROOM)
+        except TimeoutError:  # the engine is in a long step
+            # What it has begun to look for comes at once, and has to be given back.
+            return Held((), NO_ROOM) if answer.cancel() else answer.result()
+
+    def give_back(self, held: Held) -> None:
+        if held.blocks:
+            self._add(lambda: self._release(held.blocks))
+
+    def _add(self, task: Callable[[], None], otherwise: Callable[[], object] = lambda: None) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._tasks.append(task)
+                os.eventfd_write(self.descriptor, 1)
+                return
+        otherwise()
+
+    # ---- the engine's thread
+
+    def serve(self) -> None:
+        """Do what other threads have asked for."""
+        if not self._tasks:
+            return
+        with self._lock:
+            tasks = list(self._tasks)
+            self._tasks.clear()
+            os.eventfd_read(self.descriptor)
+        for task in tasks:
+            task()
+
+    def close(self) -> None:
+        """Refuse further holds. Call it when the engine's loop has ended."""
+        with self._lock:
+            self._is_closed = True
+        self.serve()
+        os.close(self.descriptor)
+
+    def _hold(self, chain: Chain, start: int, stop: int) -> Held:
+        pool = self._pool
+        found = pool.match(chain).blocks[start:stop]
+        room = self._most - self.held
+        free = [index for index, block in enumerate(found) if not pool.references(block)]
+        spare = max(0, pool.free // 2)
+        if len(free) > spare:
+            room = min(room, free[spare])  # the first that there is no room for ends them: a reader needs a prefix
+        blocks = found[: max(0, room)]
+        if not blocks:
+            return Held((), NO_ROOM if found else "")
+        pool.touch(blocks)
+        for block in blocks:
+            self.references[block] = self.references.get(block, 0) + 1
+        return Held(blocks)
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        self._pool.release(blocks)
+        for block in blocks:
+            self.references[block] -= 1
+            if not self.references[block]:
+                del self.references[block]
