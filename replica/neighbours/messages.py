@@ -34,9 +34,10 @@ Index: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_BLOCKS)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The source's first frame: how it can send payloads, and what that takes."""
+    """The source's first frame: how it can send payloads."""
 
-    transports: dict[str, bytes] = {}  # by name, with what the reader's end needs; "tcp" always works
+    # By name, the best first, each with what the reader's end needs, hidden (`Session.hide`).
+    transports: dict[str, bytes] = {}
 
 
 class Read(Struct, frozen=True, tag="read"):

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,8 +22,8 @@ from replica.neighbours.messages import (
     Welcome,
     decode_from_source,
 )
-from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, reply_to
-from replica.neighbours.transports import Inlet, TcpInlet
+from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, Session, reply_to
+from replica.neighbours.transports import Inlet, ReaderTransport
 from replica.neighbours.wanted import Arrivals, Wanted
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,11 @@ class Kept(Struct):
 class Reader:
     """Keeps connections, and remembers dead peers. One thread pulls; any may cancel a pull, and read the counts."""
 
-    def __init__(self, config: ReaderConfig, memory: BlockMemory) -> None:
+    def __init__(self, config: ReaderConfig, memory: BlockMemory, transports: Mapping[str, ReaderTransport]) -> None:
         self.counts = Counts()
         self._config = config
         self._memory = memory
-        self._staging = memoryview(bytearray(memory.block_bytes))
+        self._transports = transports
         self._kept: dict[str, Kept] = {}  # the longest unused first
         self._dead_until_s: dict[str, float] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -109,6 +109,8 @@ class Reader:
         for kept in self._kept.values():
             kept.close()
         self._kept.clear()
+        for transport in self._transports.values():
+            transport.close()
 
     # ---- one pull
 
@@ -146,7 +148,7 @@ class Reader:
             reply, session = reply_to(self._config.secret, connection.receive(CHALLENGE_BYTES, brief))
             connection.send(brief, reply)
             connection.session = session
-            _receive(connection, Welcome, brief)
+            inlet = self._inlet(connection, session, _receive(connection, Welcome, brief))
         except NotProven as error:
             connection.close()
             raise Lost("proof", str(error)) from error
@@ -154,7 +156,17 @@ class Reader:
             connection.close()
             # A source closes the connection of a reader that does not know its secret.
             raise (Lost("proof", "it has closed the handshake") if lost.reason == "closed" else lost) from lost
-        return Kept(connection, TcpInlet(connection, self._staging), time.monotonic())
+        log.info("blocks are read from %s by %s", endpoint, inlet.name)
+        return Kept(connection, inlet, time.monotonic())
+
+    def _inlet(self, connection: Connection, session: Session, welcome: Welcome) -> Inlet:
+        """Return the reader's end of the best transport that both have, and that works."""
+        for name, hidden in welcome.transports.items():
+            if (own := self._transports.get(name)) is not None:
+                inlet = own.inlet(connection, session.hide(hidden))
+                if inlet is not None:
+                    return inlet
+        raise Lost("refused", f"it has no transport in common, but {', '.join(welcome.transports)}")
 
     # ---- between pulls
 

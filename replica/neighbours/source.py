@@ -1,8 +1,8 @@
 """The server of a replica whose blocks neighbours read. Every peer's cost is bounded in memory, threads and time.
 
 A connection has a thread, and a reader gets one stream at a time. A stream holds blocks only while it runs, which the
-lease bounds; a reader that takes no byte for `STALL_S` loses it sooner. There are `STREAMS` staging buffers, so others
-wait for their turn: no more payloads than these are in flight.
+lease bounds; a reader that takes no byte for `STALL_S` loses it sooner. There are `STREAMS` streams, so others wait for
+their turn, and the buffers of these are all the payloads in flight.
 """
 
 import logging
@@ -11,6 +11,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
@@ -27,7 +28,7 @@ from replica.neighbours.holds import BlockSource
 from replica.neighbours.lost import Lost
 from replica.neighbours.messages import MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
-from replica.neighbours.transports import TCP, Outlet, TcpOutlet
+from replica.neighbours.transports import Outlet, SourceTransport
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +61,19 @@ class SourceConfig(Struct, frozen=True, kw_only=True):
 class Source:
     """Serves until it is closed. Raises OSError if it cannot listen at the endpoint."""
 
-    def __init__(self, config: SourceConfig, endpoint: str, blocks: BlockSource, memory: BlockMemory) -> None:
+    def __init__(
+        self,
+        config: SourceConfig,
+        endpoint: str,
+        blocks: BlockSource,
+        memory: BlockMemory,
+        transports: Mapping[str, SourceTransport],
+    ) -> None:
         self.counts = Counts()
         self._config = config
         self._blocks = blocks
         self._memory = memory
+        self._transports = transports
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -73,9 +82,9 @@ class Source:
         self._listener = socket.create_server((host, port), family=family, backlog=config.most_readers)
         named = f"[{host}]" if ":" in host else host
         self.endpoint = f"tcp://{named}:{self._listener.getsockname()[1]}"
-        self._staging: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        for _ in range(config.streams):
-            self._staging.put(memoryview(bytearray(memory.block_bytes)))
+        self._free_streams: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for stream in range(config.streams):
+            self._free_streams.put(stream)
         self._most_read_bytes = min(MOST_READ_BYTES, 2 * TOKEN_BYTES * config.most_tokens + 64 * 1024)
         threading.Thread(target=self._accept, name="kv-source", daemon=True).start()
 
@@ -142,7 +151,10 @@ class Source:
             connection.session = challenge.accept(connection.receive(REPLY_BYTES, patience))
         except NotProven as error:
             raise Lost("proof", str(error)) from error
-        connection.send_frame(Welcome({TCP: b""}), patience)
+        session = connection.session
+        connection.send_frame(
+            Welcome({name: session.hide(each.greeting) for name, each in self._transports.items()}), patience
+        )
 
     def _next_request(self, connection: Connection) -> Read:
         if not connection.wait_for_more(IDLE_S):
@@ -168,15 +180,16 @@ class Source:
             connection.send_frame(Offer(0, reason), patience)
             return
         try:
-            staging = self._staging.get(timeout=max(0.0, min(self._config.turn_s, until_s - time.monotonic())))
+            stream = self._free_streams.get(timeout=max(0.0, min(self._config.turn_s, until_s - time.monotonic())))
         except queue.Empty:
             self.counts.fail("busy")
             connection.send_frame(Offer(0, "busy"), patience)
             return
         try:
-            self._stream(request, connection, TcpOutlet(connection, staging), patience)
+            outlet = self._transports[request.transport].outlet(connection, stream)
+            self._stream(request, connection, outlet, patience)
         finally:
-            self._staging.put(staging)
+            self._free_streams.put(stream)
 
     def _refusal(self, request: Read) -> str:
         """Return why this is never answered with blocks; empty if it may be."""
@@ -185,6 +198,8 @@ class Source:
             return "layout"
         if request.model != config.model:
             return "model"
+        if request.transport not in self._transports:
+            return "transport"
         stop_bytes = request.stop * config.block_size * TOKEN_BYTES
         is_prompt = len(request.prompt) == stop_bytes <= config.most_tokens * TOKEN_BYTES
         return "" if is_prompt and request.start < request.stop else "invalid"
@@ -214,7 +229,7 @@ class Source:
             checksum=xxh3_128_digest(payload),
             size=len(payload),
         )
-        outlet.send(header, payload, patience)
+        outlet.send(header, patience)
 
 
 def chain_of(request: Read, block_size: int) -> Chain:

@@ -40,6 +40,7 @@ BY_NAME = (
     "peers",
     "policies",
     "pictures",
+    "pull",
     "ray_faults",
     "schemas",
     "screenshots",

@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,10 @@ import numpy as np
 from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.neighbours.holds import Holds
+from replica.neighbours.nixl import NIXL, NixlSource
 from replica.neighbours.reader import Reader, ReaderConfig
-from replica.neighbours.source import Source, SourceConfig
+from replica.neighbours.source import STREAMS, Source, SourceConfig
+from replica.neighbours.transports import TCP, SourceTransport, TcpReader, TcpSource
 from replica.neighbours.wanted import Wanted
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.engines import MODEL, SIZE, admit, chain
@@ -95,7 +98,7 @@ class ServingEngine(Engine):
 
     def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES, share: float = 1 / 8, **config: Any) -> None:
         super().__init__(num_blocks, block_bytes, share=share)
-        self.source = Source(source_config(**config), ANY_PORT, self.holds, self.memory)
+        self.source = Source(source_config(**config), ANY_PORT, self.holds, self.memory, tcp_source(block_bytes))
         self._ends = threading.Event()
         self._steps = threading.Lock()
         self._thread = threading.Thread(target=self._run)
@@ -132,7 +135,12 @@ def source_config(**changes: Any) -> SourceConfig:
 
 
 def reader(memory: ArrayMemory, **changes: Any) -> Reader:
-    return Reader(ReaderConfig(**({"secret": SECRET, "model": MODEL, "kv_layout": LAYOUT} | changes)), memory)
+    config = ReaderConfig(**({"secret": SECRET, "model": MODEL, "kv_layout": LAYOUT} | changes))
+    return Reader(config, memory, {TCP: TcpReader(memory.block_bytes)})
+
+
+def tcp_source(block_bytes: int) -> dict[str, SourceTransport]:
+    return {TCP: TcpSource(STREAMS, block_bytes)}
 
 
 @contextmanager
@@ -189,10 +197,19 @@ def source_process(**options: Any) -> Iterator[SourceProcess]:
         started.end()
 
 
-def _main(blocks: int, num_blocks: int, block_bytes: int = BLOCK_BYTES, share: float = 1 / 8, **config: Any) -> None:
+def _main(
+    blocks: int,
+    num_blocks: int,
+    block_bytes: int = BLOCK_BYTES,
+    share: float = 1 / 8,
+    nixl: bool = False,
+    **config: Any,
+) -> None:
+    transports: dict[str, SourceTransport] = {NIXL: NixlSource(STREAMS, block_bytes)} if nixl else {}
+    transports |= tcp_source(block_bytes)
     engine = Engine(num_blocks, block_bytes, share=share)
     engine.serve(chain([*tokens_of(blocks), 1]))
-    source = Source(source_config(**config), ANY_PORT, engine.holds, engine.memory)
+    source = Source(source_config(**config), ANY_PORT, engine.holds, engine.memory, transports)
     print(source.endpoint, flush=True)
     while True:
         readable, _, _ = select.select([sys.stdin, engine.holds.descriptor], [], [])
@@ -207,6 +224,8 @@ def _main(blocks: int, num_blocks: int, block_bytes: int = BLOCK_BYTES, share: f
 def _obey(engine: Engine, line: str) -> int:
     if line == "held":
         return engine.holds.held
+    if line == "cpu_us":
+        return time.process_time_ns() // 1000
     assert line == "evict"
     taken = engine.pool.take((), engine.pool.free)
     assert taken is not None
