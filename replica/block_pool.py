@@ -16,6 +16,9 @@ A name is the block's key (`events.blocks`), and it never decides alone: a hit m
 extra keys, and a parent with the identity of the block before it (`replica.contents`). All copies of one content share
 the identity, so a copy may be evicted or recycled without making the others' children unfindable.
 
+Below the pool there may be slower media (`replica.tiers`), to which its blocks go and from which they come back. What
+`match` finds there follows the hits.
+
 With `partial`, the beginning of a block is worth something too: `part` finds what follows the hits in the chain's next
 block, in a named block or in the last block of a request, which is not full (`replica.tails`).
 """
@@ -35,6 +38,7 @@ from replica.free_queue import FreeQueue
 from replica.messages import PoolSnapshot
 from replica.names import NOBODY, Names, Slots
 from replica.tails import find_beginning, keep_tail
+from replica.tiers.lower import LowerTiers
 
 MEDIUM = "GPU"
 
@@ -57,6 +61,7 @@ class Match(NamedTuple):
     blocks: list[int]
     identity: int
     refused: bool = False  # the next block's key is here, with other content
+    lower: Sequence[int] = ()  # the slots of lower media that hold the blocks after these
 
 
 class PartialBlock(NamedTuple):
@@ -75,7 +80,15 @@ class BlockPool:
     """`num_blocks` blocks of `block_size` tokens; without `caching` none of them is ever named, or found by a part."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, caching: bool = True, partial: bool = False, events: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        partial: bool = False,
+        events: bool = True,
+        host_slots: int = 0,
+        disk_slots: int = 0,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
@@ -95,11 +108,14 @@ class BlockPool:
         self._references = array("i", bytes(4 * num_blocks))
         self._many_references = np.frombuffer(self._references, np.int32)
         self._queue = FreeQueue(num_blocks)
-        self._contents = Contents(num_blocks, block_size)
+        self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
         # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies` as they were made.
         self._names = Names(num_blocks)
         self._copies: dict[int, list[int]] = {}
         self._events: list[KnownEvent] = []
+        own_events = self._events if events else None
+        is_tiered = caching and host_slots > 0
+        self.lower = LowerTiers(self._contents, host_slots, disk_slots, own_events) if is_tiered else None
 
     @property
     def free(self) -> int:
@@ -111,14 +127,23 @@ class BlockPool:
     def match(self, chain: Chain) -> Match:
         """The longest cached prefix, at least one token short of the chain, whose last token must be computed."""
         count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
-        if not count or self._names.find(chain.keys[0]) == NOBODY:
+        if not count or (self.lower is None and self._names.find(chain.keys[0]) == NOBODY):
             return NO_MATCH
-        slots = self._names.find_many(np.frombuffer(chain.keys, np.uint64, count))
+        keys = np.frombuffer(chain.keys, np.uint64, count)
+        slots = self._names.find_many(keys)
+        if self.lower is not None:
+            self.lower.fill_in(slots, keys)
         missing = np.flatnonzero(slots == NOBODY)
         slots = slots[: missing[0]] if missing.size else slots
         verified = self._contents.count_same(chain, slots)
         blocks: list[int] = slots[:verified].tolist()
-        return Match(blocks, self._contents.identity[blocks[-1]] if blocks else 0, verified < len(slots))
+        is_refused = verified < len(slots)
+        if self.lower is None:
+            return Match(blocks, self._contents.identity[blocks[-1]] if blocks else 0, is_refused)
+        is_lower = slots[:verified] >= self.num_blocks
+        hits = int(is_lower.argmax()) if is_lower.any() else verified
+        after = blocks[hits : hits + int(np.logical_and.accumulate(is_lower[hits:]).sum())]
+        return Match(blocks[:hits], self._contents.identity[blocks[hits - 1]] if hits else 0, is_refused, after)
 
     def part(self, chain: Chain, match: Match) -> PartialBlock:
         """Find the block that begins most as the chain's next block does."""
@@ -206,12 +231,14 @@ class BlockPool:
         chain.named = stop
         if self.events:
             self._announce(chain, start, stop, copies)
+        if self.lower is not None and self.lower.saved_early:
+            self._save(np.array([blocks[index] for index in range(start, stop) if index not in copies], np.intp))
 
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
         """As `_name_each` does, at once; False, and nothing done, unless each of them is a first copy."""
         keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
         slots = np.array(blocks[start:stop], np.intp)
-        if not self._names.add_many(keys, slots):
+        if (self.lower is not None and self.lower.has_any(keys)) or not self._names.add_many(keys, slots):
             return False
         self._contents.identify(chain, slots)
         self._contents.fill(chain, slots, start, stop)
@@ -227,8 +254,10 @@ class BlockPool:
             first = names.find(key)
             if first == NOBODY:
                 names.add(key, block)
-                contents.last_identity += 1
-                contents.identity[block] = contents.last_identity
+                contents.identity[block] = self.lower.identity(chain, index) if self.lower is not None else 0
+                if not contents.identity[block]:
+                    contents.last_identity += 1
+                    contents.identity[block] = contents.last_identity
             elif contents.is_same(first, chain, index):
                 names.keys[block] = key
                 self._copies.setdefault(key, []).append(block)
@@ -269,18 +298,25 @@ class BlockPool:
     def _evict(self, slots: Slots) -> None:
         """Take the names of blocks that have just been handed out, and end the tails among them."""
         findable, slots = slots, slots[self._contents.is_full(slots)]
-        self._contents.forget(findable)
         if not slots.size:
+            self._contents.forget(findable)
             return
         self.unreferenced -= len(slots)
         self.named -= len(slots)
         self.evictions += len(slots)
         if self._copies:
             slots = np.array([block for block in slots.tolist() if not self._forget_copy(block)], np.intp)
+        self._save(slots[::-1])
+        self._contents.forget(findable)
         self._names.remove_many(slots)
         if self.events and slots.size:
             keys: list[Hash] = [self._names.keys[block] for block in slots.tolist()]
             self._events.append(BlockRemoved(keys, MEDIUM))
+
+    def _save(self, slots: Slots) -> None:
+        """Keep named blocks, heads first, in the medium below."""
+        if self.lower is not None and slots.size:
+            self.lower.save(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
 
     def _forget_copy(self, block: int) -> bool:
         """Drop one copy of several; False if it is the only one."""
@@ -301,6 +337,8 @@ class BlockPool:
         """Forget everything; refused (False) while any block is in use."""
         if self.free < self.num_blocks:
             return False
+        if self.lower is not None:
+            self.lower.clear()
         self._names.clear()
         self._copies.clear()
         self._contents.clear()
@@ -313,7 +351,8 @@ class BlockPool:
 
     def take_events(self) -> list[KnownEvent]:
         """Return the events since the last call, in order."""
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()
         return events
 
     def resident(self) -> set[int]:
@@ -347,6 +386,8 @@ class BlockPool:
         """Verify every invariant; AssertionError says which one does not hold."""
         self._queue.check()
         self._contents.check()
+        if self.lower is not None:
+            self.lower.check()
         contents, queue = self._contents, set(self._queue)
         unused = {block for block in range(self.num_blocks) if self._references[block] == 0}
         assert unused == queue, f"{unused ^ queue} are free and not queued, or queued and not free"
@@ -354,7 +395,8 @@ class BlockPool:
         named = {block for block in range(self.num_blocks) if contents.filled[block] == self.block_size}
         assert self.unreferenced == len(named & unused), f"{self.unreferenced} are counted as unreferenced"
         assert self.named == len(named), f"{self.named} are counted as named, {len(named)} are"
-        assert self.partial or len(named) == self.num_blocks - contents.filled.count(0), "a tail, without partial reuse"
+        empty = contents.filled[: self.num_blocks].count(0)
+        assert self.partial or len(named) == self.num_blocks - empty, "a tail, without partial reuse"
         first_copies = self._names.slots().tolist()
         others = [block for copies in self._copies.values() for block in copies]
         assert sorted([*first_copies, *others]) == sorted(named), "a named block is in no list of names, or in two"

@@ -25,6 +25,7 @@ class SimulatedConfig(Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float = 40.0
     batch_slowdown: float = 0.01
     step_overhead_s: float = 0.001
+    host_tokens_per_s: float = 100_000.0  # loaded from host memory, beside what is computed
     mean_output_tokens: int = 128  # where the end-of-sequence token falls by itself; 0: never
 
 
@@ -35,6 +36,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     engine: EngineName = "native"
     block_size: int = 16
     num_blocks: int = 8192  # 0: native, what the GPU's memory holds, or 1 GB on a CPU
+    host_blocks: int = 0  # of host memory behind the cache; 0: none
+    disk_blocks: int = 0  # behind that
+    disk_kv: str = ""  # the folder for them
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_step_s: float = 0.0  # what a step with prefill should take at most, by the one before; 0: no limit

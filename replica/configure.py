@@ -17,6 +17,7 @@ from replica.config import AnswerRule, ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
+from replica.tiers.sizes import HOST_SHARE, free_bytes
 
 MOST_ANSWERS_BYTES = 1024 * 1024
 
@@ -40,6 +41,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         **_endpoints(values),
         **_vocabulary(tokenizer, model),
         **_of_model(values, model),
+        **_tiers(values, model),
         "max_step_s": _max_step_s(values),
     }
     return msgspec.convert(fields, ReplicaConfig)
@@ -165,6 +167,29 @@ def _num_blocks(ctx: click.Context, model: NativeModel | None) -> dict[str, int]
     if blocks > LARGEST:
         raise Unusable(f"--kv-cache-gb {memory_gb:g} holds {blocks:,} blocks; give less: {LARGEST:,} are the most")
     return {"num_blocks": blocks}
+
+
+def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
+    block_bytes = values["block_size"] * (values["kv_bytes_per_token"] if model is None else model.kv_bytes_per_token)
+    host_gb = values["host_kv_gb"]
+    if not values["enable_prefix_caching"]:
+        host_gb = 0.0
+    elif host_gb is None:
+        host_gb = 0.0 if model is None else free_bytes() * HOST_SHARE / GIGABYTE
+    sizes = {"host_blocks": min(LARGEST, int(host_gb * GIGABYTE / block_bytes))}
+    if values["disk_kv"] is None:
+        return sizes
+    if model is None:
+        raise Unusable(f"--disk-kv {values['disk_kv']}: a simulated engine has no KV to keep; leave it out")
+    if not sizes["host_blocks"]:
+        raise Unusable(
+            f"--disk-kv {values['disk_kv']}: blocks go to the disk through the host's memory, and --host-kv-gb "
+            f"{host_gb:g} holds none; give more, or leave --disk-kv out"
+        )
+    disk_blocks = int(values["disk_kv_gb"] * GIGABYTE / block_bytes)
+    if not disk_blocks:
+        raise Unusable(f"--disk-kv-gb {values['disk_kv_gb']:g} holds no block of {block_bytes:,} bytes; give more")
+    return sizes | {"disk_kv": values["disk_kv"], "disk_blocks": min(LARGEST, disk_blocks)}
 
 
 def _endpoints(values: Mapping[str, Any]) -> dict[str, str | None]:

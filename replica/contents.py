@@ -1,9 +1,12 @@
 """The content of each block, by which a hit is verified.
 
 An identity is a number given to one content (tokens and extra keys from the start of the chain) and to no other ever.
+A content has the same identity in all media: the slots of lower media (`replica.tiers`) follow those of the pool.
 """
 
 from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +18,33 @@ from replica.names import Slots
 NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
 
 
+class Origin(NamedTuple):
+    """The part of a block's event that its tokens do not say."""
+
+    lora_name: str | None
+    extra_keys: list[object] | None
+
+
 class Contents:
     """By slot, in memory seen in two ways: `array` is faster for one slot, numpy (`many`) for several."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, lower_slots: int = 0) -> None:
         self.block_size = block_size
+        self.num_blocks = num_blocks
+        num_slots = num_blocks + lower_slots
         self.last_identity = 0
-        self.identity = array("q", bytes(8 * num_blocks))
-        self.parent = array("q", [NOT_NAMED]) * num_blocks  # the identity before it
-        self.filled = array("i", bytes(4 * num_blocks))  # tokens that can be found: all if named, fewer of a tail
+        self.identity = array("q", bytes(8 * num_slots))
+        self.parent = array("q", [NOT_NAMED]) * num_slots  # the identity before it
+        self.filled = array("i", bytes(4 * num_slots))  # tokens that can be found: all if named, fewer of a tail
         self.many_identities = np.frombuffer(self.identity, np.int64)
         self.many_parents = np.frombuffer(self.parent, np.int64)
         self.many_filled = np.frombuffer(self.filled, np.int32)
-        self.tokens = np.zeros(num_blocks, np.dtype((np.void, TOKEN_BYTES * block_size)))
-        self.rows: NDArray[np.uint32] = self.tokens.view(np.uint32).reshape(num_blocks, block_size)
+        self.tokens = np.zeros(num_slots, np.dtype((np.void, TOKEN_BYTES * block_size)))
+        self.rows: NDArray[np.uint32] = self.tokens.view(np.uint32).reshape(num_slots, block_size)
         self.exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
+        # For the events of lower media only: the key before each block, and of the few that have one, their origin.
+        self.parent_keys: NDArray[np.uint64] = np.zeros(num_slots if lower_slots else 0, np.uint64)
+        self.origins: dict[int, Origin] = {}
 
     def count_same(self, chain: Chain, slots: Slots) -> int:
         """Count the slots, from the first, that hold the chain's own content."""
@@ -74,6 +89,27 @@ class Contents:
             if start <= index < stop:
                 slot = slots if isinstance(slots, int) else int(slots[index - start])
                 self.exact[slot] = exact
+        if self.parent_keys.size:
+            self._remember_origin(chain, [slots] if isinstance(slots, int) else slots.tolist(), start)
+
+    def _remember_origin(self, chain: Chain, slots: list[int], start: int) -> None:
+        stop = start + len(slots)
+        self.parent_keys[slots[0]] = chain.keys[start - 1] if start else 0
+        self.parent_keys[slots[1:]] = np.frombuffer(chain.keys, np.uint64)[start : stop - 1]
+        extras = chain.event_extras(start, stop)
+        for slot, own in zip(slots, extras or (), strict=False):
+            self.origins[slot] = Origin(chain.lora_name, own)
+
+    def copy(self, sources: Slots, targets: Slots) -> None:
+        """Record that each target holds what its source holds."""
+        for field in (self.many_identities, self.many_parents, self.many_filled, self.tokens, self.parent_keys):
+            field[targets] = field[sources]
+        if self.exact or self.origins:
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                if source in self.exact:
+                    self.exact[target] = self.exact[source]
+                if source in self.origins:
+                    self.origins[target] = self.origins[source]
 
     def is_findable(self, slots: Slots) -> NDArray[np.bool_]:
         """Distinguish named blocks and tails from empty blocks."""
@@ -88,12 +124,14 @@ class Contents:
     def forget(self, slots: Slots) -> None:
         self.many_parents[slots] = NOT_NAMED
         self.many_filled[slots] = 0
-        if self.exact:
-            for block in slots.tolist():
-                self.exact.pop(block, None)
+        if self.exact or self.origins:
+            for slot in slots.tolist():
+                self.exact.pop(slot, None)
+                self.origins.pop(slot, None)
 
     def clear(self) -> None:
         self.exact.clear()
+        self.origins.clear()
         self.many_parents[:] = NOT_NAMED
         self.many_filled[:] = 0
 
@@ -104,8 +142,9 @@ class Contents:
         assert min(self.filled) >= 0 and max(self.filled) <= self.block_size, "more or less is filled than a block"
         assert max(self.parent) <= self.last_identity, "a parent's identity was never given"
         assert self.exact.keys() <= findable, "extra keys of a block that cannot be found"
+        assert self.origins.keys() <= findable, "the origin of a block that cannot be found"
 
-    def check_copies(self, first: int, copies: list[int]) -> None:
+    def check_copies(self, first: int, copies: Iterable[int]) -> None:
         for copy in copies:
             assert self.identity[copy] == self.identity[first], f"blocks {copy} and {first} differ in identity"
             assert self.parent[copy] == self.parent[first], f"blocks {copy} and {first} differ in their parent"

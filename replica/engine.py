@@ -5,6 +5,7 @@ results of that one are waited for; with any other, each step is committed at on
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,11 +18,13 @@ from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
 from replica.grammar.matcher import Matcher
-from replica.messages import Output, Refused, Stats, Submit
+from replica.messages import Output, Refused, Stats, Submit, TierSnapshot
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
 from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
+from replica.tiers.mover import Mover
+from replica.tiers.moves import Transfer
 
 
 class Flight(NamedTuple):
@@ -35,10 +38,11 @@ class Flight(NamedTuple):
 class Engine:
     """One model's requests. Submits and cancels are made between steps."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Clock, mover: Mover | None = None) -> None:
         self.config = config
         self.runner = runner
         self.clock = clock
+        self.mover = mover  # None: there is no medium below the pool
         events = config.events is not None
         self.pool = BlockPool(
             config.num_blocks,
@@ -46,8 +50,10 @@ class Engine:
             caching=config.enable_prefix_caching,
             partial=config.enable_partial_reuse,
             events=events,
+            host_slots=config.host_blocks if mover is not None else 0,
+            disk_slots=config.disk_blocks if mover is not None else 0,
         )
-        self.scheduler = Scheduler(self.pool, config)
+        self.scheduler = Scheduler(self.pool, config, self._pays_off)
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
         self.window = Window()
@@ -55,11 +61,18 @@ class Engine:
         self.kv_events = 0
         self._arrivals = 0
         self._flying: Flight | None = None
+        self._only_loads = False
+        self._due: deque[Transfer] = deque()  # that wait for a step to land
         self._landed_s = 0.0  # when the last results were there
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.requests) or self._flying is not None
+        return bool(self.scheduler.requests or self.scheduler.transfers) or self._flying is not None
+
+    @property
+    def only_loads(self) -> bool:
+        """True if nothing can be computed until blocks have come."""
+        return self._only_loads and bool(self.scheduler.transfers)
 
     def submit_all(self, submits: Sequence[Submit], matchers: Sequence[Matcher] = ()) -> Refused | None:
         """Let all of them wait for their turn, or none; then say why not. Constrained ones have a matcher each."""
@@ -117,14 +130,18 @@ class Engine:
     def step(self) -> list[Output]:
         """Start the next step, and return the results of the previous one, or its own."""
         outputs: list[Output] = []
+        self.settle()
         if self._flying is not None and not self.scheduler.may_run_ahead():
             outputs = self._land()
         batch = self.scheduler.schedule(self.step_limit.tokens)
-        started = self._start(batch) if batch or not self.runner.ahead else None  # nothing need not fly
+        self._begin_moves(batch)
+        started = self._start(batch) if batch else None  # nothing need not fly
+        self._only_loads = not batch and self._flying is None
         outputs += self._land()
         self._flying = started
         if not self.runner.ahead:
             outputs += self._land()
+        self._begin_due(batch if self._flying is not None else [])
         return outputs
 
     def _start(self, batch: Batch) -> Flight:
@@ -142,6 +159,55 @@ class Engine:
         self._measure(flight.batch, landed_s - max(flight.began_s, self._landed_s))
         self._landed_s = landed_s
         return self.scheduler.commit(flight.batch, sampled)
+
+    # ---- lower media
+
+    def _begin_moves(self, batch: Batch) -> None:
+        """Save what the next step overwrites, and begin with what requests wait for, in order.
+
+        A load has to wait for a step that is underway: it may copy from the very blocks, or write what a request that
+        was cancelled meanwhile would have had there.
+        """
+        lower, mover = self.pool.lower, self.mover
+        if lower is None or mover is None:
+            return
+        saves, transfers = self.scheduler.transfers.take_moves()
+        self._due += transfers
+        if saves:
+            mover.save(saves)
+            mover.write(lower.saved(saves))
+        if self._flying is None:
+            self._begin_due(batch)
+
+    def _begin_due(self, batch: Batch) -> None:
+        """Begin the transfers into blocks that this step, the only one underway, does not copy from."""
+        if not self._due or self.mover is None:
+            return
+        copied = {scheduled.copy.source for scheduled in batch if scheduled.copy is not None}
+        while self._due and copied.isdisjoint(load.block for load in self._due[0].loads):
+            self.mover.begin(self._due.popleft())
+
+    def settle(self) -> None:
+        """Let requests run whose blocks have come, and name what has come to the disk."""
+        lower, mover = self.pool.lower, self.mover
+        if lower is None or mover is None:
+            return
+        transfers, written = mover.landed()
+        for transfer in transfers:
+            self.scheduler.land(transfer)
+            mover.write(lower.saved(transfer.saves))
+        if written:
+            lower.written(written)
+        if erasures := lower.take_erasures():
+            mover.erase(erasures)
+        self._begin_moves([])
+
+    def _pays_off(self, medium: str) -> bool:
+        """Return True unless tokens are known to be computed sooner than loaded."""
+        assert self.mover is not None
+        loaded = self.mover.speeds.blocks_per_s(medium) * self.config.block_size
+        computed = self.speed.prefill_tokens_per_s
+        return not loaded or not computed or loaded > computed
 
     def _measure(self, batch: Batch, duration_s: float) -> None:
         self.steps += 1
@@ -162,7 +228,7 @@ class Engine:
 
     def load(self) -> Load:
         return Load(
-            running=len(self.scheduler.running),
+            running=self.scheduler.admitted,
             waiting=self.scheduler.waiting,
             queued_prefill_tokens=self.scheduler.queued_prefill_tokens(),
             free_blocks=self.pool.free,
@@ -183,9 +249,35 @@ class Engine:
             decode_tokens_per_s=self.speed.decode_tokens_per_s,
             kv_events=self.kv_events,
             constraint_failures=scheduler.constraint_failures,
+            tiers=self._tiers(),
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)
         return stats
+
+    def _tiers(self) -> dict[str, TierSnapshot]:
+        lower, loaded = self.pool.lower, self.scheduler.transfers.loaded_tokens
+        return (
+            {}
+            if lower is None
+            else {
+                tier.medium: TierSnapshot(
+                    total=tier.num_slots,
+                    cached=tier.named,
+                    evictions=tier.evictions,
+                    loaded_tokens=loaded.get(tier.medium, 0),
+                    load_tokens_per_s=self._load_speeds().get(tier.medium, 0.0),
+                )
+                for tier in lower.tiers
+            }
+        )
+
+    def _load_speeds(self) -> dict[str, float]:
+        """Tokens per second that come from each medium, as far as it is known."""
+        if self.mover is None:
+            return {}
+        speeds = self.mover.speeds
+        found = {medium: speeds.blocks_per_s(medium) * self.config.block_size for medium in speeds.media()}
+        return {medium: speed for medium, speed in found.items() if speed}
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""

@@ -141,6 +141,16 @@ class PoolSnapshot(Struct, frozen=True):
         return self.hit_blocks / self.query_blocks if self.query_blocks else 0.0
 
 
+class TierSnapshot(Struct, frozen=True):
+    """A lower medium's counters since the start, and its current state."""
+
+    total: int = 0
+    cached: int = 0
+    evictions: int = 0
+    loaded_tokens: int = 0
+    load_tokens_per_s: float = 0.0  # lately; 0: not known
+
+
 class Rates(Struct, frozen=True):
     """The same over the last seconds."""
 
@@ -167,6 +177,7 @@ class Stats(Struct, tag="stats"):
     decode_tokens_per_s: float = 0.0
     kv_events: int = 0
     constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
+    tiers: dict[str, TierSnapshot] = {}  # by medium
 
 
 class Hello(Struct, tag="hello"):

@@ -16,6 +16,7 @@ from kernels.linear import can_pack
 from kernels.paged import Attention, LayerCache
 from kernels.spans import Span
 from replica import prompt_logprobs
+from replica.block_memory import ArrayMemory, BlockMemory
 from replica.config import EngineConfig
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
@@ -78,7 +79,8 @@ class NativeRunner(ImmediateRunner):
         self.attention = attention
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.caches = _caches(model, num_blocks, block_size)
+        self.memory: BlockMemory | None
+        self.caches, self.memory = _caches(model, num_blocks, block_size)
         self.vocab_size = model.config.vocab_size
         self.attention_name = attention.name
 
@@ -111,21 +113,20 @@ class NativeRunner(ImmediateRunner):
         return self.model.hidden(torch.from_numpy(token_ids), step, self.caches, self.attention)
 
 
-def _caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
-    size = num_blocks * block_size * model.config.kv_bytes_per_token(str(model.dtype).removeprefix("torch."))
+def _caches(model: Transformer, num_blocks: int, block_size: int) -> tuple[list[LayerCache], ArrayMemory]:
+    """Take memory for the KV of all layers; return it by layer, and as the bytes of blocks."""
+    config = model.config
+    size = num_blocks * block_size * config.kv_bytes_per_token(str(model.dtype).removeprefix("torch."))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:  # it would be given all the same, and be missing later
         raise MemoryError(
             f"{num_blocks} blocks of {block_size} tokens are {size / 1e9:,.1f} GB of KV, and this machine has "
             f"{memory / 1e9:,.1f} GB; lower --kv-cache-gb or --num-blocks"
         )
-    shape = (num_blocks, block_size, model.config.num_kv_heads, model.config.head_dim)
-    return [LayerCache(_zeros(shape, model.dtype), _zeros(shape, model.dtype)) for _ in range(model.config.num_layers)]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that the system gives when it is first written: torch's own zeros would take all of it at once.
-
-    Zeros, because what was never written is read too, and multiplied by zero.
-    """
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
+    # The system gives this memory when it is first written: torch's own zeros would take all of it at once. Zeros,
+    # because what was never written is read too, and multiplied by zero.
+    block_bytes = block_size * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    array = np.zeros((config.num_layers, 2, num_blocks, block_bytes), np.uint8)
+    shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    tensor = torch.from_numpy(array).view(model.dtype)
+    return [LayerCache(keys.view(shape), values.view(shape)) for keys, values in tensor], ArrayMemory(array)

@@ -42,11 +42,14 @@ from replica.messages import (
     encode,
 )
 from replica.runner import Runner
+from replica.tiers.lower import HOST
+from replica.tiers.mover import HostMemory, Mover, ThreadedMover
+from replica.tiers.simulated import SimulatedMover
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
-COMPILING_POLL_S = 0.001  # with nothing to compute but constraints under way
+BESIDE_POLL_S = 0.001  # with nothing to compute, but constraints or blocks under way on other threads
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,7 +71,10 @@ def main(arguments: Sequence[str]) -> int:
             runner = make_runner(config, clock)
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
-            engine = Engine(config, runner, clock)
+            mover = make_mover(config, runner, clock)
+            if mover is not None:
+                stack.callback(mover.close)
+            engine = Engine(config, runner, clock, mover)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
@@ -101,6 +107,16 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
     from replica.native import build
 
     return build(config)
+
+
+def make_mover(config: EngineConfig, runner: Runner, clock: Clock) -> Mover | None:
+    """Make what moves blocks to the media below the pool and back; None: there are none."""
+    if not config.host_blocks or not config.enable_prefix_caching:
+        return None
+    if runner.memory is None:
+        return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
+    host = HostMemory(config.host_blocks, runner.memory.block_bytes)
+    return ThreadedMover(runner.memory, host, config.num_blocks)
 
 
 def publisher_config(config: EngineConfig) -> PublisherConfig:
@@ -144,6 +160,8 @@ class Loop:
                 outputs = self.engine.step()
                 if outputs:
                     self._send(Outputs(outputs))
+            else:
+                self.engine.settle()
             self._publish(self.engine.take_events())
             if self._check_asked:
                 self._check()
@@ -167,8 +185,8 @@ class Loop:
     def _read(self) -> bool:
         """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
         wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
-        if self.compilations:
-            wait_s = min(wait_s, COMPILING_POLL_S)
+        if self.engine.only_loads or (self.compilations and not self.engine.busy):
+            wait_s = BESIDE_POLL_S
         while not self.stopped and self.socket.poll(max(0, round(wait_s * 1000))):
             self._obey(self.socket.recv())
             wait_s = 0.0

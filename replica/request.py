@@ -33,6 +33,7 @@ class Request:
     launched: int = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
     length: int = field(init=False)  # the chain's tokens, and those after them that are being drawn
     limit: int = field(init=False)  # of the length; the scheduler knows if the model takes less
+    is_loading: bool = False  # it has blocks, and waits for what lower media hold of its prompt
     preemptions: int = 0
     cached_tokens: int | None = None  # of the prompt, when it was first admitted
     uncached_tokens: int = field(init=False)  # what admitting it would have to compute, when last looked up

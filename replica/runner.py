@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from replica.block_memory import BlockMemory
 from replica.messages import TokenLogprobs
 from replica.request import Scheduled
 
@@ -21,6 +22,10 @@ class Runner(Protocol):
     vocab_size: int  # token ids are below it
     attention_name: str  # empty where none is computed
     ahead: bool  # whether a step may be started before the results of the one before it are known
+
+    @property
+    def memory(self) -> BlockMemory | None:
+        """Its KV, for lower media; None: there is none."""
 
     def start(self, batch: Sequence[Scheduled]) -> Finish:
         """Begin to compute the step, after all that was begun before; what it returns waits for the results.

@@ -16,11 +16,13 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from kernels.spans import Copy
-from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match
+from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match, PartialBlock
 from replica.config import EngineConfig
 from replica.messages import Output
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
+from replica.tiers.moves import Transfer
+from replica.tiers.transfers import PaysOff, Transfers
 
 Batch: TypeAlias = list[Scheduled]
 
@@ -36,7 +38,7 @@ class TooLong(Exception):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: EngineConfig) -> None:
+    def __init__(self, pool: BlockPool, limits: EngineConfig, pays_off: PaysOff = lambda _: True) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {limits.max_num_batched_tokens}; it must be at least max_num_seqs, "
@@ -51,6 +53,7 @@ class Scheduler:
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
+        self.transfers = Transfers(pool, pays_off)
         self._waiting: list[tuple[tuple[float, int], Request]] = []  # a heap
 
     # ---- requests come and go
@@ -60,10 +63,11 @@ class Scheduler:
         request.limit = min(request.limit, self.limits.max_model_len)
         self._check_length(request)  # first: nobody should be told to come back with what never fits
         # Those for whom there is a place only wait for the next step.
-        queue = self.waiting - (self.limits.max_num_seqs - len(self.running))
+        queue = self.waiting - (self.limits.max_num_seqs - self.admitted)
         if queue >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, and no more may (--max-waiting)")
-        request.uncached_tokens = len(request.chain) - len(self._look_up(request).blocks) * self.pool.block_size
+        match = self._look_up(request)
+        request.uncached_tokens = len(request.chain) - self.pool.block_size * (len(match.blocks) + len(match.lower))
         self.requests[request.id] = request
         heappush(self._waiting, (request.priority, request))
 
@@ -85,6 +89,8 @@ class Scheduler:
         request = self.requests.pop(request_id, None)
         if request is None:
             return False
+        if request.is_loading:  # its blocks are being written, and are given back when that ends
+            return True
         if request.blocks:
             self._stop_running(request)
         elif len(self._waiting) > 2 * self.waiting + 64:  # those who have left are dropped when their turn comes
@@ -136,7 +142,7 @@ class Scheduler:
         running = deque(request for request in self.running if request.remaining > 1)
         skipped: list[Request] = []
         while budget:
-            may_admit = admits and len(self.running) < self.limits.max_num_seqs and len(skipped) < MAX_SKIPPED
+            may_admit = admits and self.admitted < self.limits.max_num_seqs and len(skipped) < MAX_SKIPPED
             waiting = self._first_waiting() if may_admit else None
             scheduled = None
             if waiting is None or (running and running[0].priority < waiting.priority):
@@ -149,7 +155,7 @@ class Scheduler:
                 other = self._computing_prefix(waiting, len(match.blocks))
                 if other is None:
                     scheduled = self._start(waiting, match, budget)
-                    admits = scheduled is not None  # nobody overtakes a request for whose blocks there is no room
+                    admits = bool(waiting.blocks)  # nobody overtakes a request for whose blocks there is no room
                 elif other in running:  # its prompt is computed now, in the place of the one that waits for it
                     running.remove(other)
                     scheduled = other.launch(budget)
@@ -180,6 +186,7 @@ class Scheduler:
             blocks = self.pool.take((), new)
             if blocks is not None:
                 request.blocks += blocks
+                self.transfers.taken()
                 break
             victim = self.running[-1]
             self._preempt(victim)
@@ -202,7 +209,9 @@ class Scheduler:
         return NO_MATCH if request.computes_whole_prompt else self.pool.match(request.chain)
 
     def _start(self, request: Request, match: Match, budget: int) -> Scheduled | None:
-        """Admit the request with its cached prefix; return None, with nothing changed, if there is no room.
+        """Admit the request with its cached prefix, and schedule it, unless it waits for blocks of lower media first.
+
+        It has no blocks, and nothing has changed, if there is no room.
 
         What it copies from needs no reference, although `take` may hand just that block out, to this request or to a
         later one of the same step. The runner does all copies of a step in order and before it writes any KV, and no
@@ -214,26 +223,46 @@ class Scheduler:
         new = -(-len(chain) // pool.block_size) - matched
         if pool.free < new:
             return None  # before a part is looked for, step after step
-        part = NO_PART if request.computes_whole_prompt else pool.part(chain, match)
+        loads = self.transfers.worth_loading(match)
+        part = NO_PART if loads or request.computes_whole_prompt else pool.part(chain, match)
         hits = [*match.blocks, part.source] if part.adoptable else match.blocks
         blocks = pool.take(hits, new - part.adoptable)
         if blocks is None:
+            self.transfers.abandon(loads)
             return None
         request.blocks = blocks
         chain.named, chain.identity = matched, match.identity
         request.computed = request.launched = matched * pool.block_size + part.tokens
-        if not request.computes_whole_prompt:
-            pool.count_lookup(len(chain), match, part, again=request.preemptions > 0)
-        if request.cached_tokens is None:
-            request.cached_tokens = min(request.computed, request.prompt_tokens)
-            self.prompt_tokens += request.prompt_tokens
-        insort(self.running, request, key=_priority)
+        if loads:
+            self.transfers.begin(request, matched, loads)
+            return None
+        self.transfers.taken()
+        self._run(request, match, part)
         is_copied = part.tokens > 0 and not part.adoptable
         copy = Copy(part.source, blocks[matched], part.tokens) if is_copied else None
         return request.launch(budget, copy)
 
+    def _run(self, request: Request, match: Match, part: PartialBlock = NO_PART) -> None:
+        """Let the request run from the tokens on that it has found."""
+        if not request.computes_whole_prompt:
+            self.pool.count_lookup(len(request.chain), match, part, again=request.preemptions > 0)
+        if request.cached_tokens is None:
+            request.cached_tokens = min(request.computed, request.prompt_tokens)
+            self.prompt_tokens += request.prompt_tokens
+        insort(self.running, request, key=_priority)
+
+    def land(self, transfer: Transfer) -> None:
+        """Let a request run whose blocks have come; give them back if it was cancelled meanwhile."""
+        request = self.transfers.land(transfer)
+        if self._is_here(request):
+            named = request.chain.named
+            self._run(request, Match(request.blocks[:named], request.chain.identity or 0))
+        else:
+            self.pool.release(request.blocks)
+            request.blocks = []
+
     def _computing_prefix(self, request: Request, matched: int) -> Request | None:
-        """A running request that computes the next block of its prompt, so that it need not itself.
+        """A request that computes or loads the next block of its prompt, so that it need not itself.
 
         Less than a block is not worth a step: it is waited for only together with blocks before it.
         """
@@ -242,7 +271,7 @@ class Scheduler:
             return None
         if request.computes_whole_prompt:
             return None
-        for other in self.running:
+        for other in (*self.running, *self.transfers.requests) if self.transfers else self.running:
             chain = other.chain
             is_ahead = chain.named <= matched < len(chain.keys) and chain.identity is not None
             if is_ahead and chain.keys[matched] == keys[matched]:
@@ -299,8 +328,14 @@ class Scheduler:
     # ---- say
 
     @property
+    def admitted(self) -> int:
+        """Requests that have blocks; a cancelled one has them as long as something is loaded into them."""
+        return len(self.running) + len(self.transfers)
+
+    @property
     def waiting(self) -> int:
-        return len(self.requests) - len(self.running)
+        loading = sum(self._is_here(request) for request in self.transfers.requests) if self.transfers else 0
+        return len(self.requests) - len(self.running) - loading
 
     def waiting_requests(self) -> Iterable[Request]:
         return (request for _, request in self._waiting if self._is_here(request))
@@ -308,6 +343,7 @@ class Scheduler:
     def queued_prefill_tokens(self) -> int:
         """Tokens to compute before all present requests have a first token; a flying step counts as not computed."""
         waiting = sum(request.uncached_tokens for request in self.waiting_requests())
+        waiting += sum(request.uncached_tokens for request in self.transfers.requests)
         uncomputed = (len(request.chain) - request.computed for request in self.running)
         return waiting + sum(tokens for tokens in uncomputed if tokens > 1)
 
@@ -327,16 +363,20 @@ class Scheduler:
                 assert ready <= request.computed or not self.pool.findable_tokens(block), (
                     f"tokens of request {request.id} can be found before they are computed"
                 )
+        loading = self.transfers.requests
+        for block in (block for request in loading for block in request.blocks):
+            uses[block] = uses.get(block, 0) + 1
         for block in range(self.pool.num_blocks):
             assert self.pool.references(block) == uses.get(block, 0), f"block {block} has a reference without a holder"
         assert [r.priority for r in self.running] == sorted(r.priority for r in self.running), "running is out of order"
         waiting = {request.id for request in self.waiting_requests()}
         assert len(waiting) == sum(1 for _ in self.waiting_requests()), "a request waits twice"
         assert waiting.isdisjoint(r.id for r in self.running), "a request runs and waits"
-        assert self.requests.keys() == waiting | {r.id for r in self.running}, "a request is lost"
+        here = {request.id for request in loading if self._is_here(request)}
+        assert self.requests.keys() == waiting | here | {r.id for r in self.running}, "a request is lost"
         assert all(not request.blocks for request in self.waiting_requests()), "a waiting request holds blocks"
         assert not any(r.launched or r.drawing for r in self.waiting_requests()), "a waiting request is in flight"
-        assert len(self.running) <= self.limits.max_num_seqs, "too many run"
+        assert self.admitted <= self.limits.max_num_seqs, "too many run"
 
 
 def _priority(request: Request) -> tuple[float, int]:

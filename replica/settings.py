@@ -29,6 +29,7 @@ from api.settings import (
 from kernels.backends import NAMES as ATTENTION
 from replica.config import EngineConfig, ReplicaConfig
 from replica.native_model import AUTO, CPU_KV_CACHE_GB, DEVICES, DTYPES
+from replica.tiers.sizes import HOST_SHARE
 
 NATIVE_MAX_STEP_S = 1.0
 
@@ -187,6 +188,21 @@ SETTINGS: dict[str, list[Setting]] = {
             "Memory of a token in --kv-cache-gb, if simulated; 131072 is an 8B model in 16 bits.",
             131072,
         ),
+        derived(
+            "host_kv_gb",
+            FiniteRange(0, LARGEST),
+            "GB",
+            "Host memory (10^9 bytes) for blocks that the cache gives up, from which they come back sooner than they "
+            "would be computed; 0: none.  "
+            f"[default: {HOST_SHARE:.0%} of the memory that is free at the start; none if simulated]",
+        ),
+        derived(
+            "disk_kv",
+            PATH,
+            "DIR",
+            "A folder for blocks that survive a restart, behind the host's memory; other models' are never read.",
+        ),
+        derived("disk_kv_gb", FiniteRange(0, LARGEST, min_open=True), "GB", "Size of --disk-kv (10^9 bytes).", 10.0),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
             "partial_reuse",
@@ -251,6 +267,9 @@ SETTINGS: dict[str, list[Setting]] = {
     "Simulated engine": [
         simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed per second."),
         simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens per second for a single request."),
+        simulated(
+            "host_tokens_per_s", ABOVE_0, "N", "Tokens per second that come back from --host-kv-gb beside computing."
+        ),
         simulated("batch_slowdown", AT_LEAST_0, "FRACTION", "Slowdown of a token per further request in the batch."),
         simulated("step_overhead", AT_LEAST_0, "SECONDS", "Minimum duration of a step.", field="step_overhead_s"),
         simulated(

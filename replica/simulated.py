@@ -36,6 +36,7 @@ class SimulatedRunner(ImmediateRunner):
         self.num_blocks = 0
         self.vocab_size = 2**32  # whatever it is given
         self.attention_name = ""
+        self.memory = None
         if not set(range(*vocabulary)).difference(eos_token_ids):
             raise ValueError(f"every token of the vocabulary {vocabulary} ends the output")
 

@@ -36,6 +36,7 @@ def keep_tail(contents: Contents, chain: Chain, slot: int, computed: int) -> Non
     exact, tokens = chain.exact.get(index), _tokens(chain, start, computed - start)
     contents.parent[slot], contents.filled[slot] = NOT_NAMED, 0
     contents.exact.pop(slot, None)
+    contents.origins.pop(slot, None)
     if longest_run(contents, chain.identity, tokens, exact)[1] == len(tokens):
         return  # another block holds all of it: this one is free as soon as its request ends
     contents.parent[slot], contents.filled[slot] = chain.identity, len(tokens)
@@ -47,7 +48,7 @@ def keep_tail(contents: Contents, chain: Chain, slot: int, computed: int) -> Non
 def longest_run(contents: Contents, parent: int, own: NDArray[np.uint32], exact: bytes | None) -> tuple[int, int]:
     """Find the block after the parent that begins with most of these tokens, and with how many."""
     # A scan of all slots: 10 us for 27,000. A table of children would cost that much at every naming and eviction.
-    slots = np.flatnonzero(contents.many_parents == parent)
+    slots = np.flatnonzero(contents.many_parents[: contents.num_blocks] == parent)
     slots = slots[_column(contents, 0, slots) == own[0]]
     if contents.exact or exact is not None:
         slots = np.array([slot for slot in slots.tolist() if contents.exact.get(slot) == exact], np.intp)

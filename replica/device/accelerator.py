@@ -33,6 +33,17 @@ class Accelerator:
         event.record()
         return event.synchronize
 
+    def beside(self) -> Callable[[Callable[[], object]], None]:
+        """Return a function that has work done beside all other, and waits for it; for one thread at a time."""
+        stream = torch.cuda.Stream()
+
+        def run(work: Callable[[], object]) -> None:
+            with torch.cuda.stream(stream):
+                work()
+            stream.synchronize()
+
+        return run
+
     def pool(self) -> object:
         """Memory for graphs of which no two run at the same time."""
         return torch.cuda.graph_pool_handle()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.backends import ChosenAttention, choose
 from kernels.paged import LayerCache
@@ -16,6 +17,7 @@ from replica.chain import Chain
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Memory
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
+from replica.device.memory import DeviceMemory
 from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
 from replica.model.config import read_config
@@ -59,8 +61,11 @@ def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     sizes = sizes_of(limits) if config.graphs and choice.attention.name != "torch" else ()
 
     def runner_with(blocks: int) -> DeviceRunner:
-        caches = new_caches(model, blocks + 1, config.block_size)
-        return DeviceRunner(model, choice.attention, draw, caches, limits, accelerator)
+        memory = new_caches(model, blocks + 1, config.block_size)
+        caches = [LayerCache(keys, values) for keys, values in memory]
+        runner = DeviceRunner(model, choice.attention, draw, caches, limits, accelerator)
+        runner.memory = DeviceMemory(memory, accelerator)
+        return runner
 
     needs = measured(runner_with(1), sizes, accelerator)
     bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
@@ -103,12 +108,11 @@ def sizes_of(limits: Limits) -> tuple[Size, ...]:
     return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
 
 
-def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
+def new_caches(model: Transformer, num_blocks: int, block_size: int) -> Tensor:
     """Allocate the caches of all layers in one piece, so that a part of a block is copied in all of them at once."""
     config = model.config
     shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    memory = torch.zeros(shape, dtype=model.dtype, device=model.device)
-    return [LayerCache(keys, values) for keys, values in memory]
+    return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
 
 def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Accelerator) -> Needs:

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.paged import Attention, LayerCache
 from kernels.tables import Mixed, TableStep
 from replica import prompt_logprobs
+from replica.block_memory import BlockMemory
 from replica.device.accelerator import Accelerator, Replay
 from replica.device.block_tables import BlockTables, Numbers
 from replica.device.graph_sizes import MIXED_PROMPTS, size_for
@@ -67,6 +68,7 @@ class DeviceRunner:
         self.vocab_size = model.config.vocab_size
         self.num_blocks = len(caches[0].keys) - 1
         self.caches = caches
+        self.memory: BlockMemory | None = None  # where lower media are wanted
         self.limits = limits
         self._draw = draw
         self._accelerator = accelerator

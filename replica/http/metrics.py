@@ -117,6 +117,22 @@ COUNTERS: tuple[Row, ...] = (
     ("warmroute:kv_events", "Cache events published.", "kv_events"),
 )
 
+# The same for each medium below the cache.
+TIER_GAUGES: tuple[Row, ...] = (
+    ("warmroute:tier_blocks", "Blocks that a lower medium has room for.", "total"),
+    ("warmroute:tier_cached_blocks", "Blocks in a lower medium that a prompt could hit.", "cached"),
+    (
+        "warmroute:tier_load_tokens_per_second",
+        "Speed at which tokens came back from a lower medium; 0 if none did lately.",
+        "load_tokens_per_s",
+    ),
+)
+
+TIER_COUNTERS: tuple[Row, ...] = (
+    ("warmroute:tier_evictions", "Cached blocks of a lower medium whose slot was given away.", "evictions"),
+    ("warmroute:loaded_tokens", "Prompt tokens brought back from a lower medium.", "loaded_tokens"),
+)
+
 
 class Distribution:
     """One histogram: counts between bounds. Plain lists, as one is touched for every token."""
@@ -215,6 +231,10 @@ class Metrics(Collector):
         )
         for name, meaning, value in counters:
             yield family(CounterMetricFamily, name, meaning, (one, value))
+        for kind, rows in ((GaugeMetricFamily, TIER_GAUGES), (CounterMetricFamily, TIER_COUNTERS)):
+            for name, meaning, path in rows if stats.tiers else ():
+                by_medium = ((one | {"medium": medium}, getattr(tier, path)) for medium, tier in stats.tiers.items())
+                yield family(kind, name, meaning, *by_medium)
         yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
         not_taken = "Refused HTTP requests for an answer."
         yield family(CounterMetricFamily, "warmroute:requests_refused", not_taken, *refused)

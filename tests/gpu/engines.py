@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from events.blocks import pack_tokens
+from kernels.paged import LayerCache
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator
@@ -69,7 +70,7 @@ class Made(NamedTuple):
         return blocks_in(free, BLOCK, self.model.config.kv_bytes_per_token("bfloat16"))
 
     def caches_of(self, blocks: int) -> list[Any]:
-        return new_caches(self.model, blocks + 1, BLOCK)
+        return [LayerCache(keys, values) for keys, values in new_caches(self.model, blocks + 1, BLOCK)]
 
 
 def fields_of(place: Place, shape: dict[str, Any]) -> dict[str, Any]:

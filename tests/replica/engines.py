@@ -13,6 +13,8 @@ from replica.messages import Output, Refused, Sampling, Submit
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
 from replica.simulated import SimulatedRunner
+from replica.tiers.lower import HOST
+from replica.tiers.simulated import SimulatedMover
 
 MODEL = "model"
 SIZE = 4
@@ -55,9 +57,15 @@ def engine(*, runner: type[SimulatedRunner] | None = None, **changes: Any) -> En
     defaults = {"block_size": SIZE, "num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 32}
     config = EngineConfig(**{"model": MODEL, "engine": "simulated", **defaults, **changes})
     clock = VirtualClock()
-    return Engine(
-        config, (runner or SimulatedRunner)(config.simulated, clock, config.vocabulary, config.eos_token_ids), clock
-    )
+    made = (runner or SimulatedRunner)(config.simulated, clock, config.vocabulary, config.eos_token_ids)
+    mover = SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
+    return Engine(config, made, clock, mover if config.host_blocks else None)
+
+
+def advance(of: Engine) -> None:
+    """Let virtual time pass until the next block has come, where nothing can be computed before."""
+    if of.only_loads and isinstance(of.mover, SimulatedMover) and of.mover.next_s is not None:
+        of.clock.sleep(max(0.0, of.mover.next_s - of.clock.now_s()))
 
 
 def submit(
@@ -72,6 +80,7 @@ def submit(
 
 def step(of: Engine) -> list[Output]:
     """Run one step, and check every invariant."""
+    advance(of)
     outputs = of.step()
     of.check()
     return outputs
@@ -116,7 +125,7 @@ class RememberingRunner(SimulatedRunner):
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(speed, clock, vocabulary, eos_token_ids)
-        self.memory: dict[tuple[int, int], int] = {}
+        self.kv: dict[tuple[int, int], int] = {}
         self.copied_tokens = 0
 
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
@@ -130,7 +139,7 @@ class RememberingRunner(SimulatedRunner):
             places = [place(request, position) for position in range(start, start + count)]
             assert written.isdisjoint(places), f"request {request.id} writes to a slot of another request"
             written.update(places)
-            self.memory.update(zip(places, values, strict=True))
+            self.kv.update(zip(places, values, strict=True))
         return super().run(batch)
 
     def copy(self, batch: Sequence[Scheduled]) -> None:
@@ -144,10 +153,10 @@ class RememberingRunner(SimulatedRunner):
                 f"request {request.id} copies too much or little"
             )
             targets.add(copy.target)
-            values = [self.memory.get((copy.source, offset)) for offset in range(copy.tokens)]
+            values = [self.kv.get((copy.source, offset)) for offset in range(copy.tokens)]
             for offset in range(request.chain.block_size):
-                self.memory.pop((copy.target, offset), None)
-            self.memory |= {(copy.target, at): value for at, value in enumerate(values) if value is not None}
+                self.kv.pop((copy.target, offset), None)
+            self.kv |= {(copy.target, at): value for at, value in enumerate(values) if value is not None}
             self.copied_tokens += copy.tokens
 
     def tokens(self, request: Request) -> list[int]:
@@ -155,7 +164,7 @@ class RememberingRunner(SimulatedRunner):
         return request.chain.tokens.tolist()
 
     def held(self, request: Request, count: int) -> list[int | None]:
-        return [self.memory.get(place(request, position)) for position in range(count)]
+        return [self.kv.get(place(request, position)) for position in range(count)]
 
 
 def place(request: Request, position: int) -> tuple[int, int]:

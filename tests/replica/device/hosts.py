@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.paged import LayerCache
 from kernels.plain import PlainAttention
 from kernels.sampling import draw
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import capture_all, new_caches, sizes_of
+from replica.device.memory import DeviceMemory
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
 from replica.model.config import read_config
@@ -42,6 +44,12 @@ class HostAccelerator(Accelerator):
 
         return wait
 
+    def beside(self) -> Callable[[Callable[[], object]], None]:
+        def run(work: Callable[[], object]) -> None:
+            work()
+
+        return run
+
     def pool(self) -> object:
         return None
 
@@ -58,9 +66,11 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
     with Weights(folder, getattr(torch, config.dtype)) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
-    caches = new_caches(model, config.num_blocks + 1, config.block_size)
+    memory = new_caches(model, config.num_blocks + 1, config.block_size)
+    caches = [LayerCache(keys, values) for keys, values in memory]
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
     runner = DeviceRunner(model, PlainAttention(), draw, caches, limits, accelerator)
+    runner.memory = DeviceMemory(memory, accelerator)
     if config.graphs:
         capture_all(runner, tuple(size for size in sizes_of(limits) if not size.mixed or size.rows <= FEW_ROWS))
     return runner

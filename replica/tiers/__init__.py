@@ -1,0 +1,1 @@
+"""Memory below the block pool's own: the host's, and a disk's."""

@@ -1,0 +1,191 @@
+"""Carries out moves of blocks between media.
+
+Saves are done at once, because the next step overwrites what they copy. Everything else has threads of its own: one
+loads, one writes to the disk.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from replica.block_memory import BlockMemory
+from replica.tiers.moves import Load, Record, Save, Transfer, Write, Written
+from replica.tiers.speeds import LoadSpeeds
+
+CLOSING_S = 5.0
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Landed: TypeAlias = tuple[list[Transfer], list[Written]]
+
+
+class Mover(Protocol):
+    speeds: LoadSpeeds
+
+    def save(self, saves: Sequence[Save]) -> None:
+        """Copy these blocks before the call returns."""
+        ...
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Begin to copy slots of the host's memory to the disk."""
+        ...
+
+    def erase(self, slots: Sequence[int]) -> None:
+        """Begin to make these slots of the disk unreadable."""
+        ...
+
+    def begin(self, transfer: Transfer) -> None: ...
+
+    def landed(self) -> Landed:
+        """Return what has ended since the last call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DiskSlots(Protocol):
+    """The disk as a mover sees it; its slots are counted from 0."""
+
+    def write(self, slot: int, record: Record, payload: memoryview) -> bool:
+        """Return False if the disk could not take it."""
+        ...
+
+    def read(self, slot: int, record: Record, into: memoryview) -> bool:
+        """Return False if the slot has anything else than this record's block, whole."""
+        ...
+
+    def erase(self, slot: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class HostMemory:
+    """Blocks of host memory, which the system gives when they are first written."""
+
+    def __init__(self, num_slots: int, block_bytes: int) -> None:
+        self.num_slots = num_slots
+        self._blocks = np.zeros((num_slots, block_bytes), np.uint8)
+
+    def __getitem__(self, slot: int) -> memoryview:
+        return memoryview(self._blocks[slot])
+
+
+class ThreadedMover:
+    """Slots are counted as in `replica.contents`: the host's from `first_slot`, then the disk's."""
+
+    def __init__(self, memory: BlockMemory, host: HostMemory, first_slot: int, disk: DiskSlots | None = None) -> None:
+        self.speeds = LoadSpeeds()
+        self._memory = memory
+        self._host = host
+        self._first_slot = first_slot
+        self._first_on_disk = first_slot + host.num_slots
+        self._disk = disk
+        self._staging = memoryview(bytearray(memory.block_bytes if disk is not None else 0))
+        self._landed: deque[Transfer] = deque()
+        self._written: deque[Written] = deque()
+        self._loader = ThreadPoolExecutor(1, "kv-load")
+        self._writer = ThreadPoolExecutor(1, "kv-write")
+
+    def save(self, saves: Sequence[Save]) -> None:
+        for block, slot in saves:
+            self._memory.read(block, self._host[slot - self._first_slot])
+
+    def begin(self, transfer: Transfer) -> None:
+        self._loader.submit(self._carry_out, transfer)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            self._writer.submit(self._write, write)
+
+    def erase(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._writer.submit(self._erase, slot)
+
+    def landed(self) -> Landed:
+        return _drained(self._landed), _drained(self._written)
+
+    def close(self) -> None:
+        """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
+        self._loader.shutdown(cancel_futures=True)
+        with suppress(TimeoutError):
+            self._writer.submit(int).result(CLOSING_S)
+        self._writer.shutdown(cancel_futures=True)
+        if self._disk is not None:
+            self._disk.close()
+
+    # ---- on the threads
+
+    def _carry_out(self, transfer: Transfer) -> None:
+        try:
+            self.save(transfer.saves)
+            spent = Spent(self.speeds)
+            for load in transfer.loads:
+                if not self._load(load):
+                    transfer.lost.append(load.slot)
+                    break
+                transfer.came += 1
+                spent.on(load.medium)
+            spent.tell()
+        except Exception:  # its request waits: it computes what has not come
+            log.exception("blocks could not be loaded")
+        finally:
+            self._landed.append(transfer)
+
+    def _load(self, load: Load) -> bool:
+        if load.record is None:
+            self._memory.write(load.block, self._host[load.slot - self._first_slot])
+            return True
+        assert self._disk is not None
+        if not self._disk.read(load.slot - self._first_on_disk, load.record, self._staging):
+            return False
+        self._memory.write(load.block, self._staging)
+        return True
+
+    def _write(self, write: Write) -> None:
+        assert self._disk is not None
+        done = False
+        try:
+            payload = self._host[write.source - self._first_slot]
+            done = self._disk.write(write.slot - self._first_on_disk, write.record, payload)
+        except Exception:
+            log.exception("a block could not be written")
+        finally:
+            self._written.append(Written(write, done))
+
+    def _erase(self, slot: int) -> None:
+        assert self._disk is not None
+        self._disk.erase(slot - self._first_on_disk)
+
+
+class Spent:
+    """The time that the loads of one transfer take, by medium."""
+
+    def __init__(self, speeds: LoadSpeeds) -> None:
+        self._speeds = speeds
+        self._since_s = monotonic()
+        self._blocks: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+
+    def on(self, medium: str) -> None:
+        now_s = monotonic()
+        self._blocks[medium] = self._blocks.get(medium, 0) + 1
+        self._seconds[medium] = self._seconds.get(medium, 0.0) + now_s - self._since_s
+        self._since_s = now_s
+
+    def tell(self) -> None:
+        for medium, blocks in self._blocks.items():
+            self._speeds.add(medium, blocks, self._seconds[medium])
+
+
+def _drained(queue: "deque[Item]") -> "list[Item]":
+    items = []
+    while queue:
+        items.append(queue.popleft())
+    return items

@@ -1,0 +1,56 @@
+"""Moves of blocks between media, as the pool orders them and a mover carries them out."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+
+class Record(NamedTuple):
+    """A block's content, as a disk keeps it beside the KV."""
+
+    key: int
+    identity: int
+    parent: int  # the identity before it; 0: none
+    tokens: bytes
+    note: bytes | None = None  # whatever else its KV depends on
+
+
+class Save(NamedTuple):
+    """Copy the KV of a pool's block to a slot of the host's memory."""
+
+    block: int
+    slot: int
+
+
+class Load(NamedTuple):
+    """Copy the KV from a slot of a lower medium to a pool's block."""
+
+    slot: int
+    block: int
+    medium: str
+    record: Record | None = None  # what a disk's slot should hold
+
+
+class Write(NamedTuple):
+    """Copy the KV from a slot of the host's memory to one of the disk's."""
+
+    source: int
+    slot: int
+    record: Record
+
+
+class Written(NamedTuple):
+    """The outcome of a Write."""
+
+    write: Write
+    done: bool
+
+
+class Transfer(Struct, eq=False):
+    """What one request waits for: first the blocks it was given are saved, then its own are brought, in order."""
+
+    saves: Sequence[Save]
+    loads: Sequence[Load]
+    came: int = 0  # leading loads that have been carried out and verified
+    lost: list[int] = field(default_factory=list)  # slots whose KV is not what it should be
