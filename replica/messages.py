@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from api.constraints import Constraint
+from api.native import KvSource
 from events.blocks import ExtraKey
 from events.native import Load
 from events.publisher import EventEndpoints
@@ -47,6 +48,7 @@ class Submit(Struct, omit_defaults=True):
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
+    kv_sources: list[KvSource] = []  # neighbours that should hold the beginning of the prompt, the best first
 
 
 class Learn(Struct, tag="learn"):
@@ -163,6 +165,15 @@ class Rates(Struct, frozen=True):
     generated_tokens_per_s: float = 0.0
 
 
+class NeighbourSnapshot(Struct, frozen=True):
+    """What one side of reading blocks between replicas has brought and cost, since the start."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: dict[str, int] = {}  # by reason
+
+
 class Stats(Struct, tag="stats"):
     """Sent a few times a second."""
 
@@ -178,6 +189,7 @@ class Stats(Struct, tag="stats"):
     kv_events: int = 0
     constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
     tiers: dict[str, TierSnapshot] = {}  # by medium
+    neighbours: dict[str, NeighbourSnapshot] = {}  # `read`, by neighbours, and `pulled` from them
 
 
 class Hello(Struct, tag="hello"):
@@ -191,6 +203,8 @@ class Hello(Struct, tag="hello"):
     incarnation: int = 0
     topic: str = ""
     attention: str = ""  # how it is computed; empty where nothing is
+    kv_read: str = ""  # the endpoint at which neighbours read its blocks; empty: they may not
+    kv_layout: str = ""  # its blocks are of use to replicas with the same one
 
 
 ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | Stop

@@ -41,6 +41,7 @@ from replica.messages import (
     decode_to_engine,
     encode,
 )
+from replica.neighbours.service import Neighbours, open_neighbours
 from replica.runner import Runner
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
@@ -75,11 +76,14 @@ def main(arguments: Sequence[str]) -> int:
             if mover is not None:
                 stack.callback(mover.close)
             engine = Engine(config, runner, clock, mover)
+            neighbours = make_neighbours(config, runner, mover, engine)
+            if neighbours is not None:
+                stack.callback(neighbours.close)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
             return 1
-        loop = Loop(engine, publisher, socket, parent_pid)
+        loop = Loop(engine, publisher, socket, parent_pid, neighbours)
         signal.signal(signal.SIGUSR1, loop.ask_for_check)
         loop.run()
     return 0
@@ -119,6 +123,15 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock) -> Mover | No
     return ThreadedMover(runner.memory, host, config.num_blocks)
 
 
+def make_neighbours(config: EngineConfig, runner: Runner, mover: Mover | None, engine: Engine) -> Neighbours | None:
+    """Make what reads from neighbours and is read by them; None: there is no KV, or no secret."""
+    memory = runner.memory
+    if memory is None or config.kv_secret is None or not config.enable_prefix_caching:
+        return None
+    stored = mover if isinstance(mover, ThreadedMover) else memory
+    return open_neighbours(config, engine.pool, stored, memory, kv_layout_of(config))
+
+
 def publisher_config(config: EngineConfig) -> PublisherConfig:
     assert config.events is not None
     replica = config.replica or f"{network.gethostname()}-{os.getpid()}"
@@ -140,12 +153,23 @@ class Loop:
     """Messages in, one step, messages out."""
 
     def __init__(
-        self, engine: Engine, publisher: Publisher | None, socket: "zmq.Socket[bytes]", parent_pid: int
+        self,
+        engine: Engine,
+        publisher: Publisher | None,
+        socket: "zmq.Socket[bytes]",
+        parent_pid: int,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.engine = engine
         self.publisher = publisher
         self.socket = socket
         self.parent_pid = parent_pid
+        self.neighbours = neighbours
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        if neighbours is not None:
+            self._poller.register(neighbours.descriptor, zmq.POLLIN)
+            engine.scheduler.readers = neighbours.references
         self.compilations = Compilations(engine.config.max_waiting)
         self.stopped = False
         self._check_asked = False
@@ -187,8 +211,11 @@ class Loop:
         wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
         if self.engine.only_loads or (self.compilations and not self.engine.busy):
             wait_s = BESIDE_POLL_S
-        while not self.stopped and self.socket.poll(max(0, round(wait_s * 1000))):
-            self._obey(self.socket.recv())
+        while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
+            if self.socket in ready:
+                self._obey(self.socket.recv())
+            if self.neighbours is not None and self.neighbours.descriptor in ready:
+                self.neighbours.serve()
             wait_s = 0.0
         return not self.stopped
 
@@ -229,6 +256,8 @@ class Loop:
     def _report(self) -> None:
         self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
         stats = self.engine.stats()
+        if self.neighbours is not None:
+            stats.neighbours = self.neighbours.snapshot()
         if self.publisher is not None:
             self.publisher.report(stats.load)
         self._send(stats)
@@ -241,7 +270,7 @@ class Loop:
         self.socket.send(encode(message))
 
     def _hello(self) -> Hello:
-        config, publisher = self.engine.config, self.publisher
+        config, publisher, neighbours = self.engine.config, self.publisher, self.neighbours
         return Hello(
             model=config.model,
             num_blocks=config.num_blocks,
@@ -251,6 +280,8 @@ class Loop:
             incarnation=publisher.incarnation if publisher else 0,
             topic=publisher.config.topic if publisher else "",
             attention=self.engine.runner.attention_name,
+            kv_read=neighbours.endpoint if neighbours else "",
+            kv_layout=neighbours.kv_layout if neighbours else "",
         )
 
 

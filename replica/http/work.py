@@ -103,6 +103,7 @@ def plan(
             sampling=_sampling(request, ending, asked, script),
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
+            kv_sources=native.kv_sources if len(prompts) == 1 else [],
         )
         for _ in range(request.candidates):
             choice = Choice(len(parts), ending, served.tokenizer)

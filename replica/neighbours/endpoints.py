@@ -2,12 +2,13 @@
 
 import re
 
-_ENDPOINT = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]{2,45})\]|([\w.-]{1,253})):(\d{1,5})")
+_ENDPOINT = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]{2,45})\]|(\*|[\w.-]{1,253})):(\d{1,5})")
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Split an endpoint; raise ValueError if it is none."""
+    """Split an endpoint, with 0.0.0.0 for *; raise ValueError if it is none."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or int(found[3]) > 65535:
         raise ValueError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT")
-    return found[1] or found[2], int(found[3])
+    host = found[1] or found[2]
+    return "0.0.0.0" if host == "*" else host, int(found[3])

@@ -1,8 +1,9 @@
 """Blocks held for readers: found and given back on the engine's thread, asked for by others.
 
-A held block has one more reference, so it keeps its content. Holds are bounded: together they are at most a share of
-the pool, and they leave at least half of the free blocks free, so that a request waits for room no longer than the
-longest hold. A hold lasts as long as its stream, which `replica.neighbours.source` bounds.
+A held block has one more reference, so it keeps its content; the same is true of a slot of the host's memory. Holds are
+bounded: together they are at most a share of the pool's size, and each leaves half of the free blocks free, so that a
+request waits for room no longer than the longest hold. A hold lasts as long as its stream, which
+`replica.neighbours.source` bounds.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from replica.block_pool import BlockPool
 from replica.chain import Chain
+from replica.tiers.lower import LowerTiers
 
 SHARE = 1 / 8  # of the pool, for all readers together
 NO_ROOM = "busy"
@@ -104,24 +106,46 @@ class Holds:
         os.close(self.descriptor)
 
     def _hold(self, chain: Chain, start: int, stop: int) -> Held:
-        pool = self._pool
-        found = pool.match(chain).blocks[start:stop]
-        room = self._most - self.held
-        free = [index for index, block in enumerate(found) if not pool.references(block)]
-        spare = max(0, pool.free // 2)
-        if len(free) > spare:
-            room = min(room, free[spare])  # the first that there is no room for ends them: a reader needs a prefix
-        blocks = found[: max(0, room)]
-        if not blocks:
+        match = self._pool.match(chain)
+        found = [*match.blocks, *match.lower][start:stop]
+        slots = found[: self._room(found)]
+        if not slots:
             return Held((), NO_ROOM if found else "")
-        pool.touch(blocks)
-        for block in blocks:
-            self.references[block] = self.references.get(block, 0) + 1
-        return Held(blocks)
+        self._each(slots, self._pool.touch, lambda lower, own: lower.hold(own))
+        for slot in slots:
+            self.references[slot] = self.references.get(slot, 0) + 1
+        return Held(slots)
 
-    def _release(self, blocks: Sequence[int]) -> None:
-        self._pool.release(blocks)
-        for block in blocks:
-            self.references[block] -= 1
-            if not self.references[block]:
-                del self.references[block]
+    def _room(self, found: Sequence[int]) -> int:
+        """Count the leading slots that may be held: a reader needs a prefix."""
+        pool, lower = self._pool, self._pool.lower
+        room = self._most - self.held
+        spare = pool.free // 2
+        for count, slot in enumerate(found[: max(0, room)]):
+            if slot < pool.num_blocks:
+                spare -= not pool.references(slot)
+                if spare < 0:
+                    return count
+            elif lower is None or slot not in lower.host or (slot not in self.references and lower.host.is_held(slot)):
+                return count  # it is on the disk, or its content may still be on the way
+        return min(len(found), max(0, room))
+
+    def _release(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.references[slot] -= 1
+            if not self.references[slot]:
+                del self.references[slot]
+        self._each(slots, self._pool.release, lambda lower, own: lower.release(own, loaded=False))
+
+    def _each(
+        self,
+        slots: Sequence[int],
+        in_pool: Callable[[Sequence[int]], object],
+        below: Callable[[LowerTiers, Sequence[int]], object],
+    ) -> None:
+        """Do one thing with the blocks among the slots, and another with the slots of lower media."""
+        blocks = [slot for slot in slots if slot < self._pool.num_blocks]
+        in_pool(blocks)
+        if len(blocks) < len(slots):
+            assert self._pool.lower is not None
+            below(self._pool.lower, [slot for slot in slots if slot >= self._pool.num_blocks])

@@ -77,6 +77,7 @@ class Source:
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
+        self.kv_layout = config.kv_layout
         host, port = host_and_port(endpoint)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=config.most_readers)

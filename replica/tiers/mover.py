@@ -93,6 +93,17 @@ class ThreadedMover:
         self._loader = ThreadPoolExecutor(1, "kv-load")
         self._writer = ThreadPoolExecutor(1, "kv-write")
 
+    @property
+    def block_bytes(self) -> int:
+        return self._memory.block_bytes
+
+    def read(self, slot: int, into: memoryview) -> None:
+        """Copy a block of the pool, or a slot of the host's memory. The caller holds it."""
+        if slot < self._first_slot:
+            self._memory.read(slot, into)
+        else:
+            np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
+
     def save(self, saves: Sequence[Save]) -> None:
         for block, slot in saves:
             self._memory.read(block, self._host[slot - self._first_slot])
