@@ -15,9 +15,9 @@ from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import AnswerRule, ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
+from replica.neighbours.endpoints import host_and_port
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
-from replica.neighbours.endpoints import host_and_port
 from replica.tiers.sizes import HOST_SHARE, free_bytes
 
 SHORTEST_SECRET = 16

@@ -53,6 +53,8 @@ class Engine:
             host_slots=config.host_blocks if mover is not None else 0,
             disk_slots=config.disk_blocks if mover is not None else 0,
         )
+        if mover is not None and self.pool.lower is not None:
+            self.pool.lower.restore(*mover.recover())
         self.scheduler = Scheduler(self.pool, config, self._pays_off)
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)

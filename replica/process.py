@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -41,8 +42,10 @@ from replica.messages import (
     decode_to_engine,
     encode,
 )
+from replica.model.config import read_config
 from replica.neighbours.service import Neighbours, open_neighbours
 from replica.runner import Runner
+from replica.tiers.kv_layout import kv_layout
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
 from replica.tiers.simulated import SimulatedMover
@@ -129,7 +132,20 @@ def make_neighbours(config: EngineConfig, runner: Runner, mover: Mover | None, e
     if memory is None or config.kv_secret is None or not config.enable_prefix_caching:
         return None
     stored = mover if isinstance(mover, ThreadedMover) else memory
-    return open_neighbours(config, engine.pool, stored, memory, kv_layout_of(config))
+    return open_neighbours(config, engine.pool, stored, memory, kv_layout_of(config, runner))
+
+
+def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
+    """Kernels count, too: on a CPU, blocks of a neighbour have the very bits that this replica would compute."""
+    folder = Path(config.model_path)
+    return kv_layout(
+        read_config(folder),
+        dtype=config.dtype,
+        block_size=config.block_size,
+        model=config.model,
+        folder=folder,
+        arrangement=f"layers, keys and values, tokens, heads; {runner.attention_name}",
+    )
 
 
 def publisher_config(config: EngineConfig) -> PublisherConfig:

@@ -13,7 +13,7 @@ from replica.neighbours.counts import Counts
 from replica.neighbours.holds import Holds
 from replica.neighbours.nixl import NIXL, NixlReader, NixlSource, NotInstalled
 from replica.neighbours.reader import Reader, ReaderConfig
-from replica.neighbours.source import STREAMS, Source, SourceConfig
+from replica.neighbours.source import STREAMS, Source, SourceConfig, StoredBlocks
 from replica.neighbours.transports import TCP, ReaderTransport, SourceTransport, TcpReader, TcpSource
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Neighbours:
 
 
 def open_neighbours(
-    config: EngineConfig, pool: BlockPool, stored: BlockMemory, memory: BlockMemory, kv_layout: str
+    config: EngineConfig, pool: BlockPool, stored: StoredBlocks, memory: BlockMemory, kv_layout: str
 ) -> Neighbours | None:
     """Listen for neighbours; None without a secret. ValueError, OSError: not as the configuration says.
 

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
-from replica.block_memory import BlockMemory
 from replica.chain import Chain
 from replica.neighbours.connection import STALL_S, Connection, Patience
 from replica.neighbours.counts import Counts
@@ -58,6 +58,17 @@ class SourceConfig(Struct, frozen=True, kw_only=True):
     streams: int = STREAMS
 
 
+class StoredBlocks(Protocol):
+    """What a BlockSource holds, as bytes; any thread may read it."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def read(self, block: int, into: memoryview) -> None:
+        """Copy the block's bytes, all layers, to a buffer of `block_bytes`."""
+        ...
+
+
 class Source:
     """Serves until it is closed. Raises OSError if it cannot listen at the endpoint."""
 
@@ -66,7 +77,7 @@ class Source:
         config: SourceConfig,
         endpoint: str,
         blocks: BlockSource,
-        memory: BlockMemory,
+        memory: StoredBlocks,
         transports: Mapping[str, SourceTransport],
     ) -> None:
         self.counts = Counts()

@@ -7,14 +7,15 @@ A block that is loaded again keeps its slot, as the next of the host's to be giv
 the slot is only a copy, and if it is still there when the pool gives the block up, nothing needs to move.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from events.messages import KnownEvent
 from replica.chain import Chain
-from replica.contents import NOT_NAMED, Contents
+from replica.contents import NOT_NAMED, Contents, Origin
 from replica.names import NOBODY, Keys, Slots
 from replica.tiers.moves import Load, Record, Save, Write, Written
 from replica.tiers.tier import Tier
@@ -24,7 +25,17 @@ DISK = "STORAGE"
 # Of the host's slots, so many at most wait to be written: the others stay free for what the pool gives up.
 DIRTY_FRACTION = 0.5
 
+
+class Note(NamedTuple):
+    """The rest of a block's content, as a record keeps it."""
+
+    exact: bytes | None
+    origin: Origin | None
+
+
+NO_NOTE = Note(None, None)
 _encode = msgspec.msgpack.Encoder().encode
+_decode_note: Callable[[bytes], Note] = msgspec.msgpack.Decoder(Note).decode
 
 
 class LowerTiers:
@@ -42,7 +53,31 @@ class LowerTiers:
         self._events = events
         self._saves: list[Save] = []
         self._erasures: list[int] = []
-        self._writing = 0
+        self.writing = 0  # slots that wait to be written
+
+    def restore(self, recovered: Sequence[tuple[int, Record]], last_identity: int) -> None:
+        """Name what the disk has kept of an earlier process, parents first, its slots counted from 0."""
+        disk, contents = self.disk, self._contents
+        if disk is None or not recovered:
+            return
+        keys = {record.identity: record.key for _, record in recovered}
+        for own, record in recovered:
+            slot = own + disk.first
+            contents.identity[slot], contents.parent[slot] = record.identity, record.parent
+            contents.filled[slot] = contents.block_size
+            contents.tokens[slot] = np.frombuffer(record.tokens, contents.tokens.dtype)[0]
+            contents.parent_keys[slot] = keys.get(record.parent, 0)
+            if record.note is not None:
+                note = _decode_note(record.note)
+                if note.exact is not None:
+                    contents.exact[slot] = note.exact
+                if note.origin is not None:
+                    contents.origins[slot] = note.origin
+        contents.last_identity = last_identity
+        slots = np.array([slot for slot, _ in recovered], np.intp) + disk.first
+        disk.name(slots, np.array([record.key for _, record in recovered], np.uint64))
+        disk.refresh(slots[::-1])
+        self._say(disk.stored(slots))
 
     # ---- look up
 
@@ -111,13 +146,13 @@ class LowerTiers:
         assert disk is not None
         sources = np.array([slot for slot in slots if contents.filled[slot]], np.intp)
         sources = sources[disk.find_many(self.host.keys(sources)) == NOBODY]
-        room = min(int(self.host.num_slots * DIRTY_FRACTION) - self._writing, disk.free)
+        room = min(int(self.host.num_slots * DIRTY_FRACTION) - self.writing, disk.free)
         self.unwritten += max(0, len(sources) - max(0, room))
         sources = sources[: max(0, room)]
         targets, evicted = disk.take(len(sources))
         self._say(evicted)
         self.host.hold(sources.tolist())
-        self._writing += len(sources)
+        self.writing += len(sources)
         records = map(self._record, sources.tolist())
         return list(map(Write, sources.tolist(), targets.tolist(), records))
 
@@ -125,7 +160,7 @@ class LowerTiers:
         """Name the blocks that have come to the disk."""
         disk = self.disk
         assert disk is not None
-        self._writing -= len(outcomes)
+        self.writing -= len(outcomes)
         for (source, slot, _), done in outcomes:
             slots, sources = np.array([slot], np.intp), np.array([source], np.intp)
             key = self.host.keys(sources)
@@ -140,13 +175,13 @@ class LowerTiers:
 
     def _record(self, slot: int) -> Record:
         contents = self._contents
-        note = contents.exact.get(slot), contents.origins.get(slot)
+        note = Note(contents.exact.get(slot), contents.origins.get(slot))
         return Record(
             int(self._of(slot).keys(np.array([slot], np.intp))[0]),
             contents.identity[slot],
             contents.parent[slot],
             contents.tokens[slot].tobytes(),
-            None if note == (None, None) else _encode(note),
+            None if note == NO_NOTE else _encode(note),
         )
 
     # ---- load

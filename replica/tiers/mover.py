@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,19 @@ Item = TypeVar("Item")
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 
 
+class Recovery(NamedTuple):
+    """What a disk has kept of an earlier process: slots, counted from 0, with their records, parents first."""
+
+    records: Sequence[tuple[int, Record]] = ()
+    last_identity: int = 0
+
+
 class Mover(Protocol):
     speeds: LoadSpeeds
+
+    def recover(self) -> Recovery:
+        """Read what the disk has; called once, before anything moves."""
+        ...
 
     def save(self, saves: Sequence[Save]) -> None:
         """Copy these blocks before the call returns."""
@@ -53,6 +64,8 @@ class Mover(Protocol):
 class DiskSlots(Protocol):
     """The disk as a mover sees it; its slots are counted from 0."""
 
+    def recover(self) -> Recovery: ...
+
     def write(self, slot: int, record: Record, payload: memoryview) -> bool:
         """Return False if the disk could not take it."""
         ...
@@ -61,7 +74,7 @@ class DiskSlots(Protocol):
         """Return False if the slot has anything else than this record's block, whole."""
         ...
 
-    def erase(self, slot: int) -> None: ...
+    def erase(self, slot: int) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -103,6 +116,9 @@ class ThreadedMover:
             self._memory.read(slot, into)
         else:
             np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
+
+    def recover(self) -> Recovery:
+        return Recovery() if self._disk is None else self._disk.recover()
 
     def save(self, saves: Sequence[Save]) -> None:
         for block, slot in saves:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from replica.clock import Clock
-from replica.tiers.mover import Landed
+from replica.tiers.mover import Landed, Recovery
 from replica.tiers.moves import Save, Transfer, Write
 from replica.tiers.speeds import LoadSpeeds
 
@@ -24,6 +24,9 @@ class SimulatedMover:
     def next_s(self) -> float | None:
         """When the next transfer ends; None if there is none."""
         return self._moving[0][0] if self._moving else None
+
+    def recover(self) -> Recovery:
+        return Recovery()
 
     def save(self, saves: Sequence[Save]) -> None: ...
 

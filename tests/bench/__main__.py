@@ -36,6 +36,7 @@ PARTS = (
 BY_NAME = (
     "agents",
     "bodies",
+    "kv_tiers",
     "masks",
     "peers",
     "policies",
@@ -48,7 +49,7 @@ BY_NAME = (
     "soak",
     "terminal",
 )
-SIZED = ("native", "peers", "heap")
+SIZED = ("native", "kv_tiers", "peers", "heap")
 
 
 def machine() -> str:

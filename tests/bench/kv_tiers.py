@@ -1,0 +1,192 @@
+"""Measure a real model whose prompts come from lower media: first tokens, answers, others' decoding.
+
+The model has the shape of Qwen3-0.6B and random weights, on one thread. `--small` takes a smaller shape.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import torch
+
+from events.blocks import pack_tokens
+from replica.clock import WallClock
+from replica.config import EngineConfig
+from replica.engine import Engine
+from replica.messages import Output, Sampling, Submit, TokenLogprobs
+from replica.model.config import read_config
+from replica.native import build_on_cpu
+from replica.process import make_mover
+from replica.tiers.lower import DISK, HOST
+from tests.bench.measure import heading, row
+from tests.bench.native import DTYPES, NEW, PROMPT, QWEN3, SMALL, WARM_UP, make_model, tokens
+
+BLOCK = 16
+COLD_ROUNDS = 2  # at most
+LOADS = 8  # beside a decoding request, in one measurement
+OTHERS = 4  # that decode meanwhile
+TARGETS = {HOST: 20, DISK: 10}
+MOST_SLOWER = 5.0  # per cent
+
+
+class Answer(NamedTuple):
+    first_s: float
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    cached: int
+
+
+def run(rounds: int, *, small: bool = False) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), QWEN3 | (SMALL if small else {}))
+        config = read_config(Path(folder))
+        print(f"Qwen3 with {config.parameters / 1e6:.0f} M random weights, {config.num_layers} layers\n")
+        for dtype in DTYPES:
+            with tempfile.TemporaryDirectory() as disk, serving(Path(folder), dtype, disk) as engine:
+                first_tokens(engine, dtype, min(rounds, COLD_ROUNDS))
+                beside_loads(engine, dtype, rounds)
+
+
+@contextmanager
+def serving(folder: Path, dtype: str, disk: str) -> Iterator[Engine]:
+    blocks = (PROMPT + OTHERS * 4 * PROMPT // 16) // BLOCK
+    config = EngineConfig(
+        model="bench",
+        model_path=str(folder),
+        dtype=dtype,  # type: ignore[arg-type]
+        num_blocks=blocks,
+        host_blocks=2 * blocks,
+        disk_kv=disk,
+        disk_blocks=2 * blocks,
+        max_num_batched_tokens=PROMPT + NEW,
+        max_model_len=PROMPT + 2 * NEW,
+        enable_partial_reuse=False,
+        events=None,
+    )
+    runner, clock = build_on_cpu(config), WallClock()
+    mover = make_mover(config, runner, clock)
+    assert mover is not None
+    try:
+        yield Engine(config, runner, clock, mover)
+    finally:
+        mover.close()
+
+
+def first_tokens(engine: Engine, dtype: str, rounds: int) -> None:
+    chance, vocabulary = Random(0), engine.runner.vocab_size
+    ask(engine, tokens(chance, WARM_UP, vocabulary))
+    cold_s: list[float] = []
+    warm_s: dict[str, list[float]] = {HOST: [], DISK: []}
+    for _ in range(rounds):
+        prompt = tokens(chance, PROMPT, vocabulary)
+        cold = ask(engine, prompt)
+        cold_s.append(cold.first_s)
+        for medium, times_s in warm_s.items():
+            empty(engine, above=medium)
+            warm = ask(engine, prompt)
+            assert warm.cached == PROMPT - BLOCK, f"{warm.cached} tokens came back"
+            assert dtype != "float32" or (warm.tokens, warm.logprobs) == (cold.tokens, cold.logprobs), "other answers"
+            times_s.append(warm.first_s)
+    heading(f"first token after {PROMPT:,} tokens, {dtype}")
+    row("cold", [1000 * one for one in cold_s], "ms")
+    for medium, times_s in warm_s.items():
+        row(f"from {medium}", [1000 * one for one in times_s], "ms")
+        sooner = [cold / warm for cold, warm in zip(cold_s, times_s, strict=True)]
+        row(f"from {medium}: sooner than cold", sooner, "times", f">= {TARGETS[medium]}")
+    print()
+
+
+def ask(engine: Engine, prompt: list[int], new: int = NEW) -> Answer:
+    """Answer one request, alone."""
+    began_s = time.perf_counter()
+    submit(engine, 1, prompt, new)
+    outputs: list[Output] = []
+    first_s = 0.0
+    while engine.busy:
+        for output in engine.step():
+            first_s = first_s or time.perf_counter() - began_s
+            outputs.append(output)
+    got = [token for output in outputs for token in output.token_ids]
+    logprobs = [one for output in outputs for one in output.logprobs or ()]
+    return Answer(first_s, got, logprobs, outputs[0].cached_tokens)
+
+
+def submit(engine: Engine, number: int, prompt: list[int], new: int) -> None:
+    sampling = Sampling(max_tokens=new, temperature=0.0, top_logprobs=5, ignore_eos=True)
+    refused = engine.submit(Submit(number, pack_tokens(prompt), sampling))
+    assert refused is None, refused
+
+
+def empty(engine: Engine, above: str) -> None:
+    """Let nothing above this medium have what it has: the pool's blocks are given to nobody."""
+    settle(engine)
+    blocks = engine.pool.take((), engine.pool.free)
+    assert blocks is not None
+    settle(engine)
+    engine.pool.release(blocks)
+    if above == DISK:
+        lower = engine.pool.lower
+        assert lower is not None
+        lower.drop(lower.host.slots().tolist())
+
+
+def settle(engine: Engine) -> None:
+    """Wait until all that was saved has come to the disk."""
+    assert engine.pool.lower is not None
+    engine.settle()
+    while engine.pool.lower.writing:
+        time.sleep(0.01)
+        engine.settle()
+
+
+def beside_loads(engine: Engine, dtype: str, rounds: int) -> None:
+    """Decode a batch; then the same while a prompt is loaded over and over, of which nothing is computed."""
+    chance, vocabulary = Random(1), engine.runner.vocab_size
+    prompt = tokens(chance, PROMPT, vocabulary)
+    ask(engine, prompt, 1)
+    for medium in (HOST, DISK):
+        slower = []
+        for _ in range(rounds):
+            for number in range(OTHERS):
+                submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), 10 * NEW)
+            while engine.scheduler.queued_prefill_tokens():
+                engine.step()
+            alone_s = statistics.median(steps_s(engine, LOADS))
+            beside_s = statistics.median(steps_while_loading_s(engine, prompt, medium))
+            slower.append(100 * (beside_s / alone_s - 1))
+            for request in list(engine.scheduler.requests):
+                engine.cancel(request)
+            while engine.busy:
+                engine.step()
+        heading(f"decoding of {OTHERS} others while {PROMPT:,} tokens come from {medium}, {dtype}")
+        row("a step takes longer", slower, "%", f"< {MOST_SLOWER:g}")
+        print()
+
+
+def steps_s(engine: Engine, count: int) -> list[float]:
+    return [step_s(engine) for _ in range(count)]
+
+
+def step_s(engine: Engine) -> float:
+    began_s = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - began_s
+
+
+def steps_while_loading_s(engine: Engine, prompt: list[int], medium: str) -> list[float]:
+    """Durations of steps through which blocks were loaded from their beginning to their end."""
+    found: list[float] = []
+    for number in range(LOADS):
+        empty(engine, above=medium)
+        submit(engine, 100 + number, prompt, 1)
+        engine.step()  # admits it
+        while engine.scheduler.transfers:
+            found.append(step_s(engine))
+        engine.cancel(100 + number)
+    return found
