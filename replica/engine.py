@@ -25,6 +25,9 @@ from replica.runner import Finish, Runner
 from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
 from replica.tiers.mover import Mover
 from replica.tiers.moves import Transfer
+from replica.tiers.transfers import Judgement
+
+MOST_TOKENS_PER_S = 1e8  # a status has no faster ones
 
 
 class Flight(NamedTuple):
@@ -55,7 +58,7 @@ class Engine:
         )
         if mover is not None and self.pool.lower is not None:
             self.pool.lower.restore(*mover.recover())
-        self.scheduler = Scheduler(self.pool, config, self._pays_off)
+        self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
         self.window = Window()
@@ -110,7 +113,10 @@ class Engine:
             extras=submit.extras,
         )
         priority = rank_s, self._arrivals
-        request = Request(submit.id, chain, len(submit.prompt) // 4, submit.sampling, priority, matcher=matcher)
+        prompt_tokens = len(submit.prompt) // 4
+        request = Request(
+            submit.id, chain, prompt_tokens, submit.sampling, priority, matcher=matcher, sources=submit.sources
+        )
         try:
             self.scheduler.submit(request)
         except QueueFull as full:
@@ -171,11 +177,11 @@ class Engine:
         was cancelled meanwhile would have had there.
         """
         lower, mover = self.pool.lower, self.mover
-        if lower is None or mover is None:
+        if mover is None:
             return
         saves, transfers = self.scheduler.transfers.take_moves()
         self._due += transfers
-        if saves:
+        if saves and lower is not None:
             mover.save(saves)
             mover.write(lower.saved(saves))
         if self._flying is None:
@@ -186,22 +192,22 @@ class Engine:
         if not self._due or self.mover is None:
             return
         copied = {scheduled.copy.source for scheduled in batch if scheduled.copy is not None}
-        while self._due and copied.isdisjoint(load.block for load in self._due[0].loads):
+        while self._due and copied.isdisjoint(self._due[0].blocks):
             self.mover.begin(self._due.popleft())
 
     def settle(self) -> None:
         """Let requests run whose blocks have come, and name what has come to the disk."""
         lower, mover = self.pool.lower, self.mover
-        if lower is None or mover is None:
+        if mover is None:
             return
         transfers, written = mover.landed()
         for transfer in transfers:
             self.scheduler.land(transfer)
-            mover.write(lower.saved(transfer.saves))
-        if written:
+            if lower is not None:
+                mover.write(lower.saved(transfer.saves))
+        if lower is not None:
             lower.written(written)
-        if erasures := lower.take_erasures():
-            mover.erase(erasures)
+            mover.erase(lower.take_erasures())
         self._begin_moves([])
 
     def _pays_off(self, medium: str) -> bool:
@@ -210,6 +216,11 @@ class Engine:
         loaded = self.mover.speeds.blocks_per_s(medium) * self.config.block_size
         computed = self.speed.prefill_tokens_per_s
         return not loaded or not computed or loaded > computed
+
+    def _compute_s(self, tokens: int) -> float:
+        """Seconds that so many tokens take to compute; 0: not known."""
+        rate = self.speed.prefill_tokens_per_s
+        return tokens / rate if rate else 0.0
 
     def _measure(self, batch: Batch, duration_s: float) -> None:
         self.steps += 1
@@ -236,6 +247,8 @@ class Engine:
             free_blocks=self.pool.free,
             cached_blocks=self.pool.named,
             prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
+            load_tokens_per_s=self._load_speeds(),
+            loading_tokens=self.scheduler.transfers.tokens(),
         )
 
     def stats(self) -> Stats:
@@ -279,7 +292,7 @@ class Engine:
             return {}
         speeds = self.mover.speeds
         found = {medium: speeds.blocks_per_s(medium) * self.config.block_size for medium in speeds.media()}
-        return {medium: speed for medium, speed in found.items() if speed}
+        return {medium: min(speed, MOST_TOKENS_PER_S) for medium, speed in found.items() if speed}
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Struct
 
 from api.constraints import Constraint
-from api.native import KvSource
 from events.blocks import ExtraKey
 from events.native import Load
 from events.publisher import EventEndpoints
@@ -39,6 +38,13 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 # ---- to the engine
 
 
+class KVSource(Struct, frozen=True):
+    """A neighbour that should have the KV of the first tokens of a prompt."""
+
+    endpoint: str
+    tokens: int
+
+
 class Submit(Struct, omit_defaults=True):
     id: int
     prompt: bytes  # token ids, packed as little-endian uint32
@@ -48,7 +54,7 @@ class Submit(Struct, omit_defaults=True):
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
-    kv_sources: list[KvSource] = []  # neighbours that should hold the beginning of the prompt, the best first
+    sources: list[KVSource] = []  # neighbours to ask for the beginning of the prompt
 
 
 class Learn(Struct, tag="learn"):

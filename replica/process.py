@@ -42,10 +42,8 @@ from replica.messages import (
     decode_to_engine,
     encode,
 )
-from replica.model.config import read_config
-from replica.neighbours.service import Neighbours, open_neighbours
+from replica.neighbours.service import Neighbours
 from replica.runner import Runner
-from replica.tiers.kv_layout import kv_layout
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
 from replica.tiers.simulated import SimulatedMover
@@ -75,13 +73,15 @@ def main(arguments: Sequence[str]) -> int:
             runner = make_runner(config, clock)
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
-            mover = make_mover(config, runner, clock)
+            neighbours = make_neighbours(config, runner)
+            mover = make_mover(config, runner, clock, neighbours)
             if mover is not None:
                 stack.callback(mover.close)
             engine = Engine(config, runner, clock, mover)
-            neighbours = make_neighbours(config, runner, mover, engine)
             if neighbours is not None:
-                stack.callback(neighbours.close)
+                stack.callback(neighbours.stop)
+                assert isinstance(mover, ThreadedMover), "there is KV memory"
+                neighbours.listen(engine.pool, mover)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
@@ -116,27 +116,28 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
     return build(config)
 
 
-def make_mover(config: EngineConfig, runner: Runner, clock: Clock) -> Mover | None:
-    """Make what moves blocks to the media below the pool and back; None: there are none."""
-    if not config.host_blocks or not config.enable_prefix_caching:
+def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: Neighbours | None) -> Mover | None:
+    """Make what brings blocks from lower media and neighbours, and saves them there; None: there are none."""
+    if not (config.host_blocks or neighbours) or not config.enable_prefix_caching:
         return None
     if runner.memory is None:
         return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
-    return ThreadedMover(runner.memory, host, config.num_blocks)
+    return ThreadedMover(runner.memory, host, config.num_blocks, puller=neighbours)
 
 
-def make_neighbours(config: EngineConfig, runner: Runner, mover: Mover | None, engine: Engine) -> Neighbours | None:
+def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
     """Make what reads from neighbours and is read by them; None: there is no KV, or no secret."""
-    memory = runner.memory
-    if memory is None or config.kv_secret is None or not config.enable_prefix_caching:
+    if runner.memory is None or config.kv_read is None or not config.enable_prefix_caching:
         return None
-    stored = mover if isinstance(mover, ThreadedMover) else memory
-    return open_neighbours(config, engine.pool, stored, memory, kv_layout_of(config, runner))
+    return Neighbours(config, runner.memory, kv_layout_of(config, runner))
 
 
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     """Kernels count, too: on a CPU, blocks of a neighbour have the very bits that this replica would compute."""
+    from replica.model.config import read_config
+    from replica.tiers.kv_layout import kv_layout
+
     folder = Path(config.model_path)
     return kv_layout(
         read_config(folder),

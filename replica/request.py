@@ -1,5 +1,6 @@
 """One request in the engine, and its part in one step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from events.blocks import TOKEN_BYTES
 from kernels.spans import Copy
 from replica.chain import Chain
 from replica.grammar.matcher import Matcher
-from replica.messages import Sampling, TokenLogprobs
+from replica.messages import KVSource, Sampling, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -33,7 +34,8 @@ class Request:
     launched: int = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
     length: int = field(init=False)  # the chain's tokens, and those after them that are being drawn
     limit: int = field(init=False)  # of the length; the scheduler knows if the model takes less
-    is_loading: bool = False  # it has blocks, and waits for what lower media hold of its prompt
+    sources: Sequence[KVSource] = ()  # neighbours to ask for what is not here; each is asked once
+    is_loading: bool = False  # it has blocks, and waits for what lower media or a neighbour hold of its prompt
     preemptions: int = 0
     cached_tokens: int | None = None  # of the prompt, when it was first admitted
     uncached_tokens: int = field(init=False)  # what admitting it would have to compute, when last looked up

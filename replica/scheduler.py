@@ -22,7 +22,7 @@ from replica.messages import Output
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
 from replica.tiers.moves import Transfer
-from replica.tiers.transfers import PaysOff, Transfers
+from replica.tiers.transfers import UNKNOWN, Judgement, Transfers
 
 Batch: TypeAlias = list[Scheduled]
 
@@ -38,7 +38,7 @@ class TooLong(Exception):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: EngineConfig, pays_off: PaysOff = lambda _: True) -> None:
+    def __init__(self, pool: BlockPool, limits: EngineConfig, judgement: Judgement = UNKNOWN) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {limits.max_num_batched_tokens}; it must be at least max_num_seqs, "
@@ -53,7 +53,7 @@ class Scheduler:
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
-        self.transfers = Transfers(pool, pays_off)
+        self.transfers = Transfers(pool, judgement)
         self.readers: Mapping[int, int] = {}  # references to blocks that others than requests have
         self._waiting: list[tuple[tuple[float, int], Request]] = []  # a heap
 
@@ -224,18 +224,18 @@ class Scheduler:
         new = -(-len(chain) // pool.block_size) - matched
         if pool.free < new:
             return None  # before a part is looked for, step after step
-        loads = self.transfers.worth_loading(match)
-        part = NO_PART if loads or request.computes_whole_prompt else pool.part(chain, match)
+        found = self.transfers.look(request, match)
+        part = NO_PART if found or request.computes_whole_prompt else pool.part(chain, match)
         hits = [*match.blocks, part.source] if part.adoptable else match.blocks
         blocks = pool.take(hits, new - part.adoptable)
         if blocks is None:
-            self.transfers.abandon(loads)
+            self.transfers.abandon(found)
             return None
         request.blocks = blocks
         chain.named, chain.identity = matched, match.identity
         request.computed = request.launched = matched * pool.block_size + part.tokens
-        if loads:
-            self.transfers.begin(request, matched, loads)
+        if found:
+            self.transfers.begin(request, matched, found)
             return None
         self.transfers.taken()
         self._run(request, match, part)

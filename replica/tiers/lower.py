@@ -158,6 +158,8 @@ class LowerTiers:
 
     def written(self, outcomes: Sequence[Written]) -> None:
         """Name the blocks that have come to the disk."""
+        if not outcomes:
+            return
         disk = self.disk
         assert disk is not None
         self.writing -= len(outcomes)

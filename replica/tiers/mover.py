@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from replica.block_memory import BlockMemory
-from replica.tiers.moves import Load, Record, Save, Transfer, Write, Written
+from replica.tiers.moves import PULLED, Load, Pull, Record, Save, Transfer, Write, Written
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
@@ -79,6 +79,16 @@ class DiskSlots(Protocol):
     def close(self) -> None: ...
 
 
+class Puller(Protocol):
+    """Reads blocks from neighbours, for one thread."""
+
+    def pull(self, pull: Pull) -> int:
+        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class HostMemory:
     """Blocks of host memory, which the system gives when they are first written."""
 
@@ -93,18 +103,27 @@ class HostMemory:
 class ThreadedMover:
     """Slots are counted as in `replica.contents`: the host's from `first_slot`, then the disk's."""
 
-    def __init__(self, memory: BlockMemory, host: HostMemory, first_slot: int, disk: DiskSlots | None = None) -> None:
+    def __init__(
+        self,
+        memory: BlockMemory,
+        host: HostMemory,
+        first_slot: int,
+        disk: DiskSlots | None = None,
+        puller: Puller | None = None,
+    ) -> None:
         self.speeds = LoadSpeeds()
         self._memory = memory
         self._host = host
         self._first_slot = first_slot
         self._first_on_disk = first_slot + host.num_slots
         self._disk = disk
+        self._puller = puller
         self._staging = memoryview(bytearray(memory.block_bytes if disk is not None else 0))
         self._landed: deque[Transfer] = deque()
         self._written: deque[Written] = deque()
         self._loader = ThreadPoolExecutor(1, "kv-load")
         self._writer = ThreadPoolExecutor(1, "kv-write")
+        self._reader = ThreadPoolExecutor(1, "kv-pull")
 
     @property
     def block_bytes(self) -> int:
@@ -144,24 +163,44 @@ class ThreadedMover:
         with suppress(TimeoutError):
             self._writer.submit(int).result(CLOSING_S)
         self._writer.shutdown(cancel_futures=True)
+        self._reader.shutdown(cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
+        if self._puller is not None:
+            self._puller.close()
 
     # ---- on the threads
 
     def _carry_out(self, transfer: Transfer) -> None:
         try:
-            self.save(transfer.saves)
-            spent = Spent(self.speeds)
-            for load in transfer.loads:
-                if not self._load(load):
-                    transfer.lost.append(load.slot)
-                    break
-                transfer.came += 1
-                spent.on(load.medium)
-            spent.tell()
+            self._load_all(transfer)
         except Exception:  # its request waits: it computes what has not come
             log.exception("blocks could not be loaded")
+        if transfer.pull is not None and transfer.came == len(transfer.loads):
+            self._reader.submit(self._pull, transfer, transfer.pull)
+        else:
+            self._landed.append(transfer)
+
+    def _load_all(self, transfer: Transfer) -> None:
+        self.save(transfer.saves)
+        spent = Spent(self.speeds)
+        for load in transfer.loads:
+            if not self._load(load):
+                transfer.lost.append(load.slot)
+                break
+            transfer.came += 1
+            spent.on(load.medium)
+        spent.tell()
+
+    def _pull(self, transfer: Transfer, pull: Pull) -> None:
+        began_s = monotonic()
+        try:
+            assert self._puller is not None
+            transfer.pulled = self._puller.pull(pull)
+            if transfer.pulled:
+                self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s)
+        except Exception:
+            log.exception("blocks could not be read from a neighbour")
         finally:
             self._landed.append(transfer)
 

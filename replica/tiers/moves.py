@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
+from replica.chain import Chain
+
+PULLED = "PULL"  # from a neighbour: a source like a medium
+
 
 class Record(NamedTuple):
     """A block's content, as a disk keeps it beside the KV."""
@@ -47,10 +51,27 @@ class Written(NamedTuple):
     done: bool
 
 
+class Pull(NamedTuple):
+    """Read a chain's blocks from `start` on from a neighbour into the pool's, as many as there are of these."""
+
+    endpoint: str
+    chain: Chain
+    start: int
+    blocks: Sequence[int]
+    patience_s: float  # computing them takes no longer
+
+
 class Transfer(Struct, eq=False):
     """What one request waits for: first the blocks it was given are saved, then its own are brought, in order."""
 
     saves: Sequence[Save]
     loads: Sequence[Load]
+    pull: Pull | None = None  # after the loads
     came: int = 0  # leading loads that have been carried out and verified
+    pulled: int = 0  # leading blocks of the pull, likewise
     lost: list[int] = field(default_factory=list)  # slots whose KV is not what it should be
+
+    @property
+    def blocks(self) -> list[int]:
+        """The pool's blocks that are written."""
+        return [*(load.block for load in self.loads), *(self.pull.blocks if self.pull is not None else ())]

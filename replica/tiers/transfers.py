@@ -1,19 +1,40 @@
-"""The requests that wait for blocks from lower media, and the moves that the next step needs.
+"""The requests that wait for blocks from lower media or neighbours, and the moves that the next step needs.
 
-A request that has blocks to load is admitted, but not scheduled: a mover brings them while others compute. What did
-not come, because a medium failed, it computes like any other token.
+A request that has blocks to bring is admitted, but not scheduled: a mover brings them while others compute. What did
+not come, because a medium or a neighbour failed, it computes like any other token.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from replica.block_pool import BlockPool, Match
 from replica.request import Request
-from replica.tiers.moves import Save, Transfer
+from replica.tiers.moves import PULLED, Pull, Save, Transfer
 
-# Whether tokens are sooner loaded from this medium than computed.
-PaysOff: TypeAlias = Callable[[str], bool]
+LEAST_PULLED_BLOCKS = 4  # fewer are not worth asking for
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0
+
+
+class Judgement(NamedTuple):
+    """What is known of speeds."""
+
+    pays_off: Callable[[str], bool]  # whether tokens are sooner brought from this medium than computed
+    compute_s: Callable[[int], float]  # how long so many tokens take to compute; 0: not known
+
+
+UNKNOWN = Judgement(lambda _: True, lambda _: 0.0)
+
+
+class Found(NamedTuple):
+    """Blocks after a request's hits: slots that are held, and then a neighbour's up to `stop`."""
+
+    slots: Sequence[int]
+    endpoint: str = ""
+    stop: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.endpoint)
 
 
 class Loading(NamedTuple):
@@ -25,9 +46,9 @@ class Loading(NamedTuple):
 
 
 class Transfers:
-    def __init__(self, pool: BlockPool, pays_off: PaysOff) -> None:
+    def __init__(self, pool: BlockPool, judgement: Judgement) -> None:
         self._pool = pool
-        self._pays_off = pays_off
+        self._judgement = judgement
         self._loading: dict[int, Loading] = {}  # by id of the transfer
         self._saves: list[Save] = []
         self._begun: list[Transfer] = []
@@ -35,34 +56,54 @@ class Transfers:
 
     # ---- a request begins to wait
 
-    def worth_loading(self, match: Match) -> Sequence[int]:
-        """The slots after the hits that are sooner loaded than computed; held, so that they stay what they are."""
+    def look(self, request: Request, match: Match) -> Found:
+        """Find what is sooner brought than computed; slots are held, so that they stay what they are."""
         lower = self._pool.lower
-        if lower is None or not match.lower:
-            return ()
-        pays_off = {tier.medium: self._pays_off(tier.medium) for tier in lower.tiers}
-        slots = list(takewhile(lambda slot: pays_off[lower.medium(slot)], match.lower))
-        lower.hold(slots)
-        self.taken()  # what was saved before is not the business of this request's transfer
-        return slots
+        if request.computes_whole_prompt:
+            return Found(())
+        slots: list[int] = []
+        if lower is not None and match.lower:
+            pays_off = {tier.medium: self._judgement.pays_off(tier.medium) for tier in lower.tiers}
+            slots = list(takewhile(lambda slot: pays_off[lower.medium(slot)], match.lower))
+            lower.hold(slots)
+        found = Found(slots)
+        if request.sources:
+            found = Found(slots, *self._neighbour(request, len(match.blocks) + len(slots)))
+        if found:
+            self.taken()  # what was saved before is not the business of this request's transfer
+        return found
 
-    def abandon(self, slots: Sequence[int]) -> None:
-        """There was no room: end the hold."""
-        if slots:
+    def _neighbour(self, request: Request, here: int) -> tuple[str, int]:
+        """The neighbour that should have most of the prompt, and how many blocks; empty: none has enough more."""
+        size, full = self._pool.block_size, (len(request.chain) - 1) // self._pool.block_size
+        source = max(request.sources, key=lambda one: one.tokens)
+        stop = min(source.tokens // size, full)
+        if stop - here < LEAST_PULLED_BLOCKS or not self._pool.caching or not self._judgement.pays_off(PULLED):
+            return "", 0
+        return source.endpoint, stop
+
+    def abandon(self, found: Found) -> None:
+        """There was no room: end the holds."""
+        if found.slots:
             assert self._pool.lower is not None
-            self._pool.lower.release(slots, loaded=False)
+            self._pool.lower.release(found.slots, loaded=False)
 
     def taken(self) -> None:
         """Note that blocks were taken for computing: what they had is saved before the next step."""
         if self._pool.lower is not None:
             self._saves += self._pool.lower.take_saves()
 
-    def begin(self, request: Request, hits: int, slots: Sequence[int]) -> None:
-        """Let the request, which has just taken blocks, wait until the slots are loaded into those after its hits."""
-        assert self._pool.lower is not None
-        lower = self._pool.lower
-        loads = lower.loads(slots, request.blocks[hits : hits + len(slots)])
-        transfer = Transfer(lower.take_saves(), loads)
+    def begin(self, request: Request, hits: int, found: Found) -> None:
+        """Let the request, which has just taken blocks, wait until those after its hits are filled."""
+        lower, here = self._pool.lower, hits + len(found.slots)
+        loads = [] if lower is None else lower.loads(found.slots, request.blocks[hits:here])
+        transfer = Transfer([] if lower is None else lower.take_saves(), loads)
+        if found.endpoint:
+            blocks = request.blocks[here : found.stop]
+            compute_s = self._judgement.compute_s(len(blocks) * self._pool.block_size)
+            patience_s = min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, compute_s or MOST_PATIENCE_S))
+            transfer.pull = Pull(found.endpoint, request.chain, here, blocks, patience_s)
+            request.sources = [one for one in request.sources if one.endpoint != found.endpoint]
         self._loading[id(transfer)] = Loading(request, transfer, hits)
         self._begun.append(transfer)
         request.is_loading = True
@@ -79,17 +120,22 @@ class Transfers:
     def land(self, transfer: Transfer) -> Request:
         """Name the blocks that have come; return the request, which waits no longer."""
         pool, lower = self._pool, self._pool.lower
-        assert lower is not None
         request, _, hits = self._loading.pop(id(transfer))
         request.is_loading = False
-        lower.drop(transfer.lost)
         for load in transfer.loads[: transfer.came]:
-            self.loaded_tokens[load.medium] = self.loaded_tokens.get(load.medium, 0) + pool.block_size
-        came = hits + transfer.came
+            self._count(load.medium)
+        self._count(PULLED, transfer.pulled)
+        came = hits + transfer.came + transfer.pulled
         pool.store(request.chain, request.blocks, came)
         request.computed = request.launched = came * pool.block_size
-        lower.release([load.slot for load in transfer.loads], loaded=True)
+        if lower is not None:
+            lower.drop(transfer.lost)
+            lower.release([load.slot for load in transfer.loads], loaded=True)
         return request
+
+    def _count(self, medium: str, blocks: int = 1) -> None:
+        if blocks:
+            self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + blocks * self._pool.block_size
 
     # ---- say
 
@@ -101,5 +147,5 @@ class Transfers:
         return [loading.request for loading in self._loading.values()]
 
     def tokens(self) -> int:
-        """Tokens that are being loaded."""
-        return sum(len(loading.transfer.loads) for loading in self._loading.values()) * self._pool.block_size
+        """Tokens that are being brought."""
+        return sum(len(loading.transfer.blocks) for loading in self._loading.values()) * self._pool.block_size
