@@ -19,11 +19,19 @@ FRAMES_TYPE = "application/x-warmroute-frames"
 CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the frames
 CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
 
+MOST_KV_SOURCES = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 _LENGTH = struct.Struct("<I")
 _FRAME = struct.Struct("<III")
 _INT64 = Meta(ge=-(2**63), le=2**63 - 1)
+
+
+class KvSource(Struct, frozen=True):
+    """A replica that should hold the first `tokens` of a prompt, and where its blocks can be read."""
+
+    endpoint: Annotated[str, Meta(max_length=300)]
+    tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Native(Struct, omit_defaults=True):
@@ -36,6 +44,7 @@ class Native(Struct, omit_defaults=True):
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
     cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
+    kv_sources: Annotated[list[KvSource], Meta(max_length=MOST_KV_SOURCES)] = []  # of the only prompt, the best first
 
 
 _encode = msgspec.msgpack.Encoder().encode

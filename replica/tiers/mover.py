@@ -125,6 +125,17 @@ class ThreadedMover:
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-pull")
 
+    @property
+    def block_bytes(self) -> int:
+        return self._memory.block_bytes
+
+    def read(self, slot: int, into: memoryview) -> None:
+        """Copy a block of the pool, or a slot of the host's memory. The caller holds it."""
+        if slot < self._first_slot:
+            self._memory.read(slot, into)
+        else:
+            np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
+
     def recover(self) -> Recovery:
         return Recovery() if self._disk is None else self._disk.recover()
 
