@@ -1,0 +1,1 @@
+"""Cached blocks outside the block pool: in host memory, on disk, at neighbours."""
