@@ -57,7 +57,7 @@ class Engine:
             disk_slots=config.disk_blocks if mover is not None else 0,
         )
         if mover is not None and self.pool.lower is not None:
-            self.pool.lower.restore(*mover.recover())
+            self.pool.lower.restore(mover.recover())
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)

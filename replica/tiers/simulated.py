@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from replica.clock import Clock
-from replica.tiers.mover import Landed, Recovery
+from replica.tiers.mover import Landed
 from replica.tiers.moves import Save, Transfer, Write
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 
@@ -26,7 +27,7 @@ class SimulatedMover:
         return self._moving[0][0] if self._moving else None
 
     def recover(self) -> Recovery:
-        return Recovery()
+        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None: ...
 
