@@ -70,7 +70,7 @@ def serving(folder: Path, dtype: str, disk: str) -> Iterator[Engine]:
         events=None,
     )
     runner, clock = build_on_cpu(config), WallClock()
-    mover = make_mover(config, runner, clock)
+    mover = make_mover(config, runner, clock, None)
     assert mover is not None
     try:
         yield Engine(config, runner, clock, mover)
