@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from replica.messages import NeighbourSnapshot, Stats
+from replica.messages import NeighbourSnapshot, Stats, TierSnapshot
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -217,6 +217,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
         one = {"model_name": self._model}
+        tiers = stats.tiers or {"CPU": TierSnapshot()}
         cache = one | {"block_size": str(self._block_size), "num_gpu_blocks": str(stats.pool.total)}
         gauges = [
             *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in GAUGES),
@@ -240,8 +241,8 @@ class Metrics(Collector):
         for name, meaning, value in counters:
             yield family(CounterMetricFamily, name, meaning, (one, value))
         for kind, rows in ((GaugeMetricFamily, TIER_GAUGES), (CounterMetricFamily, TIER_COUNTERS)):
-            for name, meaning, path in rows if stats.tiers else ():
-                by_medium = ((one | {"medium": medium}, getattr(tier, path)) for medium, tier in stats.tiers.items())
+            for name, meaning, path in rows:
+                by_medium = ((one | {"medium": medium}, getattr(tier, path)) for medium, tier in tiers.items())
                 yield family(kind, name, meaning, *by_medium)
         yield from self._neighbours(stats)
         yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
