@@ -297,6 +297,6 @@ def _what(trace: Trace, settings: Settings) -> str:
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
         f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"
-        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache{below} and "
-        f"{settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
+        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache{below} "
+        f"and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
     )

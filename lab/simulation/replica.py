@@ -6,7 +6,7 @@ brought from elsewhere take their tokens divided by the rate of their source, be
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import takewhile
