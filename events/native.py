@@ -17,6 +17,7 @@ MOST_SNAPSHOT_BATCHES = 65_536
 # A status with a figure that no engine can have is not read at all: the router computes with these.
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e8)]
+Rates: TypeAlias = Annotated[dict[Annotated[str, Meta(max_length=16)], Rate], Meta(max_length=8)]
 
 
 class Load(Struct, frozen=True, omit_defaults=True):
@@ -28,6 +29,8 @@ class Load(Struct, frozen=True, omit_defaults=True):
     free_blocks: Count = 0
     cached_blocks: Count = 0
     prefill_tokens_per_s: Rate = 0.0
+    load_tokens_per_s: Rates = {}  # blocks brought back, by source: CPU, STORAGE, or PULL from a neighbour
+    loading_tokens: Count = 0  # of admitted requests, being brought back or waiting to be
 
 
 class Status(Struct, frozen=True):

@@ -27,6 +27,8 @@ from replica.tiers.mover import Mover
 from replica.tiers.moves import Transfer
 from replica.tiers.transfers import Judgement
 
+MOST_TOKENS_PER_S = 1e8  # a status has no faster ones
+
 
 class Flight(NamedTuple):
     """A step that was started; `finish` waits for its results."""
@@ -55,7 +57,7 @@ class Engine:
             disk_slots=config.disk_blocks if mover is not None else 0,
         )
         if mover is not None and self.pool.lower is not None:
-            self.pool.lower.restore(*mover.recover())
+            self.pool.lower.restore(mover.recover())
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
@@ -113,7 +115,7 @@ class Engine:
         priority = rank_s, self._arrivals
         prompt_tokens = len(submit.prompt) // 4
         request = Request(
-            submit.id, chain, prompt_tokens, submit.sampling, priority, matcher=matcher, sources=submit.sources
+            submit.id, chain, prompt_tokens, submit.sampling, priority, matcher=matcher, sources=submit.sources if self.mover else ()
         )
         try:
             self.scheduler.submit(request)
@@ -245,6 +247,8 @@ class Engine:
             free_blocks=self.pool.free,
             cached_blocks=self.pool.named,
             prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
+            load_tokens_per_s=self._load_speeds(),
+            loading_tokens=self.scheduler.transfers.tokens(),
         )
 
     def stats(self) -> Stats:
@@ -288,7 +292,7 @@ class Engine:
             return {}
         speeds = self.mover.speeds
         found = {medium: speeds.blocks_per_s(medium) * self.config.block_size for medium in speeds.media()}
-        return {medium: speed for medium, speed in found.items() if speed}
+        return {medium: min(speed, MOST_TOKENS_PER_S) for medium, speed in found.items() if speed}
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""

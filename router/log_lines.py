@@ -46,6 +46,16 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     report: Report | None = None  # the last that had come
     lost_tokens: float = 0  # that it would have driven out of the cache, to be computed again
     trust: float = 1  # what its claims of cached tokens were multiplied by
+    below: dict[str, float] = {}  # by source: tokens that it held there, in the GPU or in cheaper sources
+    load_tokens_per_s: dict[str, float] = {}  # as it reported, by source
+    kv_layout: str = ""  # of its blocks, if neighbours might read them
+    readable_tokens: float = 0  # that they might read there
+    pulled_tokens: float = 0  # the prompt's first, up to which it would have read from neighbours
+    pulled_from: list[str] = []  # the best is first
+
+    def below_tokens(self) -> dict[str, float]:
+        """Tokens by source; older logs say only how many there were in any, and that was mostly host memory."""
+        return self.below or ({} if self.lower_tokens is None else {"CPU": self.lower_tokens})
 
 
 class Decided(Struct, omit_defaults=True):

@@ -38,6 +38,7 @@ from router.settings import SECRET
 from router.watched_file import WatchedFile
 
 FLEET_KEY = "WARMROUTE_FLEET_KEY"
+KV_SECRET = "WARMROUTE_KV_SECRET"
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
 NO_RAY = (
     "Ray is not installed. Install it with: pip install 'warmroute[ray]'\n"
@@ -158,6 +159,8 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     """
     if api_key:
         os.environ[KEY] = api_key  # a replica's command line is for everybody to read
+    if options["address"] is None:
+        os.environ.setdefault(KV_SECRET, secrets.token_urlsafe(32))  # a cluster's outlives this process: it is given
     check_alone(ctx, config, IN_THE_FILE)
     plan = plan_of(config, options)
     settings = Settings(**{name: options[name] for name in Settings._fields})

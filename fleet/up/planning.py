@@ -19,7 +19,7 @@ from router.cli import router
 from router.config import RouterConfig
 from router.configure import config_from as router_config_from
 
-OWN_OF_EACH = ("host", "port", "events_host", "events_port", "replica_name", "die_with_parent")
+OWN_OF_EACH = ("host", "port", "events_host", "events_port", "kv_host", "kv_port", "replica_name", "die_with_parent")
 OWN_OF_THE_FLEET = ("model", "engine")
 KEY = "WARMROUTE_API_KEY"
 

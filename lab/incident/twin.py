@@ -22,6 +22,7 @@ from router.placement.ages import CacheAges
 from router.placement.placement import Placement
 from router.placement.reuse import Reuse
 
+LOGGED_ENDPOINT = "tcp://logged"  # logs say only whether a replica had one
 AHEAD_S = 2.0  # most by which recorder and router may have received something at different times
 
 
@@ -42,8 +43,8 @@ class LoggedAges(CacheAges):
     def may_evict(self) -> bool:
         return self.logged_tokens > 0
 
-    def lost_tokens(self, tokens: float, now_s: float) -> float:
-        del tokens, now_s
+    def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0) -> float:
+        del tokens, now_s, price
         return self.logged_tokens
 
 
@@ -146,6 +147,7 @@ class Twin:
         candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
         candidate.max_model_len = weighed.max_model_len
         self._placement.trust(candidate.slot, weighed.trust)
+        self._placement.offers(load, LOGGED_ENDPOINT if weighed.kv_layout else "", weighed.kv_layout)
         self.ages.logged_tokens = weighed.lost_tokens
         if (load.block_size, load.total_blocks) != (weighed.cache_block_tokens, weighed.cache_blocks):
             load.describe(weighed.cache_block_tokens, weighed.cache_blocks)
@@ -165,4 +167,5 @@ class Twin:
         candidate.queued_tokens, candidate.running = weighed.queued_tokens, weighed.running
         candidate.waiting, candidate.in_flight = weighed.waiting, weighed.in_flight
         candidate.prefill_tokens_per_s = weighed.prefill_tokens_per_s
+        candidate.load_tokens_per_s = weighed.load_tokens_per_s
         candidate.empty_tokens, candidate.assigned_tokens = weighed.empty_tokens, weighed.assigned_tokens

@@ -132,13 +132,17 @@ class World:
             came_s=decided.came_s,
         )
         question.turn = decided.turn
-        matched, lower = dict(question.matched), dict(question.lower)
+        matched, readable = dict(question.matched), dict(question.readable)
+        below = {source: dict(level) for source, level in question.below.items()}
         for one in decided.candidates:
             if one not in own:
                 slot = self.twins[one.name].candidate.slot
                 matched[slot] = one.matched_tokens
-                lower[slot] = one.matched_tokens if one.lower_tokens is None else one.lower_tokens
-        question.matched, question.lower = matched, matched if lower == matched else lower
+                for source, tokens in one.below_tokens().items():
+                    below.setdefault(source, {})[slot] = tokens
+                if one.readable_tokens:
+                    readable[slot] = one.readable_tokens
+        question.matched, question.below, question.readable = matched, below, readable
         return question
 
     def _is_matched(self, line: LogLine, one: Weighed) -> bool:

@@ -136,7 +136,7 @@ def simulated(
 ) -> list[Job]:
     """Run the trace; return its jobs in order of arrival. Raise ValueError if a request can never run."""
     settings.check(trace)
-    settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
+    settings = settings.up_to(settings.most_tokens(trace))
     jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))
     SimulatedFleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
     return jobs

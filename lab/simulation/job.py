@@ -2,8 +2,9 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -11,6 +12,7 @@ from events.blocks import extend_keys, root_key
 from lab.trace.requests import Trace, TraceRequest
 
 MODEL = "simulated"
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class SimulatedPrompt(Struct, frozen=True, eq=False):
@@ -59,6 +61,7 @@ class Job(Struct, eq=False):
     replica: int = 0
     rank: float = 0.0  # the waiting queue's order; lower goes first
     uncached_tokens: int = 0  # as found by the replica
+    brought_tokens: Mapping[str, int] = NOTHING  # from memory below the cache, by medium
     first_s: float = 0.0
     is_refused: bool = False  # it waited for room in vain
     generated: list[int] = []  # by the engine itself

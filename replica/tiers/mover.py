@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from replica.block_memory import BlockMemory
-from replica.tiers.moves import PULLED, Load, Pull, Record, Save, Transfer, Write, Written
+from replica.tiers.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
+from replica.tiers.record import Record
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
@@ -24,13 +26,6 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
-
-
-class Recovery(NamedTuple):
-    """What a disk has kept of an earlier process: slots, counted from 0, with their records, parents first."""
-
-    records: Sequence[tuple[int, Record]] = ()
-    last_identity: int = 0
 
 
 class Mover(Protocol):
@@ -125,8 +120,19 @@ class ThreadedMover:
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-pull")
 
+    @property
+    def block_bytes(self) -> int:
+        return self._memory.block_bytes
+
+    def read(self, slot: int, into: memoryview) -> None:
+        """Copy a block of the pool, or a slot of the host's memory. The caller holds it."""
+        if slot < self._first_slot:
+            self._memory.read(slot, into)
+        else:
+            np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
+
     def recover(self) -> Recovery:
-        return Recovery() if self._disk is None else self._disk.recover()
+        return NOTHING if self._disk is None else self._disk.recover()
 
     def save(self, saves: Sequence[Save]) -> None:
         for block, slot in saves:

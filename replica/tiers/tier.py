@@ -55,6 +55,9 @@ class Tier:
 
     # ---- hold
 
+    def is_held(self, slot: int) -> bool:
+        return self._holders[slot - self.first] > 0
+
     def hold(self, slots: Sequence[int]) -> None:
         """Let nobody else have these slots until they are released."""
         rescued: list[int] = []

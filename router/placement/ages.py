@@ -99,8 +99,11 @@ class CacheAges:
             groups.append(Group(now_s))
         return groups[-1]
 
-    def lost_tokens(self, tokens: float, now_s: float) -> float:
-        """Expected tokens to compute again if this many more had to be cached."""
+    def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0) -> float:
+        """Expected tokens to compute again if this many more had to be cached.
+
+        `price`: of an evicted token, as a share of computing it: below 1 if host memory keeps it.
+        """
         pages = tokens / self.page_tokens - (self.capacity_pages - len(self._pages))
         if pages <= 0 or not self.capacity_pages:
             return 0.0
@@ -108,10 +111,10 @@ class CacheAges:
         for group in self._groups:
             chance = self._reuse.chance(now_s - group.at_s)
             if group.pages >= pages:
-                return self.page_tokens * (lost + chance * pages)
+                return price * self.page_tokens * (lost + chance * pages)
             lost += chance * group.pages
             pages -= group.pages
-        return self.page_tokens * (lost + pages)  # there is no room for the rest until requests have ended
+        return self.page_tokens * (price * lost + pages)  # there is no room for the rest until requests have ended
 
     def held(self, now_s: float) -> list[tuple[float, int]]:
         """Pairs of seconds since the last use and tokens of that age; the newest first."""

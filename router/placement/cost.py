@@ -2,27 +2,29 @@
 
     cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + BUSY_TOKENS * requests) / rate
 
+Tokens that the replica can bring from elsewhere count at their price (`router.placement.prices`).
 Effects on other requests are added to it (`router.placement.effects`).
 
 `weigh` runs for every request over every replica: plain attribute reads, no object per candidate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
 from router.placement.ages import CacheAges
+from router.placement.prices import PULL, PULL_S, TOKENS_PER_S, UNKNOWN_RATES
 from router.placement.queue_positions import QueuePositions
 
 COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
-LOWER_PRICE = 0.2  # of a token fetched from a lower medium (host memory, disk), as a share of computing it
 BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: those within this ratio count as the same
 INFINITE = float("inf")
 NOTHING: Mapping[int, float] = MappingProxyType({})
+NOTHING_BELOW: Mapping[str, Mapping[int, float]] = MappingProxyType({})
 NONE_TRIED: frozenset[str] = frozenset()
 
 # Why a replica cannot take a request, from the longest lasting reason to the shortest.
@@ -50,6 +52,28 @@ class Candidate(Struct, eq=False):
     queue_positions: QueuePositions = field(default_factory=QueuePositions)
     ages: CacheAges | None = None  # None: its cache is not tracked
     is_crowded: bool = False  # our requests wait for their turn there, or its cache fills up
+    load_tokens_per_s: Mapping[str, float] = UNKNOWN_RATES  # as it reports, by source
+    kv_read: str = ""  # the endpoint at which neighbours may read its blocks; empty: none
+    kv_layout: str = ""  # only replicas of one layout can use each other's blocks
+
+
+class Neighbour(Struct, frozen=True, gc=False):
+    """A replica that should hold the first tokens of a prompt."""
+
+    slot: int
+    name: str
+    endpoint: str
+    tokens: int
+
+
+class Pull(Struct, frozen=True):
+    """A prompt's beginning that a replica may read from its neighbours."""
+
+    tokens: float
+    neighbours: tuple[Neighbour, ...]  # the best is first
+
+
+NO_PULLS: Mapping[int, Pull] = MappingProxyType({})
 
 
 class Question(Struct, eq=False):
@@ -57,7 +81,7 @@ class Question(Struct, eq=False):
 
     tokens: int
     matched: Mapping[int, float]  # slot -> tokens in GPU memory
-    lower: Mapping[int, float]  # slot -> tokens in any medium (>= matched); `matched` itself while there is only one
+    below: Mapping[str, Mapping[int, float]] = NOTHING_BELOW  # source -> slot -> tokens, with those of cheaper sources
     session: str | None = None
     tried: frozenset[str] = NONE_TRIED  # replicas that have failed this very request
     exact: bool = True  # False: `tokens` is an estimate, and no prompt is too long by an estimate
@@ -66,6 +90,12 @@ class Question(Struct, eq=False):
     now_s: float = 0.0
     came_s: float | None = None  # None: now
     awaited: Mapping[int, float] = NOTHING  # the part of `matched` that is still on its way there
+    readable: Mapping[int, float] = NOTHING  # slot -> tokens that neighbours may read there, by events alone
+    pulls: Mapping[int, Pull] = NO_PULLS  # slot -> what it would read from its neighbours; found by `choose`
+
+    def reached(self, slot: int) -> float:
+        """The tokens that a replica holds in any medium."""
+        return max([self.matched.get(slot, 0), *(level.get(slot, 0) for level in self.below.values())])
 
 
 def weigh(
@@ -77,18 +107,16 @@ def weigh(
 ) -> list[float]:
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
     tokens = question.tokens
-    on_gpu = question.matched.get
-    anywhere = question.lower.get if question.lower is not question.matched else None
+    on_gpu, saved = question.matched.get, saved_by(question)
     costs: list[float] = []
     append = costs.append
     for candidate, rate, obstacle in zip(candidates, rates, obstacles, strict=True):
         if obstacle is not None:
             append(INFINITE)
             continue
-        slot = candidate.slot
-        uncached = tokens - on_gpu(slot, 0)
-        if anywhere is not None:
-            uncached -= (1.0 - LOWER_PRICE) * (anywhere(slot, 0) - tokens + uncached)
+        uncached = tokens - on_gpu(candidate.slot, 0)
+        if saved is not None:
+            uncached -= saved(candidate, rate)
         if uncached < 1:
             uncached = 1  # the last token is always computed
         busy, in_flight = candidate.running, candidate.in_flight
@@ -98,13 +126,67 @@ def weigh(
     return costs
 
 
-def uncached_tokens(question: Question, slot: int) -> float:
-    """Tokens to compute, those in lower media counted at their price."""
-    matched = question.matched.get(slot, 0)
-    uncached = question.tokens - matched
-    if question.lower is not question.matched:
-        uncached -= (1.0 - LOWER_PRICE) * (question.lower.get(slot, 0) - matched)
+# ---- the tokens of one prompt at one replica
+
+
+def uncached_tokens(question: Question, candidate: Candidate, rate: float) -> float:
+    """Tokens to compute, those that the replica brings counted at their price."""
+    uncached = question.tokens - question.matched.get(candidate.slot, 0)
+    if question.below or question.pulls:
+        uncached -= saved_tokens(question, candidate, rate, question.pulls.get(candidate.slot))
     return uncached if uncached > 1 else 1.0
+
+
+def saved_by(question: Question) -> Callable[[Candidate, float], float] | None:
+    """Return a function for the tokens that a candidate saves by bringing them; None: no replica can bring any."""
+    pulls = question.pulls
+    if not question.below and not pulls:
+        return None
+    if pulls or len(question.below) > 1:
+        return lambda candidate, rate: saved_tokens(question, candidate, rate, pulls.get(candidate.slot))
+    on_gpu = question.matched.get
+    [(source, level)] = question.below.items()
+    held, usual = level.get, TOKENS_PER_S[source]
+
+    def saved(candidate: Candidate, rate: float) -> float:
+        """Do as `saved_tokens` does with one source: mostly this is host memory."""
+        slot = candidate.slot
+        tokens: float = held(slot, 0) - on_gpu(slot, 0)
+        share = rate / (candidate.load_tokens_per_s.get(source) or usual)
+        return (1.0 - share) * tokens if tokens > 0 and share < 1.0 else 0.0
+
+    return saved
+
+
+def saved_tokens(question: Question, candidate: Candidate, rate: float, pull: Pull | None) -> float:
+    """Tokens that need not be computed, less their prices and the fixed cost of a pull."""
+    saved = 0.0
+    for share, source, tokens in brought(question, candidate, rate, pull):
+        saved += (1.0 - share) * tokens
+        if source == PULL:
+            saved -= PULL_S * rate
+    return saved
+
+
+def brought(question: Question, candidate: Candidate, rate: float, pull: Pull | None) -> list[tuple[float, str, float]]:
+    """Price, source and number of the tokens after those in GPU memory, each from the cheapest source that has it."""
+    slot, rates = candidate.slot, candidate.load_tokens_per_s
+    reached = question.matched.get(slot, 0)
+    offers = []
+    for source, level in question.below.items():
+        tokens = level.get(slot, 0)
+        if tokens > reached:
+            offers.append((rate / (rates.get(source) or TOKENS_PER_S[source]), source, tokens))
+    if pull is not None:
+        offers.append((rate / (rates.get(PULL) or TOKENS_PER_S[PULL]), PULL, pull.tokens))
+    if len(offers) > 1:
+        offers.sort()
+    parts = []
+    for share, source, tokens in offers:
+        if tokens > reached and share < 1.0:  # else computing is cheaper
+            parts.append((share, source, tokens - reached))
+            reached = tokens
+    return parts
 
 
 # ---- rates

@@ -1,6 +1,6 @@
 """The outcome of a choice; its reasons are put into words only on request.
 
-The difference of two costs is the sum of its parts: compute, queue, busy, turns, evictions, rate, slow start.
+The difference of two costs is the sum of its parts: compute, bring, queue, busy, turns, evictions, rate, slow start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,14 @@ from router.placement.cost import (
     COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
+    Neighbour,
     Question,
+    brought,
     uncached_tokens,
 )
 from router.placement.effects import LOSS_WEIGHT, Effects
 from router.placement.eligibility import in_words, obstacles
+from router.placement.prices import PULL, PULL_S
 
 MOST_TOLD = 10  # replicas, in an error
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
@@ -28,12 +31,25 @@ TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are
 Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
 
 
+GPU = "GPU"
+COMPUTE = "COMPUTE"
+
+
+class Portion(Struct, frozen=True, omit_defaults=True):
+    """A part of a prompt, and where the replica takes it from."""
+
+    source: str  # GPU, CPU, STORAGE, PULL or COMPUTE
+    tokens: float
+    seconds: float
+    neighbours: tuple[str, ...] = ()  # to read it from
+
+
 class Verdict(Struct, frozen=True):
     name: str
     chosen: bool
     matched_tokens: float  # in GPU memory
     lower_tokens: float  # in lower media only
-    uncached_tokens: float  # to compute, those in lower media at their price
+    uncached_tokens: float  # to compute, those that it brings from elsewhere at their price
     queued_tokens: float
     running: int
     in_flight: int
@@ -41,6 +57,7 @@ class Verdict(Struct, frozen=True):
     ttft_s: float
     cost_s: float | None  # None: it cannot take the prompt
     why: str
+    portions: tuple[Portion, ...] = ()  # all tokens of the prompt, by source
 
 
 class Decision(Struct, eq=False):
@@ -53,6 +70,7 @@ class Decision(Struct, eq=False):
     costs: list[float]  # seconds, parallel to candidates, lower is better; infinite: cannot take it
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
+    uncached_tokens: float = 1.0  # to compute at the chosen one, those that it brings at their price
     later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
     rejection: Rejection | None = None
     tie_break: int = 0  # the seed of the draws among near-equals
@@ -65,7 +83,40 @@ class Decision(Struct, eq=False):
 
     def ttft_of(self, index: int) -> float:
         """Estimated time to first token at this candidate."""
-        return (self.ahead(index) + uncached_tokens(self.question, self.candidates[index].slot)) / self.rates[index]
+        return (self.ahead(index) + self.uncached_of(index)) / self.rates[index]
+
+    def uncached_of(self, index: int) -> float:
+        """Tokens to compute at this candidate, those that it brings at their price."""
+        return uncached_tokens(self.question, self.candidates[index], self.rates[index])
+
+    @property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The replicas that the chosen one may read from; the best is first."""
+        pull = None if self.chosen is None else self.question.pulls.get(self.chosen.slot)
+        return () if pull is None else pull.neighbours
+
+    def own_sources(self) -> set[str]:
+        """The sources below its GPU from which the chosen replica would bring tokens."""
+        if self.chosen is None or not self.question.below:
+            return set()
+        rate = self.rates[self.candidates.index(self.chosen)]
+        return {source for _, source, _ in brought(self.question, self.chosen, rate, None)}
+
+    def portions_of(self, index: int) -> tuple[Portion, ...]:
+        """The prompt's tokens at this candidate by source: in GPU memory, brought from elsewhere, computed."""
+        question, candidate, rate = self.question, self.candidates[index], self.rates[index]
+        pull = question.pulls.get(candidate.slot)
+        on_gpu = min(question.matched.get(candidate.slot, 0), question.tokens - 1)
+        portions = [Portion(GPU, on_gpu, 0.0)] if on_gpu > 0 else []
+        rest = question.tokens - on_gpu
+        for share, source, found in brought(question, candidate, rate, pull):
+            tokens = min(found, rest - 1)  # the last token is always computed
+            seconds, names = tokens * share / rate, list[str]()
+            if source == PULL and pull is not None:
+                seconds, names = seconds + PULL_S, [one.name for one in pull.neighbours]
+            portions.append(Portion(source, tokens, seconds, tuple(names)))
+            rest -= tokens
+        return (*portions, Portion(COMPUTE, rest, rest / rate))
 
     def priority_s(self, now_s: float) -> float:
         """Its rank at a replica that computes by rank, in seconds from now: `later_s` less its time since arrival."""
@@ -114,8 +165,8 @@ def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
         name=one.name,
         chosen=index == winner,
         matched_tokens=matched,
-        lower_tokens=question.lower.get(one.slot, 0) - matched,
-        uncached_tokens=uncached_tokens(question, one.slot),
+        lower_tokens=question.reached(one.slot) - matched,
+        uncached_tokens=decision.uncached_of(index),
         queued_tokens=one.queued_tokens,
         running=one.running,
         in_flight=one.in_flight,
@@ -123,6 +174,7 @@ def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
         ttft_s=decision.ttft_of(index),
         cost_s=cost_s if cost_s < INFINITE else None,
         why=_why(decision, index, winner),
+        portions=decision.portions_of(index),
     )
 
 
@@ -146,7 +198,7 @@ def _why_chosen(decision: Decision, index: int) -> str:
         case "session" if decision.question.session is not None:
             return "the session's place on the ring"
         case "prefix":
-            return f"holds {_held(decision.question, decision.candidates[index]):,.0f} tokens"
+            return f"holds {decision.question.reached(decision.candidates[index].slot):,.0f} tokens"
     best = min(decision.costs)
     return "lowest cost" if decision.costs[index] == best else "by lot among near-equals"
 
@@ -158,38 +210,36 @@ def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
         case "session" if decision.question.session is not None:
             return f"{winner.name} is the session's place on the ring"
         case "prefix":
-            missing = _held(decision.question, winner) - _held(decision.question, loser)
+            missing = decision.question.reached(winner.slot) - decision.question.reached(loser.slot)
             if missing > 0:
                 return f"holds {missing:,.0f} tokens less"
     return _compared(decision, loser, winner)
 
 
-def _held(question: Question, candidate: Candidate) -> float:
-    return question.lower.get(candidate.slot, 0)
-
-
 def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
     """The extra costs of the loser over the winner in words, the largest part first."""
-    question = decision.question
     weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
     one, other = decision.candidates.index(loser), decision.candidates.index(winner)
     loser_rate, winner_rate = decision.rates[one], decision.rates[other]
-    more_compute = uncached_tokens(question, loser.slot) - uncached_tokens(question, winner.slot)
+    computed, winner_computed = _computed(decision, one), _computed(decision, other)
+    more_compute = computed - winner_computed
+    winner_uncached = decision.uncached_of(other)
+    more_brought = decision.uncached_of(one) - computed - (winner_uncached - winner_computed)
     more_queue = decision.ahead(one) - decision.ahead(other)
     more_busy = _busy(loser) - _busy(winner)
     more_delay = more_loss = 0.0
-    winner_tokens = (
-        weight * uncached_tokens(question, winner.slot) + decision.ahead(other) + BUSY_TOKENS * _busy(winner)
-    )
+    winner_tokens = weight * winner_uncached + decision.ahead(other) + BUSY_TOKENS * _busy(winner)
     if (effects := decision.effects) is not None:
         more_delay = effects.delayed[one] - effects.delayed[other]
         lost = effects.lost[other] or 0.0
         more_loss = (effects.lost[one] or 0.0) - lost
         winner_tokens += effects.delayed[other] + LOSS_WEIGHT * lost
-    more = weight * more_compute + more_queue + BUSY_TOKENS * more_busy + more_delay + LOSS_WEIGHT * more_loss
+    more = weight * (more_compute + more_brought) + more_queue + BUSY_TOKENS * more_busy
+    more += more_delay + LOSS_WEIGHT * more_loss
     loser_tokens = winner_tokens + more
     parts = [
         (weight * more_compute / loser_rate, f"would compute {more_compute:,.0f} tokens more"),
+        (weight * more_brought / loser_rate, f"would bring blocks for {more_brought / loser_rate:.3f} s longer"),
         (more_queue / loser_rate, f"queue {more_queue:,.0f} tokens longer"),
         (BUSY_TOKENS * more_busy / loser_rate, f"{more_busy:,} more requests running"),
         (more_delay / loser_rate, f"others would wait {more_delay / loser_rate:.1f} s longer, added up"),
@@ -204,6 +254,10 @@ def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
     dearer = sum(seconds for seconds, _ in parts if seconds > 0)
     told = [words for seconds, words in parts if seconds > TOLD_FRACTION * dearer]
     return ", ".join(told) if sum(seconds for seconds, _ in parts) > 0 else f"as good; the lot fell on {winner.name}"
+
+
+def _computed(decision: Decision, index: int) -> float:
+    return decision.portions_of(index)[-1].tokens
 
 
 def _busy(candidate: Candidate) -> int:

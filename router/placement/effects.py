@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from router.placement.ages import CacheAges
 from router.placement.cost import INFINITE, Candidate, Question, uncached_tokens
+from router.placement.prices import CPU, price
 
 # Short prefills go first, and nobody starves: only requests that come soon after can overtake.
 PATIENCE = 2.0  # times the duration of its own prefill
@@ -25,7 +26,7 @@ class Effects(Struct, eq=False):
 
     overtaken: list[float]  # queued tokens that it goes before
     delayed: list[float]  # extra tokens that others wait for, added up
-    lost: list[float | None]  # tokens to be computed again; None: too costly even without them
+    lost: list[float | None]  # tokens to compute again, or to bring back, at their price; None: too costly without them
 
 
 def later_s(tokens: float, rate: float) -> float:
@@ -44,7 +45,8 @@ def add_effects(
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))
     for index, candidate in enumerate(candidates):
         if candidate.queue_positions and costs[index] < INFINITE:
-            tokens, rate = uncached_tokens(question, candidate.slot), rates[index]
+            rate = rates[index]
+            tokens = uncached_tokens(question, candidate, rate)
             later = candidate.queue_positions.later_than(came_s + later_s(tokens, rate))
             if later.prompts:
                 # Blocks on their way there are queued, too: a prompt that overtakes them computes them itself.
@@ -74,7 +76,7 @@ def _add_losses(
             found.lost[index] = None
             continue
         if looked_at < MOST_LOOKED_AT:
-            lost = accounts[index].lost_tokens(uncached_tokens(question, candidate.slot), question.now_s)
+            lost = _lost_tokens(accounts[index], question, candidate, rates[index])
             dearest = max(dearest, lost)
             looked_at += 1
         else:
@@ -83,3 +85,10 @@ def _add_losses(
         cost += candidate.slowness * LOSS_WEIGHT * lost / rates[index]
         costs[index] = cost
         most = min(most, cost + NEAR_S + NEAR_FRACTION * cost)  # includes the policy's own slack
+
+
+def _lost_tokens(ages: CacheAges, question: Question, candidate: Candidate, rate: float) -> float:
+    """Expected tokens to compute again if the prompt takes its room in GPU memory, computed or brought there."""
+    new = max(1.0, question.tokens - question.matched.get(candidate.slot, 0))
+    rates = candidate.load_tokens_per_s
+    return ages.lost_tokens(new, question.now_s, price(CPU, rates, rate) if CPU in rates else 1.0)

@@ -21,6 +21,7 @@ from events.changes import Change, Cleared, Grouped, Stored
 from events.groups import FULL, Layout, hits
 from router.placement.holders import Holders, slots_of
 from router.placement.optimistic import Optimistic
+from router.placement.prices import CPU, OWN_SOURCES, source_of
 
 GPU = "GPU"
 
@@ -32,8 +33,14 @@ class Matches(Struct, frozen=True, gc=False):
     """Leading blocks of a prompt, by slot. Equal parts may be the same object: do not change them."""
 
     gpu: Matched  # in GPU memory, by events and optimistic entries
-    lower: Matched  # in any medium together
     sure: Matched  # in GPU memory, by events alone
+    below: tuple[tuple[str, Matched], ...] = ()  # with each further source, the cheapest first, if it adds any
+    readable: Matched = {}  # in GPU or host memory, by events alone; of replicas that neighbours may read
+
+    @property
+    def lower(self) -> Matched:
+        """In any medium."""
+        return self.below[-1][1] if self.below else self.gpu
 
 
 class PrefixIndex:
@@ -41,6 +48,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._media: dict[str, Holders] = {GPU: Holders()}  # others only while a slot holds a block there
+        self._lower: list[tuple[str, Holders]] = []  # the others with their sources, the cheapest first
         self._groups: dict[tuple[str, int], Holders] = {}  # beyond the first, likewise
         self._layouts: dict[Layout, int] = {}  # masks of the slots that have one
         self._grouped = 0  # all of these
@@ -144,6 +152,7 @@ class PrefixIndex:
                 self._groups[medium, group] = holders
             else:
                 self._media[medium] = holders
+                self._sort_media()
         pool = medium, group
         blocks[pool] = blocks.get(pool, 0) + holders.add(slot, keys)
 
@@ -159,6 +168,11 @@ class PrefixIndex:
                 del self._groups[medium, group]
             elif medium != GPU:
                 del self._media[medium]
+                self._sort_media()
+
+    def _sort_media(self) -> None:
+        lower = [(source_of(medium), holders) for medium, holders in self._media.items() if medium != GPU]
+        self._lower = sorted(lower, key=lambda one: OWN_SOURCES.index(one[0]))
 
     # ---- questions
 
@@ -168,41 +182,56 @@ class PrefixIndex:
         slots: int,
         usable: int | None = None,
         ahead: Callable[[int], list[int]] | None = None,
+        readers: int = 0,
     ) -> Matches:
         """Count the leading blocks of a prompt that each of these replicas holds (`slots`: a mask).
 
         `usable`: tokens that can be a hit at all. It matters to groups that keep only the end of a prefix.
         `ahead`: gives the prompt's keys that also cover so many tokens after their block.
+        `readers`: a mask of replicas of which `readable` is wanted.
         """
         if self._grouped & slots:
-            return self._match_grouped(keys, slots, usable, ahead)
-        held = _masks(self._media[GPU].masks, keys)
+            return self._match_grouped(keys, slots, usable, ahead, readers)
+        held = confirmed = _masks(self._media[GPU].masks, keys)
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
         if more:
             routed = _masks(more, keys)
             hoped = extended(sure, held, routed, slots)
-            held = list(map(or_, held, routed)) if len(self._media) > 1 else held
-        lower = hoped
-        for medium, holders in self._media.items():
-            if medium != GPU:
-                below = _masks(holders.masks, keys)
-                lower = extended(lower, held, below, slots)
-                held = list(map(or_, held, below))
-        return Matches(hoped, lower, sure)
+            held = list(map(or_, held, routed)) if self._lower else held
+        if not self._lower:
+            return Matches(hoped, sure, (), sure if readers else {})
+        below, reached, readable = [], hoped, sure
+        for source, holders in self._lower:
+            masks = _masks(holders.masks, keys)
+            if source == CPU and readers:
+                readable = extended(readable, confirmed, masks, slots & readers)
+                confirmed = list(map(or_, confirmed, masks))
+            longer = extended(reached, held, masks, slots)
+            held = list(map(or_, held, masks))
+            if longer is not reached:
+                below.append((source, longer))
+                reached = longer
+        return Matches(hoped, sure, tuple(dict(below).items()), readable if readers else {})
 
     def _match_grouped(
-        self, keys: Sequence[int], slots: int, usable: int | None, ahead: Callable[[int], list[int]] | None
+        self,
+        keys: Sequence[int],
+        slots: int,
+        usable: int | None,
+        ahead: Callable[[int], list[int]] | None,
+        readers: int,
     ) -> Matches:
         """Match those with a layout one layout at a time, and the others as ever.
 
-        Blocks routed to groups that keep part of a prefix do not count: which they will keep is not known yet.
+        Blocks routed to groups that keep part of a prefix do not count: which they will keep is not known yet. Nor are
+        blocks of a group to be read by neighbours.
         """
         plain = slots & ~self._grouped
-        found = self.match(keys, plain) if plain else Matches({}, {}, {})
-        gpu, lower, sure = dict(found.gpu), dict(found.lower), dict(found.sure)
-        others = {medium for medium, _ in self._groups} | self._media.keys()
-        others.discard(GPU)
+        found = self.match(keys, plain, readers=readers & plain) if plain else Matches({}, {})
+        gpu, sure = dict(found.gpu), dict(found.sure)
+        plain_levels, media = dict(found.below), self._media_by_source()
+        levels = {source: dict(plain_levels.get(source, {})) for source in media}
         for layout, mask in self._layouts.items():
             own = mask & slots
             if own:
@@ -214,8 +243,18 @@ class PrefixIndex:
                 if layout.whole and self.optimistic.holders:
                     held = hits(layout, named, self._masks_with_routed, own)
                 gpu |= held
-                lower |= hits(layout, named, partial(self._masks_of, (GPU, *others)), own) if others else held
-        return Matches(gpu, lower, sure)
+                for source, cheaper in media.items():
+                    levels[source] |= hits(layout, named, partial(self._masks_of, cheaper), own)
+        return Matches(gpu, sure, _cumulative(gpu, levels), found.readable)
+
+    def _media_by_source(self) -> dict[str, list[str]]:
+        """The media of each source with those of all cheaper ones, in any group."""
+        lower = ({medium for medium, _ in self._groups} | self._media.keys()) - {GPU}
+        media, so_far = {}, [GPU]
+        for source in OWN_SOURCES:
+            if own := [medium for medium in lower if source_of(medium) == source]:
+                media[source] = so_far = [*so_far, *own]
+        return media
 
     def _masks_with_routed(self, group: int, keys: Sequence[int]) -> list[int]:
         return list(map(or_, self._masks_of((GPU,), group, keys), _masks(self.optimistic.holders.masks, keys)))
@@ -316,6 +355,17 @@ def extended(matched: Matched, held: list[int], more: list[int], slots: int) -> 
     start = min(matched.get(slot, 0) for slot in slots_of(also))
     longer = leading(map(or_, held[start:], more[start:]), also)
     return matched | {slot: start + blocks for slot, blocks in longer.items()} if longer else matched
+
+
+def _cumulative(gpu: Matched, levels: dict[str, Matched]) -> tuple[tuple[str, Matched], ...]:
+    """The levels that add something to those before, and never less than these."""
+    below, reached = [], gpu
+    for source, level in levels.items():
+        longer = {slot: blocks for slot, blocks in level.items() if blocks > reached.get(slot, 0)}
+        if longer:
+            reached = reached | longer
+            below.append((source, reached))
+    return tuple(below)
 
 
 def _masks(masks: dict[int, int], keys: Iterable[int]) -> list[int]:

@@ -11,7 +11,8 @@ from collections import deque
 from msgspec import Struct
 
 from events.native import Load
-from router.placement.cost import INFINITE, Candidate
+from router.placement.cost import ASSUMED_TOKENS_PER_S, INFINITE, Candidate
+from router.placement.prices import UNKNOWN_RATES, loading_price
 from router.placement.speed import Speed
 
 REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it
@@ -26,7 +27,7 @@ class Sent(Struct, eq=False):
     """One of our requests that has not ended."""
 
     id: int
-    tokens: int  # to compute
+    tokens: int  # to compute, those to be brought at their price
     sent_s: float
     due_s: float = INFINITE  # expected end of its prefill, if its first byte comes with the last
     queued: bool = True  # its prefill is not done, as far as we know
@@ -54,6 +55,7 @@ class ReplicaLoad:
         self._queued_requests = 0
         self._report: Load | None = None
         self._reported_s = 0.0
+        self._reported_tokens = 0.0  # of its queue, those being brought at their price
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
         self._its_requests = 0.0  # as reported, fading; and of them ours
         self._our_requests = 0.0
@@ -83,7 +85,7 @@ class ReplicaLoad:
         streamed: bool = True,
         priority_s: float | None = None,
     ) -> None:
-        """Count a request that was sent, and the tokens of its prompt to compute.
+        """Count a request that was sent, and the tokens of its prompt to compute, brought ones at their price.
 
         Not streamed: its first byte comes when all is generated, and says nothing about prefill. `priority_s`: it is
         computed as if it came this much later; None: the replica has an order of its own.
@@ -165,6 +167,11 @@ class ReplicaLoad:
     def reported(self, load: Load, now_s: float) -> None:
         """Take the load from a native status."""
         self._report, self._reported_s, self._drained = load, now_s, 0.0
+        self._reported_tokens = load.queued_prefill_tokens
+        if load.loading_tokens:
+            rate = load.prefill_tokens_per_s or self._speed.tokens_per_s or ASSUMED_TOKENS_PER_S
+            self._reported_tokens += loading_price(load.load_tokens_per_s, rate) * load.loading_tokens
+        self.candidate.load_tokens_per_s = load.load_tokens_per_s
         fresh = self._fresh
         while fresh and fresh[0].sent_s <= now_s - REPORT_AGE_S:
             self._counts_as_reported(fresh.popleft())
@@ -189,6 +196,8 @@ class ReplicaLoad:
         candidate = self.candidate
         candidate.in_flight = candidate.running = candidate.waiting = 0
         candidate.assigned_tokens = 0.0
+        candidate.load_tokens_per_s = UNKNOWN_RATES
+        candidate.kv_read = candidate.kv_layout = ""  # until it describes itself again
         candidate.queue_positions.clear()
         if candidate.ages is not None:
             candidate.ages.clear()
@@ -209,13 +218,14 @@ class ReplicaLoad:
             candidate.prefill_tokens_per_s = self._speed.tokens_per_s
             candidate.empty_tokens = None
             return
-        left = report.queued_prefill_tokens - self._drained
+        left = self._reported_tokens - self._drained
         candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued * self._crowd
         candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
         if self.block_size:
             # Blocks are named as they fill, so nearly all blocks held by requests are cached.
             blocks = min(report.free_blocks, self.total_blocks - report.cached_blocks)
-            empty = blocks * self.block_size - report.queued_prefill_tokens - self._fresh_given
+            taken = report.queued_prefill_tokens + report.loading_tokens + self._fresh_given
+            empty = blocks * self.block_size - taken
             candidate.empty_tokens = empty if empty > 0 else 0.0
 
     def check(self) -> None:

@@ -8,13 +8,14 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
+from math import ceil
 from typing import Protocol
 
 from msgspec import Struct
 
 from router.placement.ages import CacheAges, pages_of
 from router.placement.approximate import Approximate
-from router.placement.cost import NONE_TRIED, NOTHING, Candidate, Question
+from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question
 from router.placement.decision import Decision
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
@@ -61,8 +62,10 @@ class Prediction(Struct, frozen=True, gc=False):
     block_size: int
     blocks: int
     claimed_blocks: int  # by its events alone
-    sure: bool  # it rests on events alone
+    sure: bool  # it rests on events alone, and on blocks that need not be brought
     alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
+    pulls: bool = False  # the replica may read more from neighbours
+    brought_blocks: int = 0  # of the claimed ones: they may not come in time
 
 
 class Placed(Struct, eq=False, gc=False):
@@ -96,6 +99,7 @@ class Placement:
         self.approximate = Approximate(self.guesses, approximate_blocks)
         self.reuse = Reuse()
         self.doubted: dict[int, float] = {}  # by slot: factor on claims, if they were wrong
+        self._readable = 0  # a mask of the replicas that neighbours may read
         self._optimistic = optimistic
         self._optimistic_ttl_s = optimistic_ttl_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -118,6 +122,7 @@ class Placement:
         candidate = load.candidate
         self.trust(candidate.slot, 1.0)  # the slot may be another's
         candidate.ages = None  # decisions remember the candidate
+        self.offers(load, "", "")
         self.approximate.clear(candidate.slot)
         self.guesses.drop(candidate.slot)
         self.index.drop(candidate.slot)
@@ -128,6 +133,14 @@ class Placement:
         load.forget()
         self.index.optimistic.drop(slot)
         self.approximate.clear(slot)
+        self._readable &= ~(1 << slot)
+
+    def offers(self, load: ReplicaLoad, kv_read: str, kv_layout: str) -> None:
+        """Note the endpoint at which neighbours may read the replica's blocks, and the blocks' layout; empty: none."""
+        candidate = load.candidate
+        candidate.kv_read, candidate.kv_layout = (kv_read, kv_layout) if kv_read and kv_layout else ("", "")
+        bit = 1 << candidate.slot
+        self._readable = self._readable | bit if candidate.kv_read else self._readable & ~bit
 
     def trust(self, slot: int, trust: float) -> None:
         """Multiply the replica's claims of cached tokens by this factor from now on."""
@@ -153,47 +166,49 @@ class Placement:
     ) -> tuple[Question, dict[int, Matches]]:
         """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size."""
         matched: dict[int, float] = {}
-        lower: dict[int, float] = matched  # a copy as soon as the two differ
-        awaited: dict[int, float] | None = None
+        below: dict[str, dict[int, float]] = {}
+        awaited: dict[int, float] = {}
+        readable: dict[int, float] = {}
         by_size: dict[int, Matches] = {}
         for size, mask in slots.items():
             index = self.guesses if size == APPROXIMATE else self.index
             usable = prompt.tokens - 1 if size else None  # the last token is always computed
-            matches = by_size[size] = index.match(prompt.keys(size), mask, usable, partial(prompt.keys, size))
+            readers = self._readable & mask if size else 0
+            matches = by_size[size] = index.match(prompt.keys(size), mask, usable, partial(prompt.keys, size), readers)
             if matches.lower:
                 tokens = size or prompt.approximate_block_tokens
-                if matches.lower is not matches.gpu and lower is matched:
-                    lower = dict(matched)
                 for slot, blocks in matches.gpu.items():
                     matched[slot] = blocks * tokens
-                if lower is not matched:
-                    for slot, blocks in matches.lower.items():
-                        lower[slot] = blocks * tokens
+                for source, level in matches.below:
+                    below.setdefault(source, {}).update({slot: blocks * tokens for slot, blocks in level.items()})
                 if matches.sure is not matches.gpu:
-                    awaited = {} if awaited is None else awaited
                     for slot, blocks in matches.gpu.items():
                         awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
+                if readers:
+                    for slot, blocks in matches.readable.items():
+                        if readers >> slot & 1 and slot not in self.doubted:
+                            readable[slot] = blocks * tokens
         if self.doubted:
-            self._discount(matched, lower, {} if awaited is None else awaited)
+            self._discount(matched, awaited, *below.values())
         self._questions += 1
         question = Question(
             tokens=prompt.tokens,
             matched=matched,
-            lower=lower,
+            below=below or NOTHING_BELOW,
             session=session,
             tried=tried,
             exact=prompt.exact,
             turn=self._questions,
             now_s=now_s,
             came_s=came_s,
-            awaited=NOTHING if awaited is None else awaited,
+            awaited=awaited or NOTHING,
+            readable=readable or NOTHING,
         )
         return question, by_size
 
     def _discount(self, *claims: dict[int, float]) -> None:
-        distinct = {id(claim): claim for claim in claims}
         for slot, trust in self.doubted.items():
-            for claim in distinct.values():
+            for claim in claims:
                 if slot in claim:
                     claim[slot] *= trust
 
@@ -212,17 +227,26 @@ class Placement:
 
     @staticmethod
     def predict(
-        prompt: Prompt, chosen: Candidate, block_size: int, matches: Mapping[int, Matches]
+        prompt: Prompt, decision: Decision, block_size: int, matches: Mapping[int, Matches]
     ) -> Prediction | None:
-        """Predict the hit at the chosen replica; None: only guessed."""
-        if block_size == APPROXIMATE or not prompt.exact:
+        """Predict the hit at the chosen replica; None: only guessed.
+
+        Nobody claims what it may read from neighbours, or what it would rather compute than bring.
+        """
+        chosen = decision.chosen
+        if chosen is None or block_size == APPROXIMATE or not prompt.exact:
             return None
         found, slot = matches[block_size], chosen.slot
         most = (prompt.tokens - 1) // block_size  # the last token is always computed
-        blocks, gpu, sure = (min(held.get(slot, 0), most) for held in (found.lower, found.gpu, found.sure))
+        levels = [level for source, level in found.below if source in decision.own_sources()]
+        held = (found.lower, found.gpu, found.sure, *levels)
+        lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
+        blocks = max(gpu, *reached, 0)
         # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
         claimed = blocks if blocks > gpu else sure
-        return Prediction(block_size, blocks, claimed, blocks == sure, not chosen.in_flight)
+        pulls = bool(decision.neighbours)
+        is_sure, alone = lower == blocks == sure and not pulls, not chosen.in_flight
+        return Prediction(block_size, blocks, claimed, is_sure, alone, pulls, claimed - sure)
 
     # ---- a request at a replica
 
@@ -241,8 +265,7 @@ class Placement:
 
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
-        question, slot = decision.question, load.candidate.slot
-        uncached_tokens = max(1, question.tokens - int(question.matched.get(slot, 0)))
+        slot, uncached_tokens = load.candidate.slot, ceil(decision.uncached_tokens)
         if not prompt.exact or block_size == APPROXIMATE:
             if keys := prompt.keys(APPROXIMATE):
                 self.approximate.routed(slot, keys)

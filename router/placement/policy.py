@@ -17,6 +17,7 @@ from router.placement.cost import (
 from router.placement.decision import Decision, Rejection, Verdict
 from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
 from router.placement.eligibility import obstacles
+from router.placement.pulls import add_pulls
 from router.placement.ring import Ring
 from router.placement.tie_break import TieBreak
 
@@ -55,6 +56,8 @@ def choose(
         raise ValueError(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
     rates = comparable_rates(candidates)
     weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
+    if question.readable:
+        add_pulls(question, candidates, rates)
     found = obstacles(candidates, question.tokens if question.exact else 0, question.tried, question.anyway)
     decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
     if None not in found:
@@ -64,7 +67,7 @@ def choose(
         decision.effects = add_effects(question, candidates, rates, decision.costs)
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
-    uncached = uncached_tokens(question, chosen.slot)
+    uncached = decision.uncached_tokens = uncached_tokens(question, chosen, rates[index])
     decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
     if policy == "cost":
         decision.later_s = later_s(uncached, rates[index])
@@ -124,9 +127,10 @@ def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: Draws)
 def _longest_prefix(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     """The most tokens in any medium; the cheapest of those."""
     del ring
-    matched = decision.question.lower.get
+    question = decision.question
+    reached = question.reached if question.below else lambda slot: question.matched.get(slot, 0)
     held = [
-        matched(one.slot, 0) if cost < INFINITE else -1
+        reached(one.slot) if cost < INFINITE else -1
         for one, cost in zip(decision.candidates, decision.costs, strict=True)
     ]
     longest = max(held)

@@ -10,6 +10,7 @@ from router.placement.cost import INFINITE
 if TYPE_CHECKING:
     from router.members.feeds import Feeds
     from router.members.members import Member
+    from router.placement.cost import Question
     from router.placement.decision import Decision
 
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
@@ -28,7 +29,6 @@ class Notes:
     def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
         """Record a decision; call it before the load changes."""
         question = decision.question
-        matched, lower = question.matched.get, question.lower.get
         lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
         self.decisions.append(
             Decided(
@@ -40,7 +40,7 @@ class Notes:
                 None if decision.chosen is None else decision.chosen.name,
                 sorted(question.tried),
                 [
-                    _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds, lost_tokens)
+                    _weighed(member, cost, question, feeds, lost_tokens)
                     for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
                 ],
                 question.came_s,
@@ -53,11 +53,12 @@ class Notes:
             self.completion_tokens = int(found[-1])
 
 
-def _weighed(
-    member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds", lost_tokens: float | None
-) -> Weighed:
+def _weighed(member: "Member", cost: float, question: "Question", feeds: "Feeds", lost_tokens: float | None) -> Weighed:
     """The figures of one replica. Positional, for speed: it runs for every replica and request if a log is kept."""
-    candidate, load = member.candidate, member.load
+    candidate, load, slot = member.candidate, member.load, member.slot
+    matched = question.matched.get(slot, 0)
+    below = {source: level[slot] for source, level in question.below.items() if slot in level}
+    lower, pull = max(below.values(), default=0), question.pulls.get(slot)
     known = feeds.known(member.name)
     seq, inexact = (None, None) if known is None else known
     return Weighed(
@@ -85,4 +86,10 @@ def _weighed(
         member.report,
         lost_tokens or 0.0,
         member.trust,
+        below,
+        dict(candidate.load_tokens_per_s),
+        candidate.kv_layout,
+        question.readable.get(slot, 0),
+        0 if pull is None else pull.tokens,
+        [] if pull is None else [one.name for one in pull.neighbours],
     )

@@ -41,6 +41,7 @@ BY_NAME = (
     "peers",
     "policies",
     "pictures",
+    "pull",
     "ray_faults",
     "schemas",
     "screenshots",

@@ -274,7 +274,7 @@ def busy(router: Router) -> None:
         counted(member, number)
     model = next(iter(router.members.models.values()))
     for number in range(router.config.decisions):
-        decision = router.placement.decide(Question(tokens=1000, matched={}, lower={}), model.candidates)
+        decision = router.placement.decide(Question(tokens=1000, matched={}), model.candidates)
         assert decision.chosen is not None
         router.decisions.append(
             PastDecision(

@@ -29,7 +29,15 @@ LAYOUTS = {
     ),
 }
 NO_EVENT = BlockStored([], None, [], BLOCK, None, "GPU", None)
-KINDS = ("busy", "crowded", "busy, two media", "idle and cold", "two kinds of GPU")
+KINDS = (
+    "busy",
+    "crowded",
+    "busy, two media",
+    "busy, three media",
+    "busy, neighbours",
+    "idle and cold",
+    "two kinds of GPU",
+)
 
 
 def run(rounds: int) -> None:
@@ -71,8 +79,16 @@ def replicas_of(kind: str, count: int) -> tuple[list[Candidate], Question]:
             _crowd(candidate, reuse, chance)
         candidates.append(candidate)
     matched = {} if kind == "idle and cold" else {slot: 16.0 * chance.randrange(128) for slot in range(0, count, 2)}
-    lower = {slot: held + 64 for slot, held in matched.items()} if kind == "busy, two media" else matched
-    return candidates, Question(PROMPT, matched, lower, session="someone")
+    asked = Question(PROMPT, matched, session="someone")
+    if kind in ("busy, two media", "busy, three media", "busy, neighbours"):
+        asked.below = {"CPU": {slot: held + 512 for slot, held in matched.items()}}
+    if kind == "busy, three media":
+        asked.below = {**asked.below, "STORAGE": {slot: held + 1024 for slot, held in matched.items()}}
+    if kind == "busy, neighbours":
+        asked.readable = asked.below["CPU"]
+        for candidate in candidates:
+            candidate.kv_read, candidate.kv_layout = "tcp://10.0.0.1:5000", "layout"
+    return candidates, asked
 
 
 def _crowd(candidate: Candidate, reuse: Reuse, chance: random.Random) -> None:
@@ -125,7 +141,7 @@ def deciding(layout: Layout | None = None) -> Callable[[], object]:
         for _ in range(DECISIONS // 4):
             matches = index.match(block_keys(packed, BLOCK, ROOT), everyone, (PROMPT - 1) // BLOCK)
             matched = {slot: blocks * BLOCK for slot, blocks in matches.gpu.items()}
-            choose("cost", Question(PROMPT, matched, matched), candidates, rng)
+            choose("cost", Question(PROMPT, matched), candidates, rng)
 
     return work
 

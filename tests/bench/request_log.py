@@ -33,7 +33,7 @@ class Scene:
         keys = [chance.getrandbits(64) for _ in range(PROMPT_TOKENS // BLOCK_TOKENS)]
         self.members = [self._member(slot, chance) for slot in range(replicas)]
         matched = {member.slot: float(BLOCK_TOKENS * chance.randrange(200)) for member in self.members}
-        question = Question(PROMPT_TOKENS, matched, matched)
+        question = Question(PROMPT_TOKENS, matched)
         self.decision: Decision = choose("cost", question, [one.candidate for one in self.members], TieBreak(1))
         self.feeds: Any = SimpleNamespace(known=lambda _: (123_456, None))
         prompt: Any = SimpleNamespace(tokens=PROMPT_TOKENS, exact=True, lora=None, keys=lambda _: keys)

@@ -218,7 +218,6 @@ def decided(candidates: list[Candidate], number: int) -> PastDecision:
     question = Question(
         tokens=1000 + number,
         matched={0: moment},
-        lower={},
         session=None,
         tried=frozenset(),
         exact=True,

@@ -39,7 +39,7 @@ class Router:
         self.loads = [ReplicaLoad(candidate) for candidate in self.candidates]
 
     def place(self, request_id: int, tokens: int, now_s: float) -> int:
-        chosen = choose("cost", Question(tokens, {}, {}), self.candidates, self.rng).chosen
+        chosen = choose("cost", Question(tokens, {}), self.candidates, self.rng).chosen
         assert chosen is not None
         self.loads[chosen.slot].sent(request_id, tokens, now_s)
         return chosen.slot

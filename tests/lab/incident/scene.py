@@ -173,7 +173,7 @@ class Scene:
         keys = block_keys(tokens, SIZE, root_key(MODEL, None, None, SIZE))
         found = self.index.match(keys, 0b111)
         matched = {slot: float(blocks * SIZE) for slot, blocks in found.gpu.items()}
-        question = Question(len(tokens), matched, matched, turn=len(self.lines))
+        question = Question(len(tokens), matched, turn=len(self.lines))
         candidates = [replica.candidate for replica in self.replicas]
         lot = TieBreak(self.chance.getrandbits(SEED_BITS))
         decision = place(self.policy, question, candidates, lot, None)

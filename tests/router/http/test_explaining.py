@@ -24,7 +24,7 @@ def test_runs_are_those_that_each_slot_has_one_by_one(holders: list[int]) -> Non
 
 def test_a_decision_at_rest_is_explained_as_it_was_made() -> None:
     candidates = [Candidate(f"r{slot}", slot, queued_tokens=100.0 * slot) for slot in range(3)]
-    decision = place("cost", Question(tokens=1000, matched={}, lower={}), candidates, TieBreak(0), None)
+    decision = place("cost", Question(tokens=1000, matched={}), candidates, TieBreak(0), None)
     explained, at_rest = decision.explain(), decision.at_rest()
     for one in candidates:
         one.queued_tokens, one.in_flight, one.unavailable = 9e6, 7, "draining"

@@ -36,7 +36,7 @@ def full(slot: int, idle_s: float) -> Candidate:
 
 def asked(tokens: int, candidates: list[Candidate], matched: dict[int, float] | None = None, **more: Any) -> Decision:
     held = matched or {}
-    return choose("cost", Question(tokens, held, held, now_s=1000.0, **more), candidates, random.Random(0))
+    return choose("cost", Question(tokens, held, now_s=1000.0, **more), candidates, random.Random(0))
 
 
 def test_a_short_prompt_does_not_wait_for_the_long_ones_it_goes_before() -> None:
@@ -101,7 +101,7 @@ def test_a_prompt_overtakes_no_more_than_the_known_queue() -> None:
 def test_a_cold_prompt_goes_where_it_evicts_unused_prefixes() -> None:
     fresh, stale = full(0, 1.0), full(1, 500.0)
     for seed in range(5):
-        decision = choose("cost", Question(20_000, {}, {}, now_s=1000.0), [fresh, stale], random.Random(seed))
+        decision = choose("cost", Question(20_000, {}, now_s=1000.0), [fresh, stale], random.Random(seed))
         assert decision.chosen is stale
     assert decision.effects is not None
     lost, nothing = decision.effects.lost
@@ -120,7 +120,7 @@ def test_reasons_name_what_it_would_do_to_others() -> None:
 
 @pytest.mark.parametrize("policy", ["prefix", "least-loaded", "round-robin"])
 def test_other_policies_count_no_effects(policy: str) -> None:
-    question = Question(20_000, {}, {}, now_s=1000.0)
+    question = Question(20_000, {}, now_s=1000.0)
     assert choose(policy, question, [full(0, 1.0), full(1, 5.0)], random.Random(0)).effects is None
 
 

@@ -1,7 +1,6 @@
 """All replicas in one structure."""
 
 import pytest
-from msgspec.structs import astuple
 
 from events.changes import Cleared, Grouped, Held, Removed, Stored
 from events.groups import Group, Layout
@@ -81,6 +80,27 @@ def test_lower_media_count_together_with_gpu_memory() -> None:
     assert index.blocks(0) == {"GPU": 4, "CPU": 2, "DISK": 3}
 
 
+def test_each_source_adds_to_the_cheaper_ones_whatever_came_first() -> None:
+    index = holding(2, 3)
+    index.store(0, KEYS[4:6], "EXTERNAL")
+    index.store(0, [KEYS[6]], "DISK")
+    index.store(0, [KEYS[3]], "CPU_PINNED")
+    index.store(0, [KEYS[2]], "CPU")
+    assert index.match(KEYS, 0b11).below == (("CPU", {0: 4, 1: 3}), ("STORAGE", {0: 7, 1: 3}))
+    index.remove(0, [KEYS[2]], "CPU")
+    assert index.match(KEYS, 0b11).below == ()
+
+
+def test_neighbours_may_read_what_events_confirm_in_gpu_or_host_memory() -> None:
+    index = holding(2, 3)
+    index.store(0, [KEYS[2]], "CPU")
+    index.store(0, [KEYS[3]], "STORAGE")
+    index.optimistic.add(1, KEYS[3:5], 1.0)
+    assert index.match(KEYS, 0b11, readers=0b11).readable == {0: 3, 1: 3}
+    assert index.match(KEYS, 0b11, readers=0b10).readable[1] == 3
+    assert index.match(KEYS, 0b11).readable == {}
+
+
 def test_a_medium_that_fills_a_hole_joins_what_gpu_memory_has_on_both_sides() -> None:
     index = holding(10)
     index.remove(0, [KEYS[2]])
@@ -107,8 +127,8 @@ def test_optimistic_entries_count_as_gpu_memory_but_not_as_sure() -> None:
     index = holding(3, 0)
     index.optimistic.add(0, KEYS[3:5], 1.0)
     index.optimistic.add(1, KEYS[:7], 1.0)
-    assert astuple(index.match(KEYS, 0b11)) == ({0: 5, 1: 7}, {0: 5, 1: 7}, {0: 3})
-    assert astuple(index.match([1, 2], 0b11)) == ({}, {}, {})
+    assert index.match(KEYS, 0b11) == Matches({0: 5, 1: 7}, {0: 3})
+    assert index.match([1, 2], 0b11) == Matches({}, {})
     assert index.blocks(0) == {"GPU": 3} and index.blocks(1) == {}
     index.optimistic.expire(1.0)
     assert index.match(KEYS, 0b11).gpu == {0: 3}
@@ -118,7 +138,7 @@ def test_an_optimistic_entry_counts_after_a_block_that_a_lower_medium_holds() ->
     index = holding(3)
     index.store(0, [KEYS[3]], "CPU")
     index.optimistic.add(0, KEYS[4:6], 1.0)
-    assert astuple(index.match(KEYS, 1)) == ({0: 3}, {0: 6}, {0: 3})
+    assert index.match(KEYS, 1) == Matches({0: 3}, {0: 3}, (("CPU", {0: 6}),))
 
 
 def test_stored_confirms_whatever_of_the_chain_was_awaited() -> None:
@@ -306,4 +326,14 @@ def test_groups_in_lower_media_add_to_those_in_gpu_memory() -> None:
     index.apply(0, Stored("GPU", [PROMPT[1]], [PROMPT[1]], 0, EVENT, 1))
     index.apply(0, Stored("CPU", PROMPT[2:4], PROMPT[2:4], 0, EVENT))
     index.apply(0, Stored("CPU", [PROMPT[3]], [PROMPT[3]], 0, EVENT, 1))
-    assert index.match(PROMPT, 1) == Matches({0: 2}, {0: 4}, {0: 2})
+    assert index.match(PROMPT, 1) == Matches({0: 2}, {0: 2}, (("CPU", {0: 4}),))
+
+
+def test_an_optimistic_entry_of_a_group_is_never_lost_to_a_lower_medium() -> None:
+    index = holding(2)
+    index.apply(0, Grouped(Layout(16, (Group(0, "full", 1), Group(1, "full", 1)))))
+    index.apply(0, Stored("GPU", PROMPT[:2], PROMPT[:2], 0, EVENT, 1))
+    index.apply(0, Stored("CPU", PROMPT[2:3], PROMPT[2:3], 0, EVENT))
+    index.apply(0, Stored("CPU", PROMPT[2:3], PROMPT[2:3], 0, EVENT, 1))
+    index.optimistic.add(0, PROMPT[2:4], 1.0)
+    assert index.match(PROMPT, 1).lower == {0: 4}

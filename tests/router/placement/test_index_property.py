@@ -1,12 +1,12 @@
 """The index against a dict of sets: filled by hand, and through views of random streams."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from msgspec.structs import astuple
 
 from events.actions import Apply, Reset
 from events.blocks import block_keys, root_key
@@ -14,10 +14,11 @@ from events.changes import Change, Cleared, Removed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.resolver import Resolver
 from events.view import CacheView
-from router.placement.index import PrefixIndex
+from router.placement.index import Matches, PrefixIndex
 
 PROMPTS = [list(range(6)), [0, 1, 2, 9, 8, 7], [5, 4, 3], [2], []]
 MEDIA = ("GPU", "CPU", "DISK")
+ALL_PARTS = ("GPU", "sure", "readable", "CPU", "STORAGE")
 keys_of_prompts = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 media = st.sampled_from(["GPU", "GPU", "CPU", "DISK"])
 which = st.integers(0, 99)
@@ -35,9 +36,18 @@ class Model:
         self.held: dict[str, set[int]] = {medium: set() for medium in MEDIA}
         self.deadlines: dict[int, float] = {}
 
-    def matches(self, prompt: list[int]) -> tuple[int, int, int]:
-        gpu, hoped = self.held["GPU"], set(self.deadlines)
-        return naive(prompt, gpu, hoped), naive(prompt, *self.held.values(), hoped), naive(prompt, gpu)
+    def matches(self, prompt: list[int]) -> dict[str, int]:
+        gpu, cpu, disk, hoped = *(self.held[medium] for medium in MEDIA), set(self.deadlines)
+        found = {"GPU": naive(prompt, gpu, hoped), "sure": naive(prompt, gpu), "readable": naive(prompt, gpu, cpu)}
+        return found | {"CPU": naive(prompt, gpu, cpu, hoped), "STORAGE": naive(prompt, gpu, cpu, disk, hoped)}
+
+
+def found_at(matches: Matches, slot: int) -> dict[str, int]:
+    """The same numbers from the index: a source that adds nothing has no level."""
+    levels = dict(matches.below)
+    gpu, cpu = matches.gpu.get(slot, 0), levels.get("CPU", matches.gpu).get(slot, 0)
+    found = {"GPU": gpu, "sure": matches.sure.get(slot, 0), "readable": matches.readable.get(slot, 0)}
+    return found | {"CPU": cpu, "STORAGE": matches.lower.get(slot, 0)}
 
 
 class World(RuleBasedStateMachine):
@@ -114,9 +124,12 @@ class World(RuleBasedStateMachine):
             assert self.index.blocks(slot) == {name: len(keys) for name, keys in model.held.items() if keys}
         asked = sum(1 << slot for slot in self.models if slot != 2)
         for prompt in PROMPTS:
-            truth = {slot: model.matches(prompt) for slot, model in self.models.items() if slot != 2}
-            for part, found in enumerate(astuple(self.index.match(prompt, asked))):
-                assert found == {slot: lengths[part] for slot, lengths in truth.items() if lengths[part]}
+            found = self.index.match(prompt, asked, readers=asked)
+            for slot, model in self.models.items():
+                assert found_at(found, slot) == (model.matches(prompt) if slot != 2 else dict.fromkeys(ALL_PARTS, 0))
+            reached = [found.gpu, *(level for _, level in found.below)]
+            assert all(level.keys() >= before.keys() for before, level in pairwise(reached))
+            assert all(0 not in level.values() for level in reached)
 
 
 class WorldThatConfirmsNothing(World):

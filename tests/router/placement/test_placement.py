@@ -7,10 +7,12 @@ import pytest
 from msgspec import Struct
 
 from events.native import Load
-from router.placement.cost import LOWER_PRICE
-from router.placement.index import PrefixIndex
+from router.placement.cost import Neighbour, Question
+from router.placement.decision import Decision
+from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
 from router.placement.placement import APPROXIMATE, Placed, Placement, Unread
+from router.placement.prices import TOKENS_PER_S
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZE = 16
@@ -72,20 +74,95 @@ def test_a_lower_medium_counts_at_its_price() -> None:
     scene, prompt = Scene(), Prompt()
     scene.it.index.store(1, prompt.keys(SIZE), "CPU")
     question, found = scene.it.question(prompt, scene.slots, 0.0)
-    assert (dict(question.matched), dict(question.lower)) == ({}, {1: 160})
+    assert (question.matched, question.below) == ({}, {"CPU": {1: 160}})
     decision = scene.it.decide(question, [load.candidate for load in scene.loads])
     assert decision.chosen is scene.loads[1].candidate
-    assert decision.ttft_s == pytest.approx(160 * LOWER_PRICE / 1000)
-    prediction = scene.it.predict(prompt, decision.chosen, SIZE, found)
+    assert decision.ttft_s == pytest.approx(160 / TOKENS_PER_S["CPU"])
+    prediction = scene.it.predict(prompt, decision, SIZE, found)
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, False)
+    assert (prediction.claimed_blocks, prediction.brought_blocks) == (9, 9)
+
+
+def test_what_is_dearer_than_computing_is_neither_predicted_nor_called_exact() -> None:
+    scene, prompt = Scene(1), Prompt()
+    scene.it.index.store(0, prompt.keys(SIZE)[:2])
+    scene.it.index.store(0, prompt.keys(SIZE)[2:], "STORAGE")
+    scene.loads[0].candidate.load_tokens_per_s = {"STORAGE": 900.0}
+    question, found = scene.it.question(prompt, scene.slots, 0.0)
+    decision = scene.it.decide(question, [scene.loads[0].candidate])
+    assert decision.uncached_tokens == 128
+    prediction = scene.it.predict(prompt, decision, SIZE, found)
+    assert prediction is not None
+    assert (prediction.blocks, prediction.claimed_blocks, prediction.sure) == (2, 2, False)
+
+
+def test_what_is_brought_counts_in_the_queue_at_its_price() -> None:
+    scene, prompt = Scene(1), Prompt()
+    scene.it.index.store(0, prompt.keys(SIZE)[:5], "CPU")
+    load, placed = scene.place(prompt)
+    assert placed.uncached_tokens == 81  # and 80 tokens from host memory, a hundred times as fast
+    assert load.candidate.queued_tokens == 81
+
+
+def neighbours(scene: Scene) -> tuple[Question, dict[int, Matches], Decision]:
+    """The decision for a prompt whose blocks a busy replica holds."""
+    prompt = Prompt(tokens=1600)
+    scene.it.index.store(0, prompt.keys(SIZE)[:50])
+    scene.it.index.store(0, prompt.keys(SIZE)[50:90], "CPU")
+    scene.loads[0].candidate.queued_tokens = 1e6
+    question, found = scene.it.question(prompt, scene.slots, 0.0)
+    return question, found, scene.it.decide(question, [load.candidate for load in scene.loads])
+
+
+def test_a_replica_reads_from_a_neighbour_if_both_say_that_they_can() -> None:
+    scene = Scene()
+    assert neighbours(scene)[2].neighbours == ()
+    scene.it.offers(scene.loads[0], "tcp://10.0.0.1:5000", "layout")
+    assert neighbours(scene)[2].neighbours == (), "the other one cannot"
+    scene.it.offers(scene.loads[1], "tcp://10.0.0.2:5000", "layout")
+    _, found, decision = neighbours(scene)
+    assert decision.chosen is scene.loads[1].candidate
+    assert decision.neighbours == (Neighbour(0, "r0", "tcp://10.0.0.1:5000", 90 * SIZE),)
+    placed = scene.it.sent(decision, scene.loads[1], Prompt(tokens=1600), SIZE, 0.0)
+    assert placed.uncached_tokens == 160 + 36 + 5  # 1,440 tokens forty times as fast, and the fixed cost
+    prediction = scene.it.predict(Prompt(tokens=1600), decision, SIZE, found)
+    assert prediction is not None
+    assert (prediction.blocks, prediction.claimed_blocks, prediction.sure) == (0, 0, False)
+
+
+def test_a_restarted_replica_is_not_read_until_it_says_so_again() -> None:
+    scene = Scene()
+    for number, load in enumerate(scene.loads):
+        scene.it.offers(load, f"tcp://10.0.0.{number}:5000", "layout")
+    scene.it.restarted(scene.loads[0])
+    assert neighbours(scene)[2].neighbours == ()
+    scene.it.offers(scene.loads[0], "tcp://10.0.0.9:5000", "layout")
+    assert neighbours(scene)[2].neighbours[0].endpoint == "tcp://10.0.0.9:5000"
+
+
+def test_a_replica_whose_claims_are_doubted_is_no_source() -> None:
+    scene = Scene()
+    for number, load in enumerate(scene.loads):
+        scene.it.offers(load, f"tcp://10.0.0.{number}:5000", "layout")
+    scene.it.trust(0, 0.5)
+    assert neighbours(scene)[2].neighbours == ()
+
+
+def test_a_slot_is_not_readable_because_its_last_replica_was() -> None:
+    scene = Scene()
+    for number, load in enumerate(scene.loads):
+        scene.it.offers(load, f"tcp://10.0.0.{number}:5000", "layout")
+    scene.it.remove(scene.loads[0])
+    scene.loads[0] = scene.it.add("new")
+    assert neighbours(scene)[0].readable == {}
 
 
 def test_a_block_that_cannot_be_a_hit_leaves_a_prediction_sure() -> None:
     scene, prompt = Scene(1), Prompt()
     scene.it.index.store(0, prompt.keys(SIZE)[:9])
     scene.it.index.store(0, prompt.keys(SIZE)[9:], "CPU")
-    _, found = scene.it.question(prompt, scene.slots, 0.0)
-    prediction = scene.it.predict(prompt, scene.loads[0].candidate, SIZE, found)
+    question, found = scene.it.question(prompt, scene.slots, 0.0)
+    prediction = scene.it.predict(prompt, scene.it.decide(question, [scene.loads[0].candidate]), SIZE, found)
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, True)
 
 
@@ -113,7 +190,7 @@ def test_a_replica_without_events_is_matched_by_what_was_sent_there() -> None:
     scene.it.sent(decision, scene.loads[0], prompt, APPROXIMATE, 0.0)
     question, found = scene.it.question(prompt, slots, 1.0)
     assert dict(question.matched) == {0: 640}
-    assert scene.it.predict(prompt, scene.loads[0].candidate, APPROXIMATE, found) is None
+    assert scene.it.predict(prompt, decision, APPROXIMATE, found) is None
     scene.it.restarted(scene.loads[0])
     assert dict(scene.it.question(prompt, slots, 2.0)[0].matched) == {}
 

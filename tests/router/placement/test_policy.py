@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from router.placement.cost import ALIKE_RATES, LOWER_PRICE
+from router.placement.cost import ALIKE_RATES
 from router.placement.effects import MOST_LATER_S, PATIENCE
 from router.placement.load import ReplicaLoad
 from router.placement.policy import POLICIES, Candidate, Question, choose
+from router.placement.prices import TOKENS_PER_S
 from router.placement.ring import Ring
 
 RATE = 8000.0
@@ -19,7 +20,7 @@ def replica(slot: int, **known: Any) -> Candidate:
 
 def question(tokens: int = 4000, matched: dict[int, float] | None = None, **known: Any) -> Question:
     matched = matched or {}
-    return Question(tokens, matched, known.pop("lower", matched), **known)
+    return Question(tokens, matched, **known)
 
 
 def chosen(policy: str, asked: Question, candidates: list[Candidate], ring: Ring | None = None, seed: int = 0) -> str:
@@ -63,10 +64,10 @@ def test_a_long_queue_outweighs_the_warm_prefix() -> None:
 
 def test_lower_media_are_cheaper_than_computing_but_not_free() -> None:
     candidates = [replica(0), replica(1), replica(2)]
-    asked = question(matched={2: 3000}, lower={1: 3000, 2: 3000})
+    asked = question(matched={2: 3000}, below={"CPU": {1: 3000, 2: 3000}})
     cold, lower, gpu = choose("cost", asked, candidates, random.Random(0)).costs
     assert gpu < lower < cold
-    assert cold - lower == pytest.approx((1 - LOWER_PRICE) * (cold - gpu))
+    assert cold - lower == pytest.approx((1 - RATE / TOKENS_PER_S["CPU"]) * (cold - gpu))
 
 
 def test_a_faster_replica_is_worth_a_longer_queue() -> None:
@@ -227,16 +228,14 @@ def test_a_suspected_replica_may_be_tried_anyway() -> None:
 
 def test_verdicts_say_what_made_the_difference() -> None:
     candidates = [replica(0), replica(1, queued_tokens=14_000.0), replica(2), replica(3, slowness=3.0), replica(4)]
-    asked = question(
-        matched={0: 3800, 1: 3800, 2: 600, 3: 3800, 4: 3800}, lower={0: 3800, 1: 3800, 2: 700, 3: 3800, 4: 3800}
-    )
+    asked = question(matched={0: 3800, 1: 3800, 2: 600, 3: 3800, 4: 3800}, below={"CPU": {2: 700}})
     candidates[4].running = 50
     decision = choose("cost", asked, candidates, random.Random(0))
     verdicts = decision.explain()
     assert [verdict.why for verdict in verdicts] == [
         "chosen: lowest cost",
         "queue 14,000 tokens longer",
-        "would compute 3,120 tokens more",
+        "would compute 3,100 tokens more",
         "slow start: counts 3.0 times",
         "50 more requests running",
     ]

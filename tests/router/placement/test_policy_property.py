@@ -33,9 +33,9 @@ def asked(
     tokens: int, matched: dict[int, float], more: dict[int, float], tried: set[int], session: str | None, anyway: bool
 ) -> Question:
     matched = {slot: min(held, tokens) for slot, held in matched.items()}
-    lower = {slot: min(tokens, matched.get(slot, 0) + more.get(slot, 0)) for slot in matched | more}
+    held = {slot: min(tokens, matched.get(slot, 0) + more.get(slot, 0)) for slot in matched | more}
     names = frozenset(f"r{number}" for number in tried)
-    return Question(tokens, matched, lower, session, names, anyway=anyway)
+    return Question(tokens, matched, {"CPU": held}, session, names, anyway=anyway)
 
 
 QUESTIONS = st.builds(

@@ -358,7 +358,7 @@ def test_near_equals_are_placed_by_the_lot_alone() -> None:
     candidates = [Candidate(f"r{slot}", slot) for slot in range(8)]
 
     def placed(number: int) -> str:
-        chosen = place("random", Question(100, {}, {}), candidates, TieBreak(number), None).chosen
+        chosen = place("random", Question(100, {}), candidates, TieBreak(number), None).chosen
         assert chosen is not None
         return chosen.name
 
