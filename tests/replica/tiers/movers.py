@@ -5,15 +5,15 @@ It fails when two of those who work at the same time use the same block or slot,
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
 from random import Random
 from typing import NamedTuple, TypeAlias
 
 from replica.block_memory import BlockMemory
 from replica.request import Scheduled
 from replica.runner import Finish
-from replica.tiers.mover import Landed, Recovery
+from replica.tiers.mover import Landed
 from replica.tiers.moves import Load, Pull, Record, Save, Transfer, Write, Written
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 from tests.replica.engines import RememberingRunner, content
 
@@ -96,7 +96,7 @@ class RememberingMover:
     # ---- what the engine asks for
 
     def recover(self) -> Recovery:
-        return Recovery()
+        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None:
         self.verify("a save", use_of_saves(saves), [*self.of_steps(), *self.of_transfers(), *self.of_writes()])
