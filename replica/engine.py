@@ -115,7 +115,13 @@ class Engine:
         priority = rank_s, self._arrivals
         prompt_tokens = len(submit.prompt) // 4
         request = Request(
-            submit.id, chain, prompt_tokens, submit.sampling, priority, matcher=matcher, sources=submit.sources if self.mover else ()
+            submit.id,
+            chain,
+            prompt_tokens,
+            submit.sampling,
+            priority,
+            matcher=matcher,
+            sources=submit.sources if self.mover else (),
         )
         try:
             self.scheduler.submit(request)

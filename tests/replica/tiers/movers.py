@@ -5,7 +5,6 @@ It fails when two of those who work at the same time use the same block or slot,
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
 from random import Random
 from typing import NamedTuple, TypeAlias
 

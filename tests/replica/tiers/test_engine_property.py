@@ -5,7 +5,6 @@ or too late, cannot hide behind right tokens.
 """
 
 from random import Random
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -18,9 +17,9 @@ from replica.engine import Engine
 from replica.messages import KVSource
 from replica.tiers.lower import DISK, HOST
 from replica.tiers.moves import PULLED
-from tests.replica.engines import MODEL, drain, engine, submit
+from tests.replica.engines import MODEL
 from tests.replica.test_ahead_property import StrictAheadRunner
-from tests.replica.test_scheduler_property import EOS, MODEL_LEN, SAME, StrictRunner, World, indices, prompts
+from tests.replica.test_scheduler_property import MODEL_LEN, SAME, StrictRunner, World, indices, prompts
 from tests.replica.tiers.movers import Erasure, RememberingMover, Watched
 
 
