@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeAlias
 from replica.block_memory import BlockMemory
 from replica.request import Scheduled
 from replica.runner import Finish
-from replica.tiers.mover import Landed, Recovery
+from replica.tiers.mover import Landed
 from replica.tiers.moves import Load, Pull, Record, Save, Transfer, Write, Written
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 from tests.replica.engines import RememberingRunner, content
 
@@ -95,7 +96,7 @@ class RememberingMover:
     # ---- what the engine asks for
 
     def recover(self) -> Recovery:
-        return Recovery()
+        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None:
         self.verify("a save", use_of_saves(saves), [*self.of_steps(), *self.of_transfers(), *self.of_writes()])
