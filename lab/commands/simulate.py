@@ -29,6 +29,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
 TOKENS = click.IntRange(0)
+RATE_OR_0 = FiniteRange(min=0, max=1e9)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
 SHARE = FiniteRange(min=0, max=1, max_open=True)
@@ -91,6 +92,7 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
 @fleet_option("--load-rate", "R", "Tokens/s loaded from host memory.", "load_tokens_per_s", RATE)
 @fleet_option("--disk-rate", "R", "Tokens/s loaded from disk.", "disk_tokens_per_s", RATE)
+@fleet_option("--pull-rate", "R", "Tokens/s read from another replica; 0: none can be.", "pull_tokens_per_s", RATE_OR_0)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
@@ -173,7 +175,7 @@ def simulate(
     blocks for output tokens / decode rate; with --model engine it is the shipped scheduler, step by step.
 
     With --host-tokens, blocks that leave the cache go to host memory, and come back at the load rate: before the
-    prefill, or while others compute with --model engine.
+    prefill, or while others compute with --model engine. With --pull-rate, replicas also read blocks from each other.
 
     The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids or
     hash_runs), or a request log (warmroute router --request-log).
@@ -181,7 +183,7 @@ def simulate(
     \b
     hits      1 - tokens computed / tokens of all prompts
     tokens    computed by the busiest replica, as a multiple of the mean; same for requests
-    loaded    tokens brought back from host memory and disk / tokens of all prompts; they are hits, too
+    loaded    tokens brought from host memory, disk and other replicas / tokens of all prompts; they are hits, too
     busy      share of time spent on computing prompts
     pooled    one cache as large as all together, one queue, N prefills at once
     ideal     the same with an unlimited cache
@@ -211,6 +213,8 @@ def simulate(
         raise Unusable("--no-events and --no-optimistic together leave no information; give one of them")
     if not settings.events and (settings.event_delay_s or settings.event_loss or settings.rate_error):
         raise Unusable("--event-delay, --event-loss and --rate-error have no effect with --no-events; leave them out")
+    if not settings.events and settings.pull_tokens_per_s:
+        raise Unusable("--pull-rate has no effect with --no-events: nobody knows what to read; leave it out")
     if settings.model == "engine" and settings.eviction != "lru":
         raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
     _check_tiers(ctx, settings)
@@ -294,6 +298,8 @@ def _what(trace: Trace, settings: Settings) -> str:
         )
         if tokens
     )
+    if settings.pull_tokens_per_s:
+        below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
         f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"

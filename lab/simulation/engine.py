@@ -45,8 +45,9 @@ class EngineReplica:
                 step_overhead_s=0.0,
             ),
         )
+        rates = settings.rates()
         runner = SimulatedRunner(config.simulated, self._clock, VOCABULARY)
-        self._mover = SimulatedMover(self._clock, settings.rates(), block_tokens) if config.host_blocks else None
+        self._mover = SimulatedMover(self._clock, rates, block_tokens, observer.read) if rates else None
         self._engine = Engine(config, runner, self._clock, self._mover)
         self.pool = self._engine.pool
         self._jobs: dict[int, Job] = {}
@@ -58,7 +59,8 @@ class EngineReplica:
     def submit(self, job: Job) -> None:
         sampling = Sampling(max_tokens=max(1, job.request.output_tokens), ignore_eos=True, seed=job.number)
         priority = job.rank - self._clock.now_s()
-        refused = self._engine.submit(Submit(job.number, job.prompt.packed(), sampling, priority=priority))
+        submit = Submit(job.number, job.prompt.packed(), sampling, priority=priority, sources=list(job.sources))
+        refused = self._engine.submit(submit)
         if refused is not None:
             raise ValueError(refused.message)
         self._jobs[job.number] = job

@@ -11,10 +11,11 @@ from events.messages import KnownEvent
 from lab.simulation.agenda import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
-from lab.simulation.replica import FifoReplica, SimulatedReplica
+from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
+from replica.chain import Chain
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
@@ -117,6 +118,9 @@ class SimulatedFleet:
     def _deliver(self, replica: int, events: Sequence[KnownEvent]) -> None:
         for router in self.routers:
             router.heard(replica, events)
+
+    def read(self, endpoint: str, chain: Chain) -> int:
+        return readable_blocks(self.replicas[int(endpoint)].pool, chain)
 
     def begun(self, job: Job) -> None:
         self._report_soon(job.replica)

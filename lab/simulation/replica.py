@@ -19,7 +19,7 @@ from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
 from replica.block_pool import BlockPool, Match
 from replica.chain import Chain
-from replica.tiers.moves import Written
+from replica.tiers.moves import PULLED, Written
 
 
 class HeadFirst(BlockPool):
@@ -36,6 +36,9 @@ class Observer(Protocol):
     def published(self, replica: int, events: Sequence[KnownEvent]) -> None: ...
     def begun(self, job: Job) -> None: ...
     def ended(self, job: Job) -> None: ...
+    def read(self, endpoint: str, chain: Chain) -> int:
+        """Read a chain's leading blocks from another replica; return how many it has."""
+        ...
 
 
 class SimulatedReplica(Protocol):
@@ -43,6 +46,19 @@ class SimulatedReplica(Protocol):
 
     def submit(self, job: Job) -> None: ...
     def load(self) -> Load: ...
+
+
+def readable_blocks(pool: BlockPool, chain: Chain) -> int:
+    """Count the leading blocks of a chain that neighbours can read, in cache and host memory; they count as used."""
+    match, lower = pool.match(chain), pool.lower
+    pool.touch(match.blocks)
+    pool.release(match.blocks)
+    if lower is None:
+        return len(match.blocks)
+    slots = list(takewhile(lower.host.__contains__, match.lower))
+    lower.hold(slots)
+    lower.release(slots, loaded=False)
+    return len(match.blocks) + len(slots)
 
 
 class Waiting(NamedTuple):
@@ -78,7 +94,8 @@ class FifoReplica:
     def submit(self, job: Job) -> None:
         chain = Chain(job.prompt.ids, 1, MODEL)
         match = self.pool.match(chain)
-        found, brought = len(match.blocks), len(self._sources(match))
+        expected = max((one.tokens // self._block_tokens for one in job.sources), default=0)
+        found, brought = len(match.blocks), len(self._sources(match, expected))
         uncached_tokens = self._uncached(job, found + brought)
         heappush(
             self._waiting, Waiting(job.rank, job.number, job, chain, uncached_tokens, brought * self._block_tokens)
@@ -92,6 +109,8 @@ class FifoReplica:
             running=self._running,
             waiting=len(self._waiting),
             queued_prefill_tokens=queued + round(left_s * self._settings.prefill_tokens_per_s),
+            loading_tokens=sum(one.brought_tokens for one in self._waiting),
+            load_tokens_per_s=self._rates,
             free_blocks=self.pool.free,
             cached_blocks=self.pool.named,
             prefill_tokens_per_s=self._settings.prefill_tokens_per_s,
@@ -118,7 +137,9 @@ class FifoReplica:
         heappop(self._waiting)
         self._settle()
         chain.named, chain.identity = matched, match.identity
-        sources = self._sources(match)
+        here = matched + len(match.lower)
+        readable = next((more for one in job.sources if (more := self._observer.read(one.endpoint, chain)) > here), 0)
+        sources = self._sources(match, readable)
         job.uncached_tokens = self._uncached(job, matched + len(sources))
         job.brought_tokens = {one: count * self._block_tokens for one, count in Counter(sources).items()}
         self._prefilling += 1
@@ -129,11 +150,15 @@ class FifoReplica:
         self._agenda.at(self._ready_s, partial(self._prefilled, job, chain, blocks, match.lower))
         self._go_on()
 
-    def _sources(self, match: Match) -> list[str]:
-        """The sources of the blocks after the hits that are sooner brought than computed."""
+    def _sources(self, match: Match, readable: int) -> list[str]:
+        """Name the source of each block after the hits, up to one that is sooner computed.
+
+        `readable`: the blocks of the prompt that a neighbour has; those that are here, too, are not read there.
+        """
         lower = self.pool.lower
-        own = map(lower.medium, match.lower) if lower is not None else ()
-        return list(takewhile(lambda one: self._rates[one] > self._settings.prefill_tokens_per_s, own))
+        own = [lower.medium(slot) for slot in match.lower] if lower is not None else []
+        sources = [*own, *[PULLED] * (readable - len(match.blocks) - len(own))]
+        return list(takewhile(lambda one: self._rates[one] > self._settings.prefill_tokens_per_s, sources))
 
     def _prefilled(self, job: Job, chain: Chain, blocks: list[int], slots: Sequence[int]) -> None:
         self.pool.store(chain, blocks, job.prompt.full)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from lab.trace.requests import Trace, TraceRequest
 from replica.config import SimulatedConfig
 from replica.tiers.lower import DISK, HOST
+from replica.tiers.moves import PULLED
 from router.config import RouterConfig
 
 CONFIG = RouterConfig()
@@ -23,6 +24,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     disk_tokens: int = 0  # behind that
     load_tokens_per_s: float = SimulatedConfig().host_tokens_per_s  # from host memory
     disk_tokens_per_s: float = 20_000.0  # from and to a disk
+    pull_tokens_per_s: float = 0.0  # from a neighbour's cache or host memory; 0: neighbours cannot be read
     servers: int = 1  # prefills at once in each replica
     decode_tokens_per_s: float = 40.0
     model: Literal["fifo", "engine"] = "fifo"
@@ -57,8 +59,10 @@ class Settings(Struct, frozen=True, kw_only=True):
         )
 
     def rates(self) -> dict[str, float]:
-        """Tokens per second at which a replica brings blocks, by source."""
-        return {HOST: self.load_tokens_per_s, DISK: self.disk_tokens_per_s}
+        """Tokens per second at which a replica brings blocks, by source; those that it does not have are absent."""
+        has = {HOST: self.host_tokens, DISK: self.disk_tokens, PULLED: self.pull_tokens_per_s}
+        rates = {HOST: self.load_tokens_per_s, DISK: self.disk_tokens_per_s, PULLED: self.pull_tokens_per_s}
+        return {source: rate for source, rate in rates.items() if has[source]}
 
     def most_tokens(self, trace: Trace) -> int:
         """Tokens that all requests together could fill; a larger cache makes no difference."""

@@ -1,24 +1,35 @@
 """A mover that moves nothing: its loads and writes take the time that they would take."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from replica.chain import Chain
 from replica.clock import Clock
 from replica.tiers.lower import DISK
 from replica.tiers.mover import Landed
-from replica.tiers.moves import Save, Transfer, Write, Written
+from replica.tiers.moves import PULLED, Pull, Save, Transfer, Write, Written
 from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 
 class SimulatedMover:
-    """`tokens_per_s` by medium. One load follows the other, as do writes; a saved or erased block takes no time."""
+    """One load follows the other, as do writes; a saved or erased block takes no time.
 
-    def __init__(self, clock: Clock, tokens_per_s: Mapping[str, float], block_size: int) -> None:
+    `tokens_per_s`: by source. `read`: how many leading blocks of a chain the neighbour at an endpoint has.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        tokens_per_s: Mapping[str, float],
+        block_size: int,
+        read: Callable[[str, Chain], int] = lambda endpoint, chain: 0,  # noqa: ARG005
+    ) -> None:
         self.speeds = LoadSpeeds(clock.now_s)
         self._clock = clock
         self._tokens_per_s = tokens_per_s
         self._block_size = block_size
+        self._read = read
         self._moving: deque[tuple[float, Transfer]] = deque()
         self._ready_s = 0.0
         self._writing: deque[tuple[float, Write]] = deque()
@@ -49,7 +60,17 @@ class SimulatedMover:
             self.speeds.add(load.medium, 1, load_s)
             self._ready_s += load_s
         transfer.came = len(transfer.loads)
+        if transfer.pull is not None:
+            self._pull(transfer, transfer.pull)
         self._moving.append((self._ready_s, transfer))
+
+    def _pull(self, transfer: Transfer, pull: Pull) -> None:
+        readable = self._read(pull.endpoint, pull.chain)
+        transfer.pulled = max(0, min(readable - pull.start, len(pull.blocks)))
+        if transfer.pulled:
+            pull_s = transfer.pulled * self._block_size / self._tokens_per_s[PULLED]
+            self.speeds.add(PULLED, transfer.pulled, pull_s)
+            self._ready_s += pull_s
 
     def landed(self) -> Landed:
         now_s = self._clock.now_s()

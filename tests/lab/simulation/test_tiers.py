@@ -13,6 +13,7 @@ from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate
 from replica.tiers.lower import DISK, HOST
+from replica.tiers.moves import PULLED
 from tests.lab.traffic import conversations
 
 Model: TypeAlias = Literal["fifo", "engine"]
@@ -81,3 +82,18 @@ def test_the_bound_of_one_pool_has_all_host_memory_too() -> None:
     small = Settings(replicas=2, capacity_tokens=150_000)
     rows = [compared(CHATS, one, [])[0].mean for one in (small, replace(small, host_tokens=500_000))]
     assert rows[1].hit_rate > rows[0].hit_rate + 0.02
+
+
+# ---- reading from neighbours
+
+PAIR = replace(SMALL, replicas=2, capacity_tokens=20_000, host_tokens=0, pull_tokens_per_s=160_000.0)
+
+
+@pytest.mark.parametrize("model", ["fifo", "engine"])
+def test_a_prompt_that_goes_elsewhere_is_read_from_where_it_is(model: Model) -> None:
+    """The replica that has it is busy with a long prompt when it comes again."""
+    requests = [prompt(0.0, 0), prompt(20.0, 0, 16_000), prompt(20.1, 0)]
+    first, long, again = simulated(Trace("t", 16, requests), replace(PAIR, model=model), "cost", seed=0)
+    assert first.replica == long.replica != again.replica
+    assert again.brought_tokens == {PULLED: 1584}
+    assert again.uncached_tokens == 16
