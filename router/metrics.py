@@ -115,6 +115,7 @@ APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not
 DECISION = "decision_seconds", "CPU time of choosing a replica."
 BLOCKS = "index_blocks", "Blocks in the index."
 UNKNOWN = "event_unknown_parts", "Event types and fields that are not read, by name."
+SOURCES = "source_tokens", "Prompt tokens by where the replica was to take them from."
 REQUESTS = "requests", "Requests by the status of their answer."
 FIRST_TOKEN = "time_to_first_token_seconds", "From a request's arrival to its first byte."
 WHOLE = "request_seconds", "From a request's arrival to the end of its answer."
@@ -165,6 +166,10 @@ def text_of(router: Router) -> Iterator[str]:
         lines = (_line("requests_total", f'{labels},status="{each}"', tally.statuses[each]) for each in tally.statuses)
         yield "".join(lines)
     yield from _rows((), TALLY_COUNTERS, tallies)
+    yield _head(*SOURCES, "counter")
+    for labels, tally in tallies:
+        found = tally.source_tokens
+        yield "".join(_line("source_tokens_total", f'{labels},source="{each}"', found[each]) for each in found)
     yield from _histograms(FIRST_TOKEN, [(labels, tally.first_token_s) for labels, tally in tallies])
     yield from _histograms(WHOLE, [(labels, tally.request_s) for labels, tally in tallies])
 

@@ -90,6 +90,15 @@ class ReplicaList(Struct, frozen=True):
 # ---- POST /explain
 
 
+class Portion(Struct, frozen=True):
+    """A part of a prompt, and where a replica takes it from."""
+
+    source: str  # GPU, CPU, STORAGE, PULL (from a neighbour) or COMPUTE
+    tokens: float = 0
+    seconds: float = 0.0
+    neighbours: list[str] = []  # to read it from, the best first
+
+
 class Candidate(Struct):
     name: str
     matched_tokens: float = 0
@@ -104,6 +113,7 @@ class Candidate(Struct):
     cost: float | None = None  # in seconds; None: it cannot take the prompt
     available: bool = True
     why: str = ""  # why it was chosen, lost, or cannot be chosen
+    portions: list[Portion] = []  # where it would take the prompt's tokens from; none: an older router
 
 
 class Explanation(Struct, kw_only=True):

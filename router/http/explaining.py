@@ -27,7 +27,7 @@ from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.prompted_request import peek_into
 from router.proxy.request_summary import Exactness, exactness
 from router.proxy.sessions import session_of
-from router.responses import Candidate, Explanation
+from router.responses import Candidate, Explanation, Portion
 
 
 class _Asked(Struct):
@@ -103,6 +103,7 @@ def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Ca
         cost=verdict.cost_s,
         available=candidate.unavailable is None,
         why=verdict.why,
+        portions=[Portion(one.source, one.tokens, one.seconds, list(one.neighbours)) for one in verdict.portions],
     )
 
 

@@ -67,8 +67,10 @@ def choose(
         decision.effects = add_effects(question, candidates, rates, decision.costs)
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
-    uncached = decision.uncached_tokens = uncached_tokens(question, chosen, rates[index])
+    decision.uncached_tokens = uncached = uncached_tokens(question, chosen, rates[index])
     decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
+    if question.below or question.pulls:
+        decision.portions = decision.portions_of(index)  # now, as rates change
     if policy == "cost":
         decision.later_s = later_s(uncached, rates[index])
     return decision

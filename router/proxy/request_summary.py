@@ -11,7 +11,7 @@ from router.members.feeds import Moment
 from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision
+from router.placement.decision import Decision, Portion
 from router.placement.placement import APPROXIMATE, Prediction
 from router.prompts.prompt import is_billed
 
@@ -122,6 +122,8 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
         tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
+    for portion in generation.decision.chosen_portions:
+        tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
     tally.billed += is_billed(generation.peek)
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
@@ -184,6 +186,7 @@ class DecisionRecord(Struct, frozen=True):
     prediction_exact: bool
     why_inexact: str | None
     session: str | None = None
+    portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -236,6 +239,7 @@ class PastDecision(Struct, frozen=True, gc=False):
             prediction_exact=self.exactness.prediction,
             why_inexact=self.exactness.why_not,
             session=decision.question.session,
+            portions=decision.chosen_portions,
         )
 
 

@@ -5,6 +5,8 @@ from collections import defaultdict
 
 from msgspec import Struct
 
+from router.responses import Portion
+
 
 class Candidate(Struct, frozen=True):
     name: str
@@ -35,6 +37,7 @@ class Decision(Struct, frozen=True):
     candidates: list[Candidate] = []
     prediction_exact: bool | None = None  # None: an older router
     why_inexact: str | None = None
+    portions: list[Portion] = []  # none: an older router
 
 
 class DecisionList(Struct, frozen=True):
