@@ -57,7 +57,7 @@ class Engine:
             disk_slots=config.disk_blocks if mover is not None else 0,
         )
         if mover is not None and self.pool.lower is not None:
-            self.pool.lower.restore(*mover.recover())
+            self.pool.lower.restore(mover.recover())
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
@@ -115,7 +115,13 @@ class Engine:
         priority = rank_s, self._arrivals
         prompt_tokens = len(submit.prompt) // 4
         request = Request(
-            submit.id, chain, prompt_tokens, submit.sampling, priority, matcher=matcher, sources=submit.sources
+            submit.id,
+            chain,
+            prompt_tokens,
+            submit.sampling,
+            priority,
+            matcher=matcher,
+            sources=submit.sources if self.mover else (),
         )
         try:
             self.scheduler.submit(request)

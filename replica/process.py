@@ -44,6 +44,7 @@ from replica.messages import (
 )
 from replica.neighbours.service import Neighbours
 from replica.runner import Runner
+from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
 from replica.tiers.simulated import SimulatedMover
@@ -123,7 +124,18 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: N
     if runner.memory is None:
         return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
-    return ThreadedMover(runner.memory, host, config.num_blocks, puller=neighbours)
+    disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
+    return ThreadedMover(runner.memory, host, config.num_blocks, disk, neighbours)
+
+
+def open_disk(config: EngineConfig, runner: Runner, block_bytes: int) -> DiskFile:
+    return open_disk_file(
+        Path(config.disk_kv),
+        kv_layout=kv_layout_of(config, runner),
+        block_size=config.block_size,
+        payload_bytes=block_bytes,
+        num_slots=config.disk_blocks,
+    )
 
 
 def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
@@ -134,7 +146,7 @@ def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
 
 
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
-    """Kernels count, too: on a CPU, blocks of a neighbour have the very bits that this replica would compute."""
+    """Kernels count, too: on a CPU, blocks from elsewhere have the very bits that this replica would compute."""
     from replica.model.config import read_config
     from replica.tiers.kv_layout import kv_layout
 

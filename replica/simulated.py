@@ -37,7 +37,7 @@ class SimulatedRunner(ImmediateRunner):
         self.vocab_size = 2**32  # whatever it is given
         self.attention_name = ""
         self.memory = None
-        if not set(range(*vocabulary)).difference(eos_token_ids):
+        if all(token in eos_token_ids for token in range(*vocabulary)):
             raise ValueError(f"every token of the vocabulary {vocabulary} ends the output")
 
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:

@@ -28,9 +28,19 @@ DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
+TOKENS = click.IntRange(0)
+RATE_OR_0 = FiniteRange(min=0, max=1e9)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
 SHARE = FiniteRange(min=0, max=1, max_open=True)
+
+
+# An option of a medium, the option without which it has no effect, and whether that is given.
+TIER_OPTIONS: list[tuple[str, str, Callable[[Settings], bool]]] = [
+    ("disk_tokens", "--host-tokens", lambda settings: settings.host_tokens > 0),
+    ("load_tokens_per_s", "--host-tokens", lambda settings: settings.host_tokens > 0),
+    ("disk_tokens_per_s", "--disk-tokens", lambda settings: settings.disk_tokens > 0),
+]
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -77,7 +87,12 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
     "capacity_tokens",
     click.IntRange(1),
 )
+@fleet_option("--host-tokens", "N", "Tokens of host memory behind each cache.", "host_tokens", TOKENS)
+@fleet_option("--disk-tokens", "N", "Tokens of disk behind that.", "disk_tokens", TOKENS)
 @fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
+@fleet_option("--load-rate", "R", "Tokens/s loaded from host memory.", "load_tokens_per_s", RATE)
+@fleet_option("--disk-rate", "R", "Tokens/s loaded from disk.", "disk_tokens_per_s", RATE)
+@fleet_option("--pull-rate", "R", "Tokens/s read from another replica; 0: none can be.", "pull_tokens_per_s", RATE_OR_0)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
@@ -159,13 +174,17 @@ def simulate(
     simulated. A replica prefills one request at a time, uncached tokens / R, and requests that decode hold their
     blocks for output tokens / decode rate; with --model engine it is the shipped scheduler, step by step.
 
+    With --host-tokens, blocks that leave the cache go to host memory, and come back at the load rate: before the
+    prefill, or while others compute with --model engine. With --pull-rate, replicas also read blocks from each other.
+
     The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids or
     hash_runs), or a request log (warmroute router --request-log).
 
     \b
     hits      1 - tokens computed / tokens of all prompts
     tokens    computed by the busiest replica, as a multiple of the mean; same for requests
-    busy      share of time spent on prefill
+    loaded    tokens brought from host memory, disk and other replicas / tokens of all prompts; they are hits, too
+    busy      share of time spent on computing prompts
     pooled    one cache as large as all together, one queue, N prefills at once
     ideal     the same with an unlimited cache
 
@@ -194,8 +213,11 @@ def simulate(
         raise Unusable("--no-events and --no-optimistic together leave no information; give one of them")
     if not settings.events and (settings.event_delay_s or settings.event_loss or settings.rate_error):
         raise Unusable("--event-delay, --event-loss and --rate-error have no effect with --no-events; leave them out")
+    if not settings.events and settings.pull_tokens_per_s:
+        raise Unusable("--pull-rate has no effect with --no-events: nobody knows what to read; leave it out")
     if settings.model == "engine" and settings.eviction != "lru":
         raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
+    _check_tiers(ctx, settings)
     trace = _paced(_read(path, block_tokens, coarsen, settings), settings, load, speed)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
     done = 0
@@ -216,6 +238,14 @@ def simulate(
         click.echo("\n".join([_what(trace, settings), "", *report.lines(rows)]))
     if plot_path is not None:
         report.plot(plot_path, trace, settings, rows)
+
+
+def _check_tiers(ctx: click.Context, settings: Settings) -> None:
+    for name, needed, has in TIER_OPTIONS:
+        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and not has(settings):
+            flag = next(each.opts[0] for each in ctx.command.params if each.name == name)
+            raise Unusable(f"{flag} has no effect without {needed}; give both, or leave it out")
 
 
 def _replay(
@@ -260,9 +290,19 @@ def _paced(trace: Trace, settings: Settings, load: float | None, speed: float | 
 def _what(trace: Trace, settings: Settings) -> str:
     asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
     load = asked / (settings.replicas * settings.prefill_tokens_per_s)
+    below = "".join(
+        f", {tokens:,} of {name} at {rate:,.0f} tokens/s"
+        for tokens, name, rate in (
+            (settings.host_tokens, "host memory", settings.load_tokens_per_s),
+            (settings.disk_tokens, "disk", settings.disk_tokens_per_s),
+        )
+        if tokens
+    )
+    if settings.pull_tokens_per_s:
+        below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
         f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"
-        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache and "
-        f"{settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
+        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache{below} "
+        f"and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
     )

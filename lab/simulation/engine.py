@@ -16,6 +16,7 @@ from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.messages import Output, Sampling, Submit
 from replica.simulated import SimulatedRunner
+from replica.tiers.simulated import SimulatedMover
 
 ENDLESS = 10**9
 VOCABULARY = (0, 2**20)
@@ -31,6 +32,8 @@ class EngineReplica:
             model=MODEL,
             engine="simulated",
             num_blocks=settings.capacity_blocks(block_tokens),
+            host_blocks=settings.host_tokens // block_tokens,
+            disk_blocks=settings.disk_tokens // block_tokens,
             block_size=block_tokens,
             max_model_len=ENDLESS,
             max_waiting=ENDLESS,
@@ -42,16 +45,22 @@ class EngineReplica:
                 step_overhead_s=0.0,
             ),
         )
-        self._engine = Engine(config, SimulatedRunner(config.simulated, self._clock, VOCABULARY), self._clock)
+        rates = settings.rates()
+        runner = SimulatedRunner(config.simulated, self._clock, VOCABULARY)
+        self._mover = SimulatedMover(self._clock, rates, block_tokens, observer.read) if rates else None
+        self._engine = Engine(config, runner, self._clock, self._mover)
         self.pool = self._engine.pool
         self._jobs: dict[int, Job] = {}
         self._is_stepping = False
+        self._wakes_s = -1.0  # when a load ends for which nothing else is to do
+        self._brought: dict[str, int] = {}  # tokens by medium, those that a request has been told of
         self._load = self._engine.load()
 
     def submit(self, job: Job) -> None:
         sampling = Sampling(max_tokens=max(1, job.request.output_tokens), ignore_eos=True, seed=job.number)
         priority = job.rank - self._clock.now_s()
-        refused = self._engine.submit(Submit(job.number, job.prompt.packed(), sampling, priority=priority))
+        submit = Submit(job.number, job.prompt.packed(), sampling, priority=priority, sources=list(job.sources))
+        refused = self._engine.submit(submit)
         if refused is not None:
             raise ValueError(refused.message)
         self._jobs[job.number] = job
@@ -76,7 +85,23 @@ class EngineReplica:
             self._take(output)
         self._load = self._engine.load()
         self._is_stepping = False
-        if self._engine.busy:
+        if self._engine.only_loads:
+            self._wake()
+        elif self._engine.busy:
+            self._step()
+
+    def _wake(self) -> None:
+        """Make the next step when the next load ends, unless there is something to compute before."""
+        assert self._mover is not None
+        next_s = self._mover.next_s
+        assert next_s is not None, "loads are waited for that nobody carries out"
+        if next_s != self._wakes_s:
+            self._wakes_s = next_s
+            self._agenda.at(next_s, self._woken)
+
+    def _woken(self) -> None:
+        self._wakes_s = -1.0
+        if not self._is_stepping and self._engine.busy:
             self._step()
 
     def _take(self, output: Output) -> None:
@@ -85,7 +110,13 @@ class EngineReplica:
         if not job.first_s:
             job.first_s = self._agenda.now_s
             job.uncached_tokens = job.request.input_tokens - output.cached_tokens
+            job.brought_tokens = self._newly_brought()
             self._observer.begun(job)
         if output.finish_reason is not None:
             del self._jobs[output.id]
             self._observer.ended(job)
+
+    def _newly_brought(self) -> dict[str, int]:
+        """Tokens by medium since the last call: only their sum over all requests is exact."""
+        before, self._brought = self._brought, dict(self._engine.scheduler.transfers.loaded_tokens)
+        return {medium: tokens - before.get(medium, 0) for medium, tokens in self._brought.items()}

@@ -11,10 +11,11 @@ from events.messages import KnownEvent
 from lab.simulation.agenda import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
-from lab.simulation.replica import FifoReplica, SimulatedReplica
+from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
+from replica.chain import Chain
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
@@ -118,6 +119,9 @@ class SimulatedFleet:
         for router in self.routers:
             router.heard(replica, events)
 
+    def read(self, endpoint: str, chain: Chain) -> int:
+        return readable_blocks(self.replicas[int(endpoint)].pool, chain)
+
     def begun(self, job: Job) -> None:
         self._report_soon(job.replica)
         self.routers[job.router].begun(job, self.agenda.now_s)
@@ -136,7 +140,7 @@ def simulated(
 ) -> list[Job]:
     """Run the trace; return its jobs in order of arrival. Raise ValueError if a request can never run."""
     settings.check(trace)
-    settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
+    settings = settings.up_to(settings.most_tokens(trace))
     jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))
     SimulatedFleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
     return jobs

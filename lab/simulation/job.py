@@ -2,15 +2,18 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from events.blocks import extend_keys, root_key
 from lab.trace.requests import Trace, TraceRequest
+from replica.messages import KVSource
 
 MODEL = "simulated"
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class SimulatedPrompt(Struct, frozen=True, eq=False):
@@ -58,7 +61,9 @@ class Job(Struct, eq=False):
     router: int = 0
     replica: int = 0
     rank: float = 0.0  # the waiting queue's order; lower goes first
+    sources: Sequence[KVSource] = ()  # neighbours that should have more of its prompt; the best is first
     uncached_tokens: int = 0  # as found by the replica
+    brought_tokens: Mapping[str, int] = NOTHING  # from elsewhere, by source
     first_s: float = 0.0
     is_refused: bool = False  # it waited for room in vain
     generated: list[int] = []  # by the engine itself

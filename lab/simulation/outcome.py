@@ -17,6 +17,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     token_imbalance: float  # tokens computed by the busiest replica, as a multiple of the mean
     request_imbalance: float
+    brought_rate: float = 0  # tokens brought from elsewhere / tokens of all prompts; all of them are hits
     refused: float = 0  # requests that waited for room in vain
     utilization: float  # share of prefill in the time until the last first token
 
@@ -26,6 +27,7 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     everybody, jobs = len(jobs), [job for job in jobs if not job.is_refused]
     if not jobs:
         raise ValueError(f"all {everybody:,} requests waited for room until their time-out")
+    asked = sum(job.request.input_tokens for job in jobs)
     computed = [0] * replicas
     requests = [0] * replicas
     for job in jobs:
@@ -34,7 +36,8 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     ttfts_s = sorted(job.ttft_s for job in jobs)
     span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
     return Outcome(
-        hit_rate=1 - sum(computed) / sum(job.request.input_tokens for job in jobs),
+        hit_rate=1 - sum(computed) / asked,
+        brought_rate=sum(sum(job.brought_tokens.values()) for job in jobs) / asked,
         ttft_mean_s=fmean(ttfts_s),
         ttft_p50_s=percentile(ttfts_s, 0.5),
         ttft_p90_s=percentile(ttfts_s, 0.9),

@@ -13,18 +13,20 @@ from lab.simulation.outcome import Outcome
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
-HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "tokens", "requests", "busy")
+HEAD = ("policy", "hits", "loaded", "TTFT mean", "p50", "p90", "p99", "tokens", "requests", "busy")
+LOADED = HEAD.index("loaded")  # not shown if nothing is
 SHARES = [place / 400 for place in range(401)]  # plotted
-WIDTHS = (15, 8, 11, 9, 9, 9, 9, 10, 7)
+WIDTHS = (15, 8, 9, 11, 9, 9, 9, 9, 10, 7)
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    yield _joined(HEAD)
+    hidden = None if any(row.mean.brought_rate for row in rows) else LOADED
+    yield _joined(HEAD, hidden)
     bounds = [row for row in rows if row.is_bound]
     for row in rows:
         if bounds and row is bounds[0]:
             yield ""
-        yield _joined((row.name, *_figures(row.mean, row.is_bound)))
+        yield _joined((row.name, *_figures(row.mean, row.is_bound)), hidden)
     for row in rows:
         if row.mean.refused:
             yield f"{row.name}: {row.mean.refused:,.0f} requests waited for room in vain; they are in no other figure."
@@ -33,13 +35,15 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"Each figure is the mean of {len(rows[0].runs)} runs.{_spread(rows)}"
 
 
-def _joined(cells: Sequence[str]) -> str:
-    _, *rest = (cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+def _joined(cells: Sequence[str], hidden: int | None) -> str:
+    columns = enumerate(zip(cells, WIDTHS, strict=True))
+    _, *rest = (cell.rjust(width) for column, (cell, width) in columns if column != hidden)
     return (cells[0].ljust(WIDTHS[0]) + "".join(rest)).rstrip()
 
 
 def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
     yield f"{one.hit_rate:.1%}"
+    yield f"{one.brought_rate:.1%}"
     for seconds in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s):
         yield duration(seconds)
     yield "" if is_bound else f"{one.token_imbalance:.2f}"

@@ -7,6 +7,7 @@ from events.native import Load
 from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
+from replica.messages import KVSource
 from router.placement.placement import APPROXIMATE, APPROXIMATE_TOKENS, Placed, Placement
 from router.placement.ring import Ring
 from router.placement.waiting import Waiting
@@ -35,6 +36,9 @@ class SimulatedRouter:
         size = {"block_size": block_tokens, "total_blocks": capacity_blocks}
         self._loads = [self._placement.add(name, limit=settings.replica_limit, **size) for name in names]
         self._candidates = [load.candidate for load in self._loads]
+        if settings.pull_tokens_per_s:
+            for number, load in enumerate(self._loads):
+                self._placement.offers(load, str(number), MODEL)
         self._block_size = block_tokens if settings.events else APPROXIMATE
         self._slots = {self._block_size: sum(1 << candidate.slot for candidate in self._candidates)}
         self._resolvers = [Resolver(MODEL, native=True) for _ in names]
@@ -51,6 +55,8 @@ class SimulatedRouter:
         if decision.chosen is None:
             return False
         job.replica = self._candidates.index(decision.chosen)
+        pull = question.pulls.get(decision.chosen.slot)
+        job.sources = [KVSource(one.endpoint, one.tokens) for one in pull.neighbours] if pull is not None else []
         load = self._loads[job.replica]
         placed = self._placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=True)
         self._placed[job.number] = placed

@@ -3,8 +3,12 @@
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lab.trace.requests import Trace, TraceRequest
+from replica.config import SimulatedConfig
+from replica.tiers.lower import DISK, HOST
+from replica.tiers.moves import PULLED
 from router.config import RouterConfig
 
 CONFIG = RouterConfig()
@@ -16,6 +20,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     replicas: int = 4
     capacity_tokens: int = DEFAULT_CAPACITY_TOKENS  # of each replica
     prefill_tokens_per_s: float = 8000.0
+    host_tokens: int = 0  # of host memory behind each cache
+    disk_tokens: int = 0  # behind that
+    load_tokens_per_s: float = SimulatedConfig().host_tokens_per_s  # from host memory
+    disk_tokens_per_s: float = 20_000.0  # from and to a disk
+    pull_tokens_per_s: float = 0.0  # from a neighbour's cache or host memory; 0: neighbours cannot be read
     servers: int = 1  # prefills at once in each replica
     decode_tokens_per_s: float = 40.0
     model: Literal["fifo", "engine"] = "fifo"
@@ -39,6 +48,21 @@ class Settings(Struct, frozen=True, kw_only=True):
                 f"a cache of {self.capacity_tokens:,} tokens has {blocks:,} blocks of {size}, and the longest request "
                 f"needs {-(-longest // size):,}; give it {-(-longest // size) * size:,} tokens or more"
             )
+
+    def up_to(self, tokens: int) -> "Settings":
+        """Make no medium larger than this; less memory is allocated for the same result."""
+        return replace(
+            self,
+            capacity_tokens=min(self.capacity_tokens, tokens),
+            host_tokens=min(self.host_tokens, tokens),
+            disk_tokens=min(self.disk_tokens, tokens),
+        )
+
+    def rates(self) -> dict[str, float]:
+        """Tokens per second at which a replica brings blocks, by source; those that it does not have are absent."""
+        has = {HOST: self.host_tokens, DISK: self.disk_tokens, PULLED: self.pull_tokens_per_s}
+        rates = {HOST: self.load_tokens_per_s, DISK: self.disk_tokens_per_s, PULLED: self.pull_tokens_per_s}
+        return {source: rate for source, rate in rates.items() if has[source]}
 
     def most_tokens(self, trace: Trace) -> int:
         """Tokens that all requests together could fill; a larger cache makes no difference."""

@@ -17,7 +17,9 @@ from events.messages import KnownEvent
 from replica.chain import Chain
 from replica.contents import NOT_NAMED, Contents, Origin
 from replica.names import NOBODY, Keys, Slots
-from replica.tiers.moves import Load, Record, Save, Write, Written
+from replica.tiers.moves import Load, Save, Write, Written
+from replica.tiers.record import Record
+from replica.tiers.recovery import Recovery
 from replica.tiers.tier import Tier
 
 HOST = "CPU"
@@ -55,9 +57,10 @@ class LowerTiers:
         self._erasures: list[int] = []
         self.writing = 0  # slots that wait to be written
 
-    def restore(self, recovered: Sequence[tuple[int, Record]], last_identity: int) -> None:
+    def restore(self, recovery: Recovery) -> None:
         """Name what the disk has kept of an earlier process, parents first, its slots counted from 0."""
         disk, contents = self.disk, self._contents
+        recovered = recovery.records
         if disk is None or not recovered:
             return
         keys = {record.identity: record.key for _, record in recovered}
@@ -67,13 +70,13 @@ class LowerTiers:
             contents.filled[slot] = contents.block_size
             contents.tokens[slot] = np.frombuffer(record.tokens, contents.tokens.dtype)[0]
             contents.parent_keys[slot] = keys.get(record.parent, 0)
-            if record.note is not None:
-                note = _decode_note(record.note)
+            if record.exact is not None:
+                note = _decode_note(record.exact)
                 if note.exact is not None:
                     contents.exact[slot] = note.exact
                 if note.origin is not None:
                     contents.origins[slot] = note.origin
-        contents.last_identity = last_identity
+        contents.last_identity = recovery.last_identity
         slots = np.array([slot for slot, _ in recovered], np.intp) + disk.first
         disk.name(slots, np.array([record.key for _, record in recovered], np.uint64))
         disk.refresh(slots[::-1])

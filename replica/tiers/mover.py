@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from replica.block_memory import BlockMemory
-from replica.tiers.moves import PULLED, Load, Pull, Record, Save, Transfer, Write, Written
+from replica.tiers.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
+from replica.tiers.record import Record
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
@@ -24,13 +26,6 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
-
-
-class Recovery(NamedTuple):
-    """What a disk has kept of an earlier process: slots, counted from 0, with their records, parents first."""
-
-    records: Sequence[tuple[int, Record]] = ()
-    last_identity: int = 0
 
 
 class Mover(Protocol):
@@ -137,7 +132,7 @@ class ThreadedMover:
             np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
 
     def recover(self) -> Recovery:
-        return Recovery() if self._disk is None else self._disk.recover()
+        return NOTHING if self._disk is None else self._disk.recover()
 
     def save(self, saves: Sequence[Save]) -> None:
         for block, slot in saves:

@@ -1,24 +1,39 @@
-"""A mover that moves nothing: its loads take the time that they would take."""
+"""A mover that moves nothing: its loads and writes take the time that they would take."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from replica.chain import Chain
 from replica.clock import Clock
-from replica.tiers.mover import Landed, Recovery
-from replica.tiers.moves import Save, Transfer, Write
+from replica.tiers.lower import DISK
+from replica.tiers.mover import Landed
+from replica.tiers.moves import PULLED, Pull, Save, Transfer, Write, Written
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 
 class SimulatedMover:
-    """`tokens_per_s` by medium. One load follows the other, and a saved block takes no time."""
+    """One load follows the other, as do writes; a saved or erased block takes no time.
 
-    def __init__(self, clock: Clock, tokens_per_s: Mapping[str, float], block_size: int) -> None:
+    `tokens_per_s`: by source. `read`: how many leading blocks of a chain the neighbour at an endpoint has.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        tokens_per_s: Mapping[str, float],
+        block_size: int,
+        read: Callable[[str, Chain], int] = lambda endpoint, chain: 0,  # noqa: ARG005
+    ) -> None:
         self.speeds = LoadSpeeds(clock.now_s)
         self._clock = clock
         self._tokens_per_s = tokens_per_s
         self._block_size = block_size
+        self._read = read
         self._moving: deque[tuple[float, Transfer]] = deque()
         self._ready_s = 0.0
+        self._writing: deque[tuple[float, Write]] = deque()
+        self._written_s = 0.0
 
     @property
     def next_s(self) -> float | None:
@@ -26,31 +41,44 @@ class SimulatedMover:
         return self._moving[0][0] if self._moving else None
 
     def recover(self) -> Recovery:
-        return Recovery()
+        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None: ...
 
     def write(self, writes: Sequence[Write]) -> None:
-        assert not writes, "a simulated replica has no disk"
+        self._written_s = max(self._clock.now_s(), self._written_s)
+        for write in writes:
+            self._written_s += self._block_size / self._tokens_per_s[DISK]
+            self._writing.append((self._written_s, write))
 
-    def erase(self, slots: Sequence[int]) -> None:
-        assert not slots, "a simulated replica has no disk"
+    def erase(self, slots: Sequence[int]) -> None: ...
 
     def begin(self, transfer: Transfer) -> None:
-        now_s = self._clock.now_s()
-        self._ready_s = max(now_s, self._ready_s)
+        self._ready_s = max(self._clock.now_s(), self._ready_s)
         for load in transfer.loads:
             load_s = self._block_size / self._tokens_per_s[load.medium]
             self.speeds.add(load.medium, 1, load_s)
             self._ready_s += load_s
         transfer.came = len(transfer.loads)
+        if transfer.pull is not None:
+            self._pull(transfer, transfer.pull)
         self._moving.append((self._ready_s, transfer))
+
+    def _pull(self, transfer: Transfer, pull: Pull) -> None:
+        readable = self._read(pull.endpoint, pull.chain)
+        transfer.pulled = max(0, min(readable - pull.start, len(pull.blocks)))
+        if transfer.pulled:
+            pull_s = transfer.pulled * self._block_size / self._tokens_per_s[PULLED]
+            self.speeds.add(PULLED, transfer.pulled, pull_s)
+            self._ready_s += pull_s
 
     def landed(self) -> Landed:
         now_s = self._clock.now_s()
-        ended = []
+        transfers, written = [], []
         while self._moving and self._moving[0][0] <= now_s:
-            ended.append(self._moving.popleft()[1])
-        return ended, []
+            transfers.append(self._moving.popleft()[1])
+        while self._writing and self._writing[0][0] <= now_s:
+            written.append(Written(self._writing.popleft()[1], True))
+        return transfers, written
 
     def close(self) -> None: ...

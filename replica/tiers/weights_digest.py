@@ -6,7 +6,7 @@ Digests of files are kept in the user's cache folder. An entry that is lost, tor
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -40,7 +40,7 @@ class FileDigest(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 _decode_cache = msgspec.json.Decoder(dict[str, FileDigest]).decode
 
 
-def weights_digest(folder: Path) -> str:
+def weights_digest(folder: Path, clock_ns: Callable[[], int] = time.time_ns) -> str:
     """Digest the files of the weights and their names. OSError or ValueError for what cannot be read."""
     names = _weight_files(folder)
     cache = _cache_file(folder)
@@ -50,7 +50,7 @@ def weights_digest(folder: Path) -> str:
     }
     if missing := [name for name in names if name not in digests]:
         digests |= dict(zip(missing, _compute(folder, missing), strict=True))
-        _write_cache(cache, {name: digest for name, digest in digests.items() if _is_settled(digest)})
+        _write_cache(cache, {name: digest for name, digest in digests.items() if _is_settled(digest, clock_ns())})
     return xxh3_128_hexdigest(msgspec.json.encode([(name, digests[name].digest) for name in names]))
 
 
@@ -93,7 +93,7 @@ def _digest_piece(file: Path, start: int) -> bytes:
     digest, stop = xxh3_128(), start + PIECE_BYTES
     buffer = memoryview(bytearray(READ_BYTES))
     with file.open("rb", buffering=0) as opened:
-        while start < stop and (count := os.preadv(opened.fileno(), [buffer], start)):
+        while count := os.preadv(opened.fileno(), [buffer[: stop - start]], start):
             digest.update(buffer[:count])
             start += count
     return digest.digest()
@@ -104,9 +104,9 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
 
 
-def _is_settled(digest: FileDigest) -> bool:
+def _is_settled(digest: FileDigest, now_ns: int) -> bool:
     _, modified_ns, changed_ns, *_ = digest.stamp
-    return max(modified_ns, changed_ns) < time.time_ns() - SETTLED_NS
+    return max(modified_ns, changed_ns) < now_ns - SETTLED_NS
 
 
 # ---- remember

@@ -62,7 +62,7 @@ async def explained(
     chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
     exact = Exactness(prompt.exact, why_not="no replica takes it now")
     if chosen is not None:
-        predicted = router.placement.predict(prompt, chosen.candidate, chosen.block_size, matches)
+        predicted = router.placement.predict(prompt, decision, chosen.block_size, matches)
         exact = exactness(prompt, predicted, router.doubt(chosen))
     verdicts = [
         _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)

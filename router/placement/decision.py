@@ -95,6 +95,13 @@ class Decision(Struct, eq=False):
         pull = None if self.chosen is None else self.question.pulls.get(self.chosen.slot)
         return () if pull is None else pull.neighbours
 
+    def own_sources(self) -> set[str]:
+        """The sources below its GPU from which the chosen replica would bring tokens."""
+        if self.chosen is None or not self.question.below:
+            return set()
+        rate = self.rates[self.candidates.index(self.chosen)]
+        return {source for _, source, _ in brought(self.question, self.chosen, rate, None)}
+
     def portions_of(self, index: int) -> tuple[Portion, ...]:
         """The prompt's tokens at this candidate by source: in GPU memory, brought from elsewhere, computed."""
         question, candidate, rate = self.question, self.candidates[index], self.rates[index]

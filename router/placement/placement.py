@@ -65,6 +65,7 @@ class Prediction(Struct, frozen=True, gc=False):
     sure: bool  # it rests on events alone, and on blocks that need not be brought
     alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
     pulls: bool = False  # the replica may read more from neighbours
+    brought_blocks: int = 0  # of the claimed ones: they may not come in time
 
 
 class Placed(Struct, eq=False, gc=False):
@@ -226,20 +227,26 @@ class Placement:
 
     @staticmethod
     def predict(
-        prompt: Prompt, chosen: Candidate, block_size: int, matches: Mapping[int, Matches], *, pulls: bool = False
+        prompt: Prompt, decision: Decision, block_size: int, matches: Mapping[int, Matches]
     ) -> Prediction | None:
         """Predict the hit at the chosen replica; None: only guessed.
 
-        `pulls`: it may read more from neighbours, which nobody claims, as it may not come in time.
+        Nobody claims what it may read from neighbours, or what it would rather compute than bring.
         """
-        if block_size == APPROXIMATE or not prompt.exact:
+        chosen = decision.chosen
+        if chosen is None or block_size == APPROXIMATE or not prompt.exact:
             return None
         found, slot = matches[block_size], chosen.slot
         most = (prompt.tokens - 1) // block_size  # the last token is always computed
-        blocks, gpu, sure = (min(held.get(slot, 0), most) for held in (found.lower, found.gpu, found.sure))
+        levels = [level for source, level in found.below if source in decision.own_sources()]
+        held = (found.lower, found.gpu, found.sure, *levels)
+        lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
+        blocks = max(gpu, *reached, 0)
         # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
         claimed = blocks if blocks > gpu else sure
-        return Prediction(block_size, blocks, claimed, blocks == sure and not pulls, not chosen.in_flight, pulls)
+        pulls = bool(decision.neighbours)
+        is_sure, alone = lower == blocks == sure and not pulls, not chosen.in_flight
+        return Prediction(block_size, blocks, claimed, is_sure, alone, pulls, claimed - sure)
 
     # ---- a request at a replica
 

@@ -103,7 +103,7 @@ class Generation(PromptedRequest):
                 return False
             if member.native:
                 body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
-                envelope = response.envelope(decision.priority_s(self.router.now_s()))
+                envelope = response.envelope(decision.priority_s(self.router.now_s()), decision.neighbours)
             else:
                 body, path = response.foreign_body(member)
                 dropped, types = TO_FOREIGN if response.continuation is None else TO_READ, FOREIGN_TYPE

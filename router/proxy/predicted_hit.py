@@ -44,7 +44,7 @@ class PredictedHit(Struct, eq=False):
             member = self.member = router.members.by_name[decision.chosen.name]
             self.prediction = self.predicted_at = None
             if is_looked_up:
-                self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+                self.prediction = router.placement.predict(prompt, decision, member.block_size, matches)
                 self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)
         return decision

@@ -36,6 +36,7 @@ class Exactness(Struct, frozen=True, gc=False):
 ALL_EXACT = Exactness(True, True, True)
 UNSURE = "it rests on prompts just sent there that no event has confirmed"
 LOWER = "it counts on lower media, from which the replica may load less"
+PULLED = "the replica may read more from a neighbour, if that comes in time"
 UNPREDICTED = "no hit is predicted: engines compute a prompt to score it, or its form is not verified there"
 
 
@@ -53,6 +54,8 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
 
 
 def _why_unsure(prediction: Prediction) -> str:
+    if prediction.pulls:
+        return PULLED
     return LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
 
 
