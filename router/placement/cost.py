@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from router.placement.ages import CacheAges
 from router.placement.queue_positions import QueuePositions
+from router.placement.roles import Half, Role
 
 COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
 LOWER_PRICE = 0.2  # of a token fetched from a lower medium (host memory, disk), as a share of computing it
@@ -26,7 +27,7 @@ NOTHING: Mapping[int, float] = MappingProxyType({})
 NONE_TRIED: frozenset[str] = frozenset()
 
 # Why a replica cannot take a request, from the longest lasting reason to the shortest.
-Obstacle: TypeAlias = Literal["too_long", "unavailable", "tried", "full"]
+Obstacle: TypeAlias = Literal["role", "too_long", "unavailable", "tried", "full"]
 
 
 class Candidate(Struct, eq=False):
@@ -50,6 +51,7 @@ class Candidate(Struct, eq=False):
     queue_positions: QueuePositions = field(default_factory=QueuePositions)
     ages: CacheAges | None = None  # None: its cache is not tracked
     is_crowded: bool = False  # our requests wait for their turn there, or its cache fills up
+    role: Role | None = None
 
 
 class Question(Struct, eq=False):
@@ -66,6 +68,8 @@ class Question(Struct, eq=False):
     now_s: float = 0.0
     came_s: float | None = None  # None: now
     awaited: Mapping[int, float] = NOTHING  # the part of `matched` that is still on its way there
+    half: Half = "decode"  # of a generation, to be placed
+    is_fetched: bool = False  # its KV was computed elsewhere, and is fetched from there
 
 
 def weigh(

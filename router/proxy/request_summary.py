@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision
+from router.placement.elsewhere import Split
 from router.placement.placement import APPROXIMATE, Prediction
 from router.prompts.prompt import is_billed
 
@@ -36,7 +37,10 @@ class Exactness(Struct, frozen=True, gc=False):
 ALL_EXACT = Exactness(True, True, True)
 UNSURE = "it rests on prompts just sent there that no event has confirmed"
 LOWER = "it counts on lower media, from which the replica may load less"
-UNPREDICTED = "no hit is predicted: engines compute a prompt to score it, or its form is not verified there"
+UNPREDICTED = (
+    "no hit is predicted: engines compute a prompt to score it, its form is not verified there, or its KV was fetched "
+    "from another replica"
+)
 
 
 def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str | None) -> Exactness:
@@ -79,6 +83,20 @@ class GenerationSummary(Struct, eq=False, gc=False):
         return self.prediction is not None and self.reported_tokens is not None and self.prompt.choices == 1
 
 
+# How the first half at another replica ended: its KV was handed over; the replica refused, was lost or took too long;
+# its answer had no parameters; its KV could not be read; the client left.
+PrefillOutcome: TypeAlias = Literal["handed", "refused", "lost", "late", "nothing", "unread", "left"]
+
+
+class PrefillSummary(Struct, eq=False, gc=False):
+    """The choice where a prompt was computed, and the half at another replica if that was chosen."""
+
+    split: Split
+    outcome: PrefillOutcome | None  # None: nothing was sent elsewhere
+    duration_s: float
+    generation: GenerationSummary | None  # its hit at the prefill replica
+
+
 class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     exchange: "Exchange"
     admitted: "Admitted"
@@ -93,6 +111,7 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     model: "ServedModel | None" = None
     generation: GenerationSummary | None = None
     attempts: "Sequence[Attempt]" = ()
+    prefill: PrefillSummary | None = None
     notes: "Notes | None" = None  # for the request log
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
 
