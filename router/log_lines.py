@@ -6,6 +6,8 @@ Fields that end in `at_s`, and the times of reports, are read from the router's 
 
 from msgspec import Raw, Struct, field
 
+from router.placement.roles import Half, Role
+
 USUAL_TTL_S = 30.0
 USUAL_LIMIT = 512
 NO_BODY = Raw()  # msgspec leaves out a default by its identity
@@ -46,6 +48,7 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     report: Report | None = None  # the last that had come
     lost_tokens: float = 0  # that it would have driven out of the cache, to be computed again
     trust: float = 1  # what its claims of cached tokens were multiplied by
+    role: Role | None = None
 
 
 class Decided(Struct, omit_defaults=True):
@@ -58,6 +61,8 @@ class Decided(Struct, omit_defaults=True):
     tried: list[str] = []
     candidates: list[Weighed] = []
     came_s: float | None = None  # all of its body; its place in a replica's queue counts from then
+    half: Half = "decode"  # that was placed; "prefill": to compute its prompt for another replica
+    is_fetched: bool = False  # its KV had been computed elsewhere
 
 
 class Sending(Struct, omit_defaults=True):
@@ -75,6 +80,18 @@ class Sending(Struct, omit_defaults=True):
     fault: str | None = None
     priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
     awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
+    fetched_tokens: int = 0  # whose KV came from another replica
+
+
+class Prefilled(Struct, omit_defaults=True):
+    """The half of a request at a replica that computed its prompt for another one."""
+
+    replica: str
+    outcome: str
+    duration_s: float = 0
+    gain_s: float = 0  # estimated
+    predicted_tokens: int | None = None
+    cached_tokens: int | None = None  # as that replica reported
 
 
 class LogLine(Struct, kw_only=True, omit_defaults=True):
@@ -104,6 +121,7 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     index_exact: bool = True  # False: the chosen replica's cache was not known completely
     prediction_exact: bool = True  # False: `predicted_tokens` may differ from what is found
     predicted_tokens: int | None = None  # cached at the replica; None: only guessed
+    prefill: Prefilled | None = None  # None: its prompt was computed where its answer was generated
 
     @property
     def body(self) -> Raw | None:

@@ -144,7 +144,7 @@ class Twin:
         candidate, load = self.candidate, self.load
         candidate.unavailable, candidate.may_try_anyway = weighed.unavailable, weighed.may_try_anyway
         candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
-        candidate.max_model_len = weighed.max_model_len
+        candidate.max_model_len, candidate.role = weighed.max_model_len, weighed.role
         self._placement.trust(candidate.slot, weighed.trust)
         self.ages.logged_tokens = weighed.lost_tokens
         if (load.block_size, load.total_blocks) != (weighed.cache_block_tokens, weighed.cache_blocks):

@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Report, Weighed
 from router.placement.cost import Question
 from router.placement.decision import Decision
+from router.placement.elsewhere import fetch
 from router.placement.placement import APPROXIMATE, Placed, Placement
 from router.placement.ring import Ring
 
@@ -105,6 +106,7 @@ class World:
             one.priority_s,
             line.blocks if has_blocks else [],
             one.awaited_s if has_blocks and line.blocks else 0.0,
+            fetched_tokens=one.fetched_tokens,
         )
 
     # ---- decisions
@@ -130,6 +132,7 @@ class World:
             session=line.session,
             tried=frozenset(decided.tried),
             came_s=decided.came_s,
+            half=decided.half,
         )
         question.turn = decided.turn
         matched, lower = dict(question.matched), dict(question.lower)
@@ -139,6 +142,8 @@ class World:
                 matched[slot] = one.matched_tokens
                 lower[slot] = one.matched_tokens if one.lower_tokens is None else one.lower_tokens
         question.matched, question.lower = matched, matched if lower == matched else lower
+        if decided.is_fetched:
+            fetch(question, [self.twins[one.name].candidate for one in decided.candidates])
         return question
 
     def _is_matched(self, line: LogLine, one: Weighed) -> bool:

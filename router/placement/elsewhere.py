@@ -58,6 +58,11 @@ class Split(Struct, frozen=True):
     transfer_s: float = 0.0  # part of `there_s`
 
     @property
+    def replica(self) -> str | None:
+        """The replica that would compute the prompt, if there is one."""
+        return None if self.prefill is None or self.prefill.chosen is None else self.prefill.chosen.name
+
+    @property
     def gain_s(self) -> float:
         return self.here_s + self.here_harm_s - self.there_s - self.there_harm_s
 

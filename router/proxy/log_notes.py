@@ -44,6 +44,8 @@ class Notes:
                     for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
                 ],
                 question.came_s,
+                question.half,
+                question.is_fetched,
             )
         )
 
@@ -85,4 +87,5 @@ def _weighed(
         member.report,
         lost_tokens or 0.0,
         member.trust,
+        candidate.role,
     )

@@ -174,6 +174,42 @@ class Considered(Struct, frozen=True):
     cost_s: float | None  # None: it could not take the request
 
 
+class PrefillRecord(Struct, frozen=True, gc=False):
+    """Where the prompt was computed: at the chosen replica, or at another one that handed its KV over."""
+
+    elsewhere: bool
+    why: str
+    replica: str | None  # that was to compute it; None: no other was looked for
+    outcome: PrefillOutcome | None
+    here_s: float
+    here_harm_s: float
+    there_s: float
+    there_harm_s: float
+    transfer_s: float
+    duration_s: float
+    predicted_cached_tokens: int | None
+    reported_cached_tokens: int | None
+
+
+def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
+    found, half = prefill.split, prefill.generation
+    predicted = None if half is None else half.prediction
+    return PrefillRecord(
+        found.elsewhere,
+        found.why,
+        found.replica,
+        prefill.outcome,
+        round(found.here_s, 6),
+        round(found.here_harm_s, 6),
+        round(found.there_s, 6),
+        round(found.there_harm_s, 6),
+        round(found.transfer_s, 6),
+        round(prefill.duration_s, 6),
+        None if predicted is None else predicted.blocks * predicted.block_size,
+        None if half is None else half.reported_tokens,
+    )
+
+
 class DecisionRecord(Struct, frozen=True):
     """A decision in the answer of /decisions, without a word of the prompt."""
 
@@ -200,6 +236,7 @@ class DecisionRecord(Struct, frozen=True):
     prediction_exact: bool
     why_inexact: str | None
     session: str | None = None
+    prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -221,6 +258,7 @@ class PastDecision(Struct, frozen=True, gc=False):
     resumes: int
     status: int
     why: str
+    prefill: PrefillRecord | None = None
 
     def record(self) -> DecisionRecord:
         decision = self.decision
@@ -252,6 +290,7 @@ class PastDecision(Struct, frozen=True, gc=False):
             prediction_exact=self.exactness.prediction,
             why_inexact=self.exactness.why_not,
             session=decision.question.session,
+            prefill=self.prefill,
         )
 
 
@@ -275,4 +314,5 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         summary.resumes,
         summary.exchange.status,
         summary.why,
+        None if summary.prefill is None else prefill_record(summary.prefill),
     )

@@ -12,6 +12,15 @@ class Candidate(Struct, frozen=True):
     cost_s: float | None = None  # None: not eligible
 
 
+class Prefill(Struct, frozen=True):
+    """The half of a request at a replica that computed its prompt for another one."""
+
+    replica: str | None = None
+    outcome: str | None = None
+    why: str = ""
+    duration_s: float = 0.0
+
+
 class Decision(Struct, frozen=True):
     """A decision in GET /decisions."""
 
@@ -35,6 +44,7 @@ class Decision(Struct, frozen=True):
     candidates: list[Candidate] = []
     prediction_exact: bool | None = None  # None: an older router
     why_inexact: str | None = None
+    prefill: Prefill | None = None
 
 
 class DecisionList(Struct, frozen=True):
