@@ -35,16 +35,17 @@ _ASK = (
 )
 
 
+_NEUTRAL = {"use_beam_search": False, "echo": False, "background": False}  # beside null
+
+
 class _Asked(Struct):
     """Fields of requests with several prompts or answers, or of which one replica needs all."""
 
-    n: Any = None
-    best_of: Any = None
     use_beam_search: Any = None
     echo: Any = None
+    background: Any = None
     prompt_logprobs: Any = None
     prompt_embeds: Any = None
-    background: Any = None
     previous_response_id: Any = None
     kv_transfer_params: Any = None  # the client's own, where they are passed on
 
@@ -84,12 +85,10 @@ def why_whole(api: str, prompt: Prompt, body: bytes | bytearray) -> str | None:
         asked = _decode_asked(body)
     except UNREADABLE:
         return "its body cannot be read"
-    name = next((name for name in _Asked.__struct_fields__ if not _is_neutral(getattr(asked, name))), None)
+    name = next(
+        (name for name in _Asked.__struct_fields__ if getattr(asked, name) not in (None, _NEUTRAL.get(name))), None
+    )
     return None if name is None else f"{name} needs all of it at one replica"
-
-
-def _is_neutral(value: Any) -> bool:
-    return value is None or value is False or (value == 1 and value is not True)
 
 
 def prefill_body(api: str, body: bytes) -> bytes:
