@@ -204,9 +204,19 @@ class Router:
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
-        """Record that the replica has begun a successful response."""
+        """Record that the replica has begun a successful response.
+
+        Ours begin with the first token. Other engines send the head of a stream before they have computed its prompt.
+        """
+        attempt.member.health.success(self.now_s())
+        if attempt.takes_frames or not attempt.placed.streams:
+            self.computed(attempt)
+
+    def computed(self, attempt: Attempt) -> None:
+        """Record that a part of the response has come, and so that its prompt is computed."""
+        if attempt.begun_s:
+            return
         now_s = self.now_s()
-        attempt.member.health.success(now_s)
         attempt.begun_s, attempt.begun_order = now_s, next(self.order)
         self.placement.begun(attempt.placed, now_s)
 

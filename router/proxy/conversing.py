@@ -11,6 +11,7 @@ from msgspec import Struct
 from api.errors import ApiError, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.requests import REFERENCE, response_of
+from router.members.broken import Broken
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
@@ -241,6 +242,8 @@ class Conversing(Forwarding):
             Forwarding._start(self, attempt)
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if body:
+            self.router.computed(attempt)
         if self._beginning is not None:
             held = self._beginning.feed(body, complete)
             if held is None:
@@ -260,6 +263,14 @@ class Conversing(Forwarding):
         if self.notes is not None:
             self.notes.read(body)
         Forwarding.take(self, attempt, body, complete)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        """Compute the prompt there after all, if the stream broke off before a token: vLLM says no more of a failure."""
+        if self._beginning is not None and not broken.refused:
+            self._beginning = None
+            self._compute_here(attempt)
+        else:
+            Forwarding.failed(self, attempt, broken)
 
     def _look_for_id(self, attempt: Attempt, body: bytes) -> None:
         head = (self._head or b"") + body[:HEAD_BYTES]

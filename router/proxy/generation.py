@@ -148,6 +148,8 @@ class Generation(PromptedRequest):
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         exchange = self.exchange
+        if body:
+            self.router.computed(attempt)
         if self._beginning is not None:
             held = self._begin_fetched(attempt, self._beginning, body, complete)
             if held is None:

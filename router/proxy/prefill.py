@@ -162,6 +162,7 @@ class Prefill(Owner):
         self.router.answered(attempt)
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        self.router.computed(attempt)
         self._answer += body
         if len(self._answer) > MOST_ANSWER_BYTES:
             attempt.cancel()

@@ -1,7 +1,5 @@
 """Fields that clients may not set: they name hosts that an engine connects to, and blocks that it reads there."""
 
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
@@ -9,7 +7,6 @@ from api.errors import invalid
 from router.prompts.prompt import UNREADABLE
 
 WITHHELD = ("kv_transfer_params", "ec_transfer_params")
-EXTRA = "vllm_xargs"  # an object whose fields vLLM takes for its own
 _MARKS = (b"_transfer_params", b"\\u00")  # or they are spelled with escapes
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -26,15 +23,11 @@ def without_withheld(body: bytes) -> bytes:
         return body
     try:
         fields = _decode_fields(body)
-        extra = _decode_fields(fields[EXTRA]) if EXTRA in fields and fields[EXTRA] != b"null" else {}
     except UNREADABLE as error:
         if not bytes(body[:64]).lstrip().startswith(b"{"):
             return body  # no engine reads fields in it
         why = f"it cannot be read ({error}), and seems to set {WITHHELD[0]}, which only the router may"
         raise invalid(f"the body is refused: {why}") from None
-    if not any(name in found for name in WITHHELD for found in (fields, extra)):
+    if fields.keys().isdisjoint(WITHHELD):
         return body
-    kept: dict[str, Any] = {name: value for name, value in fields.items() if name not in WITHHELD}
-    if EXTRA in kept:
-        kept[EXTRA] = {name: value for name, value in extra.items() if name not in WITHHELD}
-    return msgspec.json.encode(kept)
+    return msgspec.json.encode({name: value for name, value in fields.items() if name not in WITHHELD})

@@ -114,8 +114,10 @@ class Engine(Scripted):
         else:
             if call.path == "/v1/chat/completions":
                 call.chunk(event('{"choices":[{"index":0,"delta":{"role":"assistant"}}]}'))
-            if call.path == RESPONSES.path:
+            if call.path == RESPONSES.path:  # where vLLM only breaks off
                 call.chunk(b"event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n")
+                call.drop()
+                return
             call.chunk(event(json.dumps(error)))
         call.chunk(event("[DONE]"))
         call.end()

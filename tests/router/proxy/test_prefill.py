@@ -72,7 +72,7 @@ def said(answer: Answer) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 async def test_both_halves_of_every_api(path: str, stream: bool) -> None:
-    more = {"stream_options": {"include_usage": True}} if stream and path in PATHS[:2] else {}
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream and path in PATHS[:2] else {}
     if path in PATHS[:2]:
         more["min_tokens"] = 4
     if path == "/v1/messages":
