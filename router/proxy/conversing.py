@@ -265,7 +265,7 @@ class Conversing(Forwarding):
         Forwarding.take(self, attempt, body, complete)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Compute the prompt there after all, if the stream broke off before a token: vLLM says no more of a failure."""
+        """Compute the prompt there after all, if the stream broke off before a token: KV could not be read."""
         if self._beginning is not None and not broken.refused:
             self._beginning = None
             self._compute_here(attempt)

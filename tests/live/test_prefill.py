@@ -1,4 +1,4 @@
-"""Prompts computed at one real vLLM for another one: NixlConnector's protocol through a router, and a kill in the middle.
+"""Prompts computed at one real vLLM for another one: NixlConnector's protocol, and a kill in the middle.
 
 API server, scheduler and connector are vLLM's; only the workers are not, so no KV moves (`runner/handovers.py`).
 """

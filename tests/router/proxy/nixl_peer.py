@@ -56,7 +56,8 @@ class Engine(Scripted):
         params = body.get("kv_transfer_params") or {}
         handed = self.hold(call, body) if params.get("do_remote_decode") else None
         if params.get("do_remote_prefill") and not self.has_read(params, body):
-            return self.fails(call, body)
+            self.fails(call, body)
+            return None
         self.answers(call, body, handed)
         return None
 
