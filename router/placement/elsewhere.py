@@ -1,4 +1,4 @@
-"""Whether a prompt is computed where its answer is generated, or at another replica that hands its KV over. Pure.
+"""The choice to compute a prompt where its answer is generated, or at another replica that hands its KV over. Pure.
 
     here  = queue + prompt                          and every answer generated there waits for the prompt
     there = queue + prompt + transfer + OVERHEAD_S  and every answer generated there, where that replica does both

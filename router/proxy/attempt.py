@@ -15,6 +15,7 @@ from router.members.broken import Broken
 from router.members.upstream import Header, Sending
 from router.placement.cost import INFINITE
 from router.placement.placement import Placed
+from router.placement.roles import Half
 from router.proxy.headers import value_of
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Attempt(Struct, eq=False):
     cached_tokens: int | None = None
     token_ids: dict[int, list[bytes]] = {}  # by choice, packed
     sending: Sending | None = None
+    half: Half = "decode"
     within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
     _frames: FrameReader | None = None
     _ids: int = 0  # token ids in its frames

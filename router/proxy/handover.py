@@ -61,7 +61,7 @@ class _Answer(Struct):
 
 
 class Handed(Struct, frozen=True):
-    """What a prefill replica holds for one reader."""
+    """Parameters of KV that a prefill replica holds for one reader."""
 
     params: bytes  # as it wrote them
     until_s: float  # may they be sent to the reader

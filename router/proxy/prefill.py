@@ -143,7 +143,7 @@ class Prefill(Owner):
 
     def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes, trace: Any) -> Attempt:
         attempt = self._attempt = self.router.sent(self, member, decision, prompt, True)
-        attempt.takes_frames = False
+        attempt.takes_frames, attempt.half = False, "prefill"
         attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
         self._prefills += 1
         self.outcome = None

@@ -23,7 +23,6 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from router.members.upstream import Header
 from router.proxy.attempt import Attempt
 from router.proxy.headers import value_of
-from router.proxy.prefill import Prefill
 from router.proxy.request_summary import GenerationSummary, RequestSummary
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
@@ -206,7 +205,7 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
     }
     if attempt.status:
         attributes["http.response.status_code"] = attempt.status
-    if isinstance(attempt.owner, Prefill):
+    if attempt.half == "prefill":
         attributes["warmroute.half"] = "prefill"
     if attempt.framed:  # else they were not counted
         tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)

@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def last(self) -> Any:
-        """What the last decision tells of the first half."""
+        """The last decision's record of the first half."""
         return self.running.router.decisions[-1].record().prefill
 
     async def outcome(self) -> str | None:
