@@ -143,7 +143,7 @@ class Router:
         """
         slots = model.slots if prompt.exact else model.all_slots
         question, matches = self.placement.question(
-            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s
+            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s, counts=not fetches
         )
         if fetches:
             fetch(question, model.candidates)

@@ -155,8 +155,12 @@ class Placement:
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
         half: Half = "decode",
+        counts: bool = True,
     ) -> tuple[Question, dict[int, Matches]]:
-        """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size."""
+        """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size.
+
+        `counts`: it is a turn of round-robin, as only one question of each request should be.
+        """
         matched: dict[int, float] = {}
         lower: dict[int, float] = matched  # a copy as soon as the two differ
         awaited: dict[int, float] | None = None
@@ -180,7 +184,7 @@ class Placement:
                         awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
         if self.doubted:
             self._discount(matched, lower, {} if awaited is None else awaited)
-        self._questions += 1
+        self._questions += counts
         question = Question(
             tokens=prompt.tokens,
             matched=matched,

@@ -11,6 +11,7 @@ from msgspec import Struct
 from api.errors import ApiError, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.requests import REFERENCE, response_of
+from api.sse import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
@@ -23,6 +24,7 @@ from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
 from router.proxy.handover import Beginning
+from router.proxy.headers import value_of
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
@@ -192,7 +194,7 @@ class Conversing(Forwarding):
             self.came_s,
             is_looked_up=is_looked_up,
             only=only,
-            fetches=self._fetches,
+            source=self._source,
         )
         if router.request_log is not None:
             self.notes = self.notes or Notes()
@@ -236,7 +238,8 @@ class Conversing(Forwarding):
 
     def _start(self, attempt: Attempt) -> None:
         """Start the answer; one whose KV is fetched may turn out to be an error, so it starts with its first token."""
-        if attempt.status < 400 and self._streams and attempt.placed.fetched_tokens:
+        streams = (value_of(attempt.headers, b"content-type") or b"").startswith(CONTENT_TYPE.encode())
+        if attempt.status < 400 and streams and attempt.placed.fetched_tokens:
             self._beginning = Beginning(self.api)
         else:
             Forwarding._start(self, attempt)

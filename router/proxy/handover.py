@@ -16,9 +16,10 @@ from msgspec import Raw, Struct
 
 from api.generation_apis import APIS
 from router.prompts.prompt import UNREADABLE, Prompt
-from router.prompts.reading.client import LONG_BODY_BYTES
 
 HANDS_OVER = frozenset({"vllm"})  # engines whose replicas exchange KV; both halves are of the same one
+MOST_BODY_BYTES = 2 * 1024 * 1024  # half a million tokens; it is parsed once more, within milliseconds
+MOST_NESTED = 16 * 1024  # lists and objects
 HELD_S = 20.0  # how long parameters are used: vLLM's lease less the time to reach the reader
 MOST_ANSWER_BYTES = 8 * 1024 * 1024  # of a prefill replica: it names every block, of each KV-cache group
 
@@ -77,8 +78,8 @@ def why_whole(api: str, prompt: Prompt, body: bytes | bytearray) -> str | None:
     """The reason why one replica has to take both halves of this request; None if two may."""
     if api not in APIS:
         return f"requests of {api} have several prompts"
-    if len(body) > LONG_BODY_BYTES:
-        return f"its body has {len(body):,} bytes, too many to be sent twice"
+    if len(body) > MOST_BODY_BYTES or body.count(b"[") + body.count(b"{") > MOST_NESTED:
+        return "its body takes long to be read again"
     if prompt.choices != 1 or len(prompt.packed) > 1:
         return "it has several prompts or choices"
     try:

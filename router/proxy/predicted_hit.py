@@ -47,11 +47,17 @@ class PredictedHit(Struct, eq=False):
         *,
         is_looked_up: bool,
         only: Member | None = None,
-        fetches: bool = False,
+        source: Member | None = None,
     ) -> Decision:
-        """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one."""
+        """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one.
+
+        `source`: the replica that holds the prompt's KV for another one.
+        """
         started = perf_counter()
-        decision, matches = router.decide(model, prompt, session, tried, came_s, only=only, fetches=fetches)
+        away = tried if source is None else tried | source.server.names
+        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, fetches=source is not None)
+        if decision.chosen is None and source is not None:  # it may generate the answer itself
+            decision, matches = router.decide(model, prompt, session, tried, came_s, only=only)
         router.counts.decision_s.observe(perf_counter() - started)
         if decision.chosen is not None:
             member = self.member = router.members.by_name[decision.chosen.name]

@@ -73,6 +73,7 @@ def split_of(
         tried=decode.question.tried | excluded,
         came_s=came_s,
         half="prefill",
+        counts=False,
     )
     prefill = placement.decide(question, model.candidates, policy="cost")
     return split(mode, decode, prefill, placement.transfers), matches
@@ -142,9 +143,11 @@ class Prefill(Owner):
         self._prompt = prompt
 
     def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes, trace: Any) -> Attempt:
+        speed = member.candidate.prefill_tokens_per_s
         attempt = self._attempt = self.router.sent(self, member, decision, prompt, True)
         attempt.takes_frames, attempt.half = False, "prefill"
-        attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
+        if speed:  # else the estimate is a guess
+            attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
         self._prefills += 1
         self.outcome = None
         self._answer.clear()
@@ -232,11 +235,11 @@ class Prefill(Owner):
     # ---- the second half
 
     @property
-    def is_held(self) -> bool:
-        """True if the prompt's KV is held for a replica that generates."""
+    def source(self) -> Member | None:
+        """The replica that holds the prompt's KV for one that generates; None: nothing is held."""
         if self._handed is not None and self.router.now_s() >= self._handed.until_s:
             self._handed, self._is_given_up = None, True  # it waited too long for room
-        return self._handed is not None
+        return None if self._handed is None else self.hit.member
 
     def hand_over(self, body: bytes) -> bytes:
         """The body for the replica that generates; what it names is read once, so it is not sent again."""

@@ -146,7 +146,7 @@ class PromptedRequest(Request):
             self.tried,
             self.came_s,
             is_looked_up=is_looked_up,
-            fetches=self._fetches,
+            source=self._source,
         )
         if self.notes is not None:
             self.notes.decided(next(router.order), decision, model.members, router.feeds)

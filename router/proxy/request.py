@@ -184,7 +184,7 @@ class Request(Owner):
 
     def _broke(self, attempt: Attempt, broken: Broken) -> None:
         self._end_attempt(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
-        if broken.refused and self.prefill is not None:
+        if broken.refused and attempt.placed.fetched_tokens and self.prefill is not None:
             self.prefill.give_back()
 
     # ---- fields that only the router may set
@@ -201,9 +201,9 @@ class Request(Owner):
     # ---- a prompt that is computed elsewhere
 
     @property
-    def _fetches(self) -> bool:
-        """True if the KV of its prompt is held for the replica that will generate."""
-        return self.prefill is not None and self.prefill.is_held
+    def _source(self) -> "Member | None":
+        """The replica that holds the KV of its prompt for the one that will generate; None: nothing is held."""
+        return None if self.prefill is None else self.prefill.source
 
     def _with_kv(self, member: "Member", decision: Decision, body: bytes) -> bytes:
         """The body for this replica, with the parameters to fetch the prompt's KV if it can do so."""

@@ -49,8 +49,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     folder = tmp_path_factory.mktemp("live")
     (folder / "held").mkdir()
     with ExitStack() as stack:
-        engines = [engine(folder, kind) for kind in ("kv_producer", "kv_consumer")]  # both start at once
-        first, second = [stack.enter_context(ready(one)) for one in engines]
+        # One after the other: at once, both may take too long on a busy machine.
+        first, second = (stack.enter_context(ready(engine(folder, kind))) for kind in ("kv_producer", "kv_consumer"))
         options = [
             option
             for one, role in ((first, "prefill"), (second, "decode"))

@@ -107,7 +107,8 @@ async def test_both_halves_have_the_keys_salt() -> None:
         {"prompt_logprobs": 1},
         {"echo": True},
         {"use_beam_search": True},
-        {"stream": False, "messages": [{"role": "user", "content": "x" * 300_000}]},
+        {"stream": False, "messages": [{"role": "user", "content": "x" * 2_100_000}]},
+        {"tools": [{}] * 20_000},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -184,6 +185,7 @@ async def test_a_prefill_replica_that_says_nothing(monkeypatch: pytest.MonkeyPat
 
     async with pair() as two:
         two.prefill.handler = waits
+        two.running.member("e0").candidate.prefill_tokens_per_s = 1000.0
         assert said(await two.ask()) == "e1"
         assert await two.outcome() == "late"
 
@@ -240,6 +242,46 @@ async def test_parameters_that_reached_a_replica_are_never_sent_again(ends: Any)
         assert said(await two.ask()) in ("e1", "e2")
         ids = [params["remote_request_id"] for params in sent if params]
         assert len(ids) == len(set(ids)) == len(two.prefill.calls) == 2, "the prompt, still cached, is computed again"
+
+
+async def test_a_plain_attempt_that_reaches_nobody_brings_no_parameters_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "MOST_PREFILLS", 1)
+    async with pair("decode", "decode") as two:
+        sent = []
+        engines = [two.decode, *two.others]
+
+        def serve(engine: Engine) -> Any:
+            def serves(call: Call) -> None:
+                sent.append(call.json.get("kv_transfer_params"))
+                if len(sent) > 1:
+                    engine.serve(call)
+                    return
+                for name in {"e1", "e2", "e3"} - {engine.name}:  # of the others, one is gone
+                    member = two.running.member(name)
+                    member.upstream.target = member.upstream.target._replace(port=refused_port())
+                    break
+                call.drop()
+
+            return serves
+
+        for engine in engines:
+            engine.handler = serve(engine)
+        assert said(await two.ask()) in ("e1", "e2", "e3")
+        assert [bool(params) for params in sent] == [True, False]
+
+
+async def test_the_turns_of_round_robin_go_on() -> None:
+    for mode in ("always", "auto"):
+        async with pair("decode", "decode", mode=mode, policy="round-robin") as two:
+            chosen = [said(await two.ask(text=f"{number} {WORDS}")) for number in range(6)]
+            assert {chosen.count(name) for name in ("e1", "e2", "e3")} == {2}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_long_prompts(path: str) -> None:
+    async with pair() as two:
+        assert said(await two.client.post(path, body(path, WORDS * 200))) == "e1"
+        assert await two.outcome() == "handed"
 
 
 async def test_parameters_are_not_sent_when_they_may_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
