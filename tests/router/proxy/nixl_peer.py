@@ -1,12 +1,19 @@
 """Scripted engines that hand KV over as vLLM 0.33's NixlConnector does: `kv_transfer_params` in and out.
 
 Their memory is a `Fabric`: what one engine holds for a reader, by engine and request. One read ends it. The real engine
-is in tests/live.
+is in tests/live. `python -m tests.router.proxy.nixl_peer NAME ROLE PORT FOLDER SECONDS` is one engine, which computes
+one prompt at a time for so long.
 """
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import Awaitable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from api.generation_apis import MESSAGES, PATHS, RESPONSES
 from router.members.spec import ReplicaSpec
@@ -18,13 +25,43 @@ HOST, PORT = "10.0.0.7", 5600
 
 
 class Fabric:
+    """The memory of engines in this process."""
+
     def __init__(self) -> None:
         self.held: dict[tuple[str, str], Any] = {}  # what was computed, by engine and request
         self.read: list[tuple[str, str]] = []
 
+    def hold(self, engine_id: str, request_id: str, prompt: Any) -> None:
+        self.held[engine_id, request_id] = prompt
+
+    def take(self, engine_id: str, request_id: str) -> Any:
+        """Read what an engine holds, which ends it; None if it holds nothing."""
+        self.read.append((engine_id, request_id))
+        return self.held.pop((engine_id, request_id), None)
+
     def dies(self, engine_id: str) -> None:
         """Lose all that an engine holds."""
         self.held = {name: prompt for name, prompt in self.held.items() if name[0] != engine_id}
+
+
+class Files(Fabric):
+    """The memory of engines in processes of their own: a file for each prompt, with the process that holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def hold(self, engine_id: str, request_id: str, prompt: Any) -> None:
+        (self._folder / f"{engine_id}.{request_id}").write_text(json.dumps([os.getpid(), prompt]))
+
+    def take(self, engine_id: str, request_id: str) -> Any:
+        path = self._folder / f"{engine_id}.{request_id}"
+        with suppress(FileNotFoundError, ProcessLookupError):
+            process, prompt = json.loads(path.read_text())
+            path.unlink()
+            os.kill(process, 0)
+            return prompt
+        return None
 
 
 def prompt_of(body: dict[str, Any]) -> Any:
@@ -78,8 +115,8 @@ class Engine(Scripted):
         assert body[ONE_TOKEN.get(call.path, "max_tokens")] == 1 and not body["stream"]
         if not self.hands_over:
             return None
-        request_id = f"cmpl-{call.header('x-request-id')}-{len(self.calls)}"
-        self.fabric.held[self.name, request_id] = prompt_of(body)
+        request_id = f"cmpl-{call.header('x-request-id')}-{uuid4().hex[:8]}"
+        self.fabric.hold(self.name, request_id, prompt_of(body))
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -95,12 +132,9 @@ class Engine(Scripted):
         }
 
     def has_read(self, params: dict[str, Any], body: dict[str, Any]) -> bool:
-        name = params["remote_engine_id"], params["remote_request_id"]
-        if name not in self.fabric.held:
-            return False
-        assert self.fabric.held.pop(name) == prompt_of(body), "the blocks are another prompt's"
-        self.fabric.read.append(name)
-        return True
+        prompt = self.fabric.take(params["remote_engine_id"], params["remote_request_id"])
+        assert prompt in (None, prompt_of(body)), "the blocks are another prompt's"
+        return prompt is not None
 
     def fails(self, call: Call, body: dict[str, Any]) -> None:
         """Say what vLLM says with its usual kv_load_failure_policy; in a stream, after what comes before a token."""
@@ -148,3 +182,21 @@ def stream_of(path: str, said: str) -> list[bytes]:
         case _:
             return [event(json.dumps({"choices": [{"index": 0, "text": said}]})), event("[DONE]")]
     return [b'event: %b\ndata: {"said":"%b"}\n\n' % (name.encode(), said.encode()) for name in named]
+
+
+async def main(name: str, role: Any, port: int, folder: str, seconds: float) -> None:
+    engine, turn = Engine(name, Files(Path(folder)), role), asyncio.Lock()
+
+    async def computes(call: Call) -> None:
+        async with turn:
+            await asyncio.sleep(seconds)
+        engine.serve(call)
+
+    engine.handler = computes
+    async with engine.running(port):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], float(sys.argv[5])))

@@ -13,6 +13,7 @@ from router.members.spec import ReplicaSpec
 from router.placement.roles import Role
 from router.proxy import handover, prefill
 from router.proxy.keys import Key, digest_of
+from router.proxy.request import Request
 from tests.router.loopback import until
 from tests.router.proxy.nixl_peer import Engine, Fabric, stream_of
 from tests.router.scripted import MODEL, Answer, Call, Client, Scripted, Served, connect, refused_port, says, served
@@ -209,6 +210,21 @@ async def test_kv_that_cannot_be_read_is_computed_by_the_reader(path: str, strea
             assert answer.body == b"".join(stream_of(path, "e1")), "nothing of the error is seen"
         assert [bool(params) for params in two.decode.transferred] == [True, False]
         assert await two.outcome() == "unread"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_that_the_client_would_see_the_error(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Request, "_has_not_fetched", lambda *_: False)
+    monkeypatch.setattr(handover.Beginning, "has_failed", False)
+    async with pair() as two:
+
+        def hands_over_and_dies(call: Call) -> None:
+            two.prefill.serve(call)
+            two.fabric.dies("e0")
+
+        two.prefill.handler = hands_over_and_dies
+        answer = await two.ask(stream=stream)
+        assert (answer.status, b"Internal server error" in answer.body) == (200 if stream else 500, True)
 
 
 async def test_parameters_that_reached_nobody_are_sent_to_the_next_replica() -> None:
