@@ -77,6 +77,9 @@ def heading(explanation: Explanation) -> str:
     head = f"{printable(explanation.model)}, {prompt}\nIt {chosen} (policy {printable(explanation.policy)})"
     if explanation.session is not None:
         head += f"\nIts session is {printable(explanation.session)} ({printable(explanation.session_from or '')})"
+    if (prefill := explanation.prefill) is not None:
+        where = printable(prefill.replica or "") if prefill.elsewhere else "there, too"
+        head += f"\nIts prompt is computed {'at ' if prefill.elsewhere else ''}{where}: {printable(prefill.why)}"
     if explanation.prediction_exact or not explanation.why_inexact or not explanation.exact:
         return head
     return f"{head}\nIts cached tokens are an estimate: {printable(explanation.why_inexact)}"

@@ -81,6 +81,7 @@ class ReplicaStatus(Struct, frozen=True):
     heard_age_s: float | None = None
     served: Served = Served()
     rank: int | None = None  # of several behind its URL
+    role: str | None = None
 
 
 class ReplicaList(Struct, frozen=True):
@@ -116,6 +117,21 @@ class Candidate(Struct):
     portions: list[Portion] = []  # where it would take the prompt's tokens from; none: an older router
 
 
+class PrefillChoice(Struct, kw_only=True):
+    """Where the prompt would be computed: at the chosen replica, or at another one."""
+
+    elsewhere: bool
+    why: str
+    replica: str | None = None
+    here_s: float = 0
+    here_harm_s: float = 0
+    there_s: float = 0
+    there_harm_s: float = 0
+    transfer_s: float = 0
+    threshold_s: float = 0
+    candidates: list[Candidate] = []  # those that may compute it
+
+
 class Explanation(Struct, kw_only=True):
     model: str
     policy: str
@@ -133,3 +149,4 @@ class Explanation(Struct, kw_only=True):
     why_inexact: str | None = None  # why one of these is not
     session: str | None = None
     session_from: str | None = None  # the header that names it, or prompt_cache_key
+    prefill: PrefillChoice | None = None  # None: no two replicas have roles

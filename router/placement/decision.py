@@ -144,7 +144,8 @@ class Decision(Struct, eq=False):
     def obstacle(self, candidate: Candidate) -> str | None:
         """The reason why a candidate cannot take the prompt now; None if it can."""
         question = self.question
-        [found] = obstacles((candidate,), question.tokens if question.exact else 0, question.tried, question.anyway)
+        tokens = question.tokens if question.exact else 0
+        [found] = obstacles((candidate,), tokens, question.tried, question.anyway, question.half)
         return in_words(found, candidate, question.tokens)
 
     def refusal(self) -> str:

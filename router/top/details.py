@@ -189,6 +189,8 @@ def _request(decision: Decision) -> Pairs:
     yield "prompt", f"{'' if decision.exact else 'about '}{count(decision.prompt_tokens, 'token')}"
     yield "status", str(decision.status) if decision.status else "none: the client left"
     yield "policy", decision.policy
+    if (prefill := decision.prefill) is not None and prefill.outcome:
+        yield "prompt", f"computed at {prefill.replica} in {duration(prefill.duration_s)}: {prefill.outcome}"
     yield "retries, resumes", f"{decision.retries}, {decision.resumes}" if decision.retries or decision.resumes else ""
 
 

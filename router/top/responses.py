@@ -14,6 +14,15 @@ class Candidate(Struct, frozen=True):
     cost_s: float | None = None  # None: not eligible
 
 
+class Prefill(Struct, frozen=True):
+    """The half of a request at a replica that computed its prompt for another one."""
+
+    replica: str | None = None
+    outcome: str | None = None
+    why: str = ""
+    duration_s: float = 0.0
+
+
 class Decision(Struct, frozen=True):
     """A decision in GET /decisions."""
 
@@ -38,6 +47,7 @@ class Decision(Struct, frozen=True):
     prediction_exact: bool | None = None  # None: an older router
     why_inexact: str | None = None
     portions: list[Portion] = []  # none: an older router
+    prefill: Prefill | None = None
 
 
 class DecisionList(Struct, frozen=True):

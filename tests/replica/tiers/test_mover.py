@@ -12,7 +12,7 @@ import pytest
 
 from replica.block_memory import ArrayMemory
 from replica.clock import VirtualClock
-from replica.config import EngineConfig
+from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import DISK, HOST
