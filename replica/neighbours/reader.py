@@ -154,8 +154,9 @@ class Reader:
             raise Lost("proof", str(error)) from error
         except Lost as lost:
             connection.close()
-            # A source closes the connection of a reader that does not know its secret.
-            raise (Lost("proof", "it has closed the handshake") if lost.reason == "closed" else lost) from lost
+            if lost.reason == "closed":
+                raise Lost("handshake", "it closes the connection, as a replica with another secret does") from lost
+            raise
         log.info("blocks are read from %s by %s", endpoint, inlet.name)
         return Kept(connection, inlet, time.monotonic())
 

@@ -101,7 +101,7 @@ def test_a_source_that_restarts_is_read_over_a_new_connection() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason", "at_source"),
     [
-        ({"secret": b"the secret of another fleet"}, "proof", "proof"),
+        ({"secret": b"the secret of another fleet"}, "handshake", "proof"),
         ({"kv_layout": "layout-2"}, "refused", "layout"),
         ({"model": "another"}, "refused", "model"),
     ],
