@@ -9,6 +9,7 @@ A step may be scheduled while the one before it still flies: what is launched th
 drawn as a token, whichever it will be. `may_run_ahead` says whether that is enough to go by.
 """
 
+import itertools
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ class Scheduler:
         if request is None:
             return False
         if request.is_loading:  # its blocks are being written, and are given back when that ends
+            self.transfers.cancelled += 1
             return True
         if request.blocks:
             self._stop_running(request)
@@ -259,6 +261,7 @@ class Scheduler:
             named = request.chain.named
             self._run(request, Match(request.blocks[:named], request.chain.identity or 0))
         else:
+            self.transfers.cancelled -= 1
             self.pool.release(request.blocks)
             request.blocks = []
 
@@ -272,10 +275,10 @@ class Scheduler:
             return None
         if request.computes_whole_prompt:
             return None
-        for other in (*self.running, *self.transfers.requests) if self.transfers else self.running:
-            chain = other.chain
-            is_ahead = chain.named <= matched < len(chain.keys) and chain.identity is not None
-            if is_ahead and chain.keys[matched] == keys[matched]:
+        for other in itertools.chain(self.running, self.transfers.requests):
+            its = other.chain
+            is_ahead = its.named <= matched < len(its.keys) and its.identity is not None
+            if is_ahead and its.keys[matched] == keys[matched]:
                 return other
         return None
 
@@ -335,8 +338,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        loading = sum(self._is_here(request) for request in self.transfers.requests) if self.transfers else 0
-        return len(self.requests) - len(self.running) - loading
+        return len(self.requests) - self.admitted + self.transfers.cancelled
 
     def waiting_requests(self) -> Iterable[Request]:
         return (request for _, request in self._waiting if self._is_here(request))
@@ -364,7 +366,7 @@ class Scheduler:
                 assert ready <= request.computed or not self.pool.findable_tokens(block), (
                     f"tokens of request {request.id} can be found before they are computed"
                 )
-        loading = self.transfers.requests
+        loading = list(self.transfers.requests)
         for block in (block for request in loading for block in request.blocks):
             uses[block] = uses.get(block, 0) + 1
         for block in range(self.pool.num_blocks):
@@ -374,6 +376,7 @@ class Scheduler:
         assert len(waiting) == sum(1 for _ in self.waiting_requests()), "a request waits twice"
         assert waiting.isdisjoint(r.id for r in self.running), "a request runs and waits"
         here = {request.id for request in loading if self._is_here(request)}
+        assert len(here) == len(loading) - self.transfers.cancelled, "cancelled requests are miscounted"
         assert self.requests.keys() == waiting | here | {r.id for r in self.running}, "a request is lost"
         assert all(not request.blocks for request in self.waiting_requests()), "a waiting request holds blocks"
         assert not any(r.launched or r.drawing for r in self.waiting_requests()), "a waiting request is in flight"

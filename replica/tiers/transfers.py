@@ -4,7 +4,7 @@ A request that has blocks to bring is admitted, but not scheduled: a mover bring
 not come, because a medium or a neighbour failed, it computes like any other token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class Transfers:
         self._loading: dict[int, Loading] = {}  # by id of the transfer
         self._saves: list[Save] = []
         self._begun: list[Transfer] = []
+        self.cancelled = 0  # requests that have gone while blocks come
         self.loaded_tokens: dict[str, int] = {}  # by medium
 
     # ---- a request begins to wait
@@ -107,6 +108,7 @@ class Transfers:
         self._loading[id(transfer)] = Loading(request, transfer, hits)
         self._begun.append(transfer)
         request.is_loading = True
+        request.uncached_tokens = len(request.chain) - max(here, found.stop) * self._pool.block_size
 
     # ---- moves
 
@@ -143,8 +145,8 @@ class Transfers:
         return len(self._loading)
 
     @property
-    def requests(self) -> list[Request]:
-        return [loading.request for loading in self._loading.values()]
+    def requests(self) -> Iterator[Request]:
+        return (loading.request for loading in self._loading.values())
 
     def tokens(self) -> int:
         """Tokens that are being brought."""

@@ -6,14 +6,21 @@ or too late, cannot hide behind right tokens.
 
 from random import Random
 
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.mirror import Mirror
 from events.resolver import Resolver
+from replica.engine import Engine
 from replica.messages import KVSource
+from replica.request import Request
+from replica.scheduler import Batch
 from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED
+from replica.tiers.moves import PULLED, Transfer
+from replica.tiers.transfers import Transfers
 from tests.replica.engines import MODEL
 from tests.replica.test_ahead_property import StrictAheadRunner
 from tests.replica.test_scheduler_property import MODEL_LEN, SAME, StrictRunner, World, indices, prompts
@@ -187,3 +194,37 @@ class TieredAheadWorld(TieredWorld):
 
 TestTieredEngine = TieredWorld.TestCase
 TestTieredAheadEngine = TieredAheadWorld.TestCase
+
+
+# ---- negative controls
+
+
+def believing(transfers: Transfers, transfer: Transfer) -> Request:
+    """Take for granted that all has come."""
+    transfer.came = len(transfer.loads)
+    return LAND(transfers, transfer)
+
+
+def eager(engine: Engine, batch: Batch) -> None:
+    """Load into blocks that a step which flies may use."""
+    BEGIN_MOVES(engine, batch)
+    while engine._due and engine.mover is not None:
+        engine.mover.begin(engine._due.popleft())
+
+
+LAND, BEGIN_MOVES = Transfers.land, Engine._begin_moves
+
+
+@pytest.mark.parametrize(
+    ("world", "owner", "name", "careless"),
+    [(TieredWorld, Transfers, "land", believing), (TieredAheadWorld, Engine, "_begin_moves", eager)],
+)
+def test_the_property_fails_without_a_precaution(
+    monkeypatch: pytest.MonkeyPatch, world: type[TieredWorld], owner: type, name: str, careless: object
+) -> None:
+    monkeypatch.setattr(owner, name, careless)
+    quick = settings(
+        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
+    )
+    with pytest.raises(AssertionError):
+        run_machine(type("CarelessWorld", (world,), {}), settings=quick)

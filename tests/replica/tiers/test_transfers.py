@@ -35,7 +35,7 @@ def one_copies_what_another_is_given(runner_type: type[Watched]) -> tuple[Engine
     assert submit(own, 1, [*range(100, 106), 0, 0], 2) is None
     assert submit(own, 2, range(17), 1) is None
     step(own)
-    assert own.scheduler.transfers.requests
+    assert own.scheduler.transfers
     while own.busy:
         step(own)
     return own, mover
