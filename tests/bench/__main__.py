@@ -36,6 +36,7 @@ PARTS = (
 BY_NAME = (
     "agents",
     "bodies",
+    "disk_kv",
     "masks",
     "peers",
     "policies",
