@@ -175,7 +175,7 @@ class DiskFile:
     # ---- read
 
     def read(self, slot: int, record: Record, into: memoryview) -> bool:
-        """Whether `into` now holds the payload of exactly this record; if not, it holds anything."""
+        """Fill `into` with the payload of exactly this record. False: it is not there, and `into` may hold anything."""
         assert 0 <= slot < self.num_slots and len(into) == self.layout.payload_bytes
         page = memoryview(bytearray(self.layout.header_bytes))
         try:

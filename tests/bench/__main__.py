@@ -37,6 +37,7 @@ PARTS = (
 BY_NAME = (
     "agents",
     "bodies",
+    "disk_kv",
     "kv_tiers",
     "masks",
     "peers",
