@@ -6,8 +6,11 @@ It fails when two of those who work at the same time use the same block or slot,
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from replica.clock import VirtualClock
+from replica.config import EngineConfig
+from replica.engine import Engine
 from replica.request import Scheduled
 from replica.runner import Finish, SampledToken
 from replica.tiers.mover import Landed
@@ -15,7 +18,7 @@ from replica.tiers.moves import Load, Pull, Save, Transfer, Write, Written
 from replica.tiers.record import Record
 from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
-from tests.replica.engines import RememberingRunner, content
+from tests.replica.engines import MODEL, SIZE, RememberingRunner, content
 
 Values: TypeAlias = tuple[int, ...]
 
@@ -280,3 +283,16 @@ class Watched(RememberingRunner):
             return results
 
         return watched
+
+
+def tiered_engine(runner_type: type[Watched], chance: Random, **changes: Any) -> tuple[Engine, RememberingMover]:
+    """A small engine with lower media; any field of EngineConfig can be changed."""
+    defaults = {"block_size": SIZE, "num_blocks": 64, "host_blocks": 64, "max_num_seqs": 8}
+    config = EngineConfig(
+        **{"model": MODEL, "engine": "simulated", "max_num_batched_tokens": 32, **defaults, **changes}  # type: ignore[arg-type]
+    )
+    clock = VirtualClock()
+    runner = runner_type(config.simulated, clock, config.vocabulary, config.eos_token_ids)
+    mover = RememberingMover(runner, config.block_size, config.num_blocks + config.host_blocks, chance)
+    runner.mover = mover
+    return Engine(config, runner, clock, mover), mover

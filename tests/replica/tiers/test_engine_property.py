@@ -11,16 +11,13 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from events.mirror import Mirror
 from events.resolver import Resolver
-from replica.clock import VirtualClock
-from replica.config import EngineConfig
-from replica.engine import Engine
 from replica.messages import KVSource
 from replica.tiers.lower import DISK, HOST
 from replica.tiers.moves import PULLED
 from tests.replica.engines import MODEL
 from tests.replica.test_ahead_property import StrictAheadRunner
 from tests.replica.test_scheduler_property import MODEL_LEN, SAME, StrictRunner, World, indices, prompts
-from tests.replica.tiers.movers import Erasure, RememberingMover, Watched
+from tests.replica.tiers.movers import Erasure, Watched, tiered_engine
 
 
 class WatchedRunner(Watched, StrictRunner):
@@ -60,9 +57,9 @@ class TieredWorld(World):
         slow: str | None,
     ) -> None:
         num_blocks = -(-room // size)
-        config = EngineConfig(
-            model=MODEL,
-            engine="simulated",
+        self.engine, self.mover = tiered_engine(
+            self.watched_type,
+            Random(seed),
             num_blocks=num_blocks,
             block_size=size,
             max_num_seqs=seqs,
@@ -73,14 +70,11 @@ class TieredWorld(World):
             disk_blocks=disk,
             **SAME,
         )
-        clock = VirtualClock()
-        runner = self.watched_type(config.simulated, clock, config.vocabulary, config.eos_token_ids)
+        runner = self.mover.runner
         assert isinstance(runner, StrictRunner)
         runner.budget, runner.seqs = seqs + spare, seqs
-        self.mover = runner.mover = RememberingMover(runner, size, num_blocks + host, Random(seed))
         if slow is not None:
             self.mover.speeds.add(slow, 1, 1e9)
-        self.engine = Engine(config, runner, clock, self.mover)
         self.expected = {}
         self.past = []
         self.resolver = Resolver(MODEL, native=True)
@@ -132,7 +126,8 @@ class TieredWorld(World):
         self.mover.damage(which)
 
     def progress(self) -> tuple[object, ...]:
-        return *super().progress(), self.mover.moved, len(self.engine.scheduler.transfers)
+        loading = [request.id for request in self.engine.scheduler.transfers.requests]
+        return *super().progress(), self.mover.moved, loading
 
     def verify(self) -> None:
         events = self.engine.take_events()
