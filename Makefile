@@ -142,10 +142,12 @@ clean:  ## remove everything that make and the tests have built
 
 environments: $(INSTALLED) $(CHECKOV) $(TRITON)
 
+# pip would compile on one processor, and hundreds of models that nobody imports. Some files are templates, and no Python.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call need_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,ray,replica]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev,ray,replica]'
+	$(BIN)/python -m compileall -qq -j 0 -x /transformers/models/ $(VENV)/lib || true
 	@touch $@
 
 define need_python

@@ -232,7 +232,7 @@ class BlockPool:
         if self.events:
             self._announce(chain, start, stop, copies)
         if self.lower is not None and self.lower.saved_early:
-            self._save(np.array([blocks[index] for index in range(start, stop) if index not in copies], np.intp))
+            self._save_early(np.array([blocks[index] for index in range(start, stop) if index not in copies], np.intp))
 
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
         """As `_name_each` does, at once; False, and nothing done, unless each of them is a first copy."""
@@ -317,6 +317,10 @@ class BlockPool:
         """Keep named blocks, heads first, in the medium below."""
         if self.lower is not None and slots.size:
             self.lower.save(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
+
+    def _save_early(self, slots: Slots) -> None:
+        if self.lower is not None and slots.size:
+            self.lower.save_early(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
 
     def _forget_copy(self, block: int) -> bool:
         """Drop one copy of several; False if it is the only one."""

@@ -23,8 +23,9 @@ from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
 from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
+from replica.tiers.lower import LowerTiers
 from replica.tiers.mover import Mover
-from replica.tiers.moves import Transfer
+from replica.tiers.moves import Save, Transfer
 from replica.tiers.transfers import Judgement
 
 MOST_TOKENS_PER_S = 1e8  # a status has no faster ones
@@ -189,7 +190,7 @@ class Engine:
         self._due += transfers
         if saves and lower is not None:
             mover.save(saves)
-            mover.write(lower.saved(saves))
+            self._write(lower, mover, saves)
         if self._flying is None:
             self._begin_due(batch)
 
@@ -209,12 +210,16 @@ class Engine:
         transfers, written = mover.landed()
         for transfer in transfers:
             self.scheduler.land(transfer)
-            if lower is not None:
-                mover.write(lower.saved(transfer.saves))
         if lower is not None:
             lower.written(written)
-            mover.erase(lower.take_erasures())
+            self._write(lower, mover, [save for transfer in transfers for save in transfer.saves])
         self._begin_moves([])
+
+    def _write(self, lower: LowerTiers, mover: Mover, saves: Sequence[Save]) -> None:
+        """Let what has been saved go on to the disk, once what was there is erased."""
+        writes = lower.saved(saves)
+        mover.erase(lower.take_erasures())
+        mover.write(writes)
 
     def _pays_off(self, medium: str) -> bool:
         """Return True unless tokens are known to be computed sooner than loaded."""

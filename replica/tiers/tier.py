@@ -6,7 +6,6 @@ slot at most. Slots are counted from `first`, after those of the media above, as
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -71,19 +70,19 @@ class Tier:
     def release(self, slots: Sequence[int], *, next_to_go: bool = False) -> None:
         """End a hold; the slots queue last, or first if their contents are in a faster medium again.
 
-        Later blocks of a prompt go before earlier ones, because its head is the likelier to be shared.
+        They go in the order in which they are given: the end of a prompt before its head, which is likelier shared.
         """
-        freed: list[int] = []
-        for slot in reversed(slots):
+        holders, freed = self._holders, []
+        for slot in slots:
             own = slot - self.first
-            assert self._holders[own] > 0, f"{self.medium}: slot {slot} is released more often than held"
-            self._holders[own] -= 1
-            if not self._holders[own]:
+            assert holders[own] > 0, f"{self.medium}: slot {slot} is released more often than held"
+            holders[own] -= 1
+            if not holders[own]:
                 freed.append(own)
-        named = self._is_named(np.array(freed, np.intp))
         queue = np.array(freed, np.intp)
-        self._queue.prepend(queue[~named])
+        named = self._is_named(queue)
         (self._queue.prepend if next_to_go else self._queue.append)(queue[named])
+        self._queue.prepend(queue[~named])
 
     def refresh(self, slots: Slots) -> None:
         """Let these named slots, in this order, be the last to go."""
@@ -142,9 +141,6 @@ class Tier:
             return []
         contents = self._contents
         goes_on = contents.many_parents[slots[1:]] == contents.many_identities[slots[:-1]]
-        if contents.origins:
-            names = [contents.origins.get(slot, NO_ORIGIN).lora_name for slot in slots.tolist()]
-            goes_on &= np.array([one == other for one, other in pairwise(names)], np.bool_)
         return [self._event(run) for run in np.split(slots, np.flatnonzero(~goes_on) + 1)]
 
     def _event(self, run: Slots) -> BlockStored:

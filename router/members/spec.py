@@ -15,6 +15,7 @@ from api.native import is_kv_endpoint
 from events.curve import load_curve_client
 from events.source import Source
 from router.members.target import Target, parse_target
+from router.placement.roles import Role
 
 Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
 
@@ -58,6 +59,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     api_key_env: str | None = None  # the variable that holds the key which the router sends
     draining: bool = False
     incarnation: int | str | None = None  # another one is another process, even at the same address
+    role: Role | None = None  # None: it generates, and exchanges KV with no other replica
 
     @property
     def target(self) -> Target:
@@ -293,4 +295,6 @@ def _sentence(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
     key = path.strip("`").removeprefix("$.").partition("[")[0]
     if key == "engine":
         return f"engine is {fields[key]!r}; write auto, warmroute, vllm, sglang or openai"
+    if key == "role":
+        return f"role is {fields[key]!r}; write prefill, decode or both"
     return f"{key} is {fields.get(key)!r}: {said[:1].lower()}{said[1:]}"

@@ -14,7 +14,7 @@ from api.generation_apis import GenerationApi
 from api.native import KvSource, Native, envelope, pack_ids, unpack_ids
 from router.members.members import Member
 from router.placement.cost import Neighbour
-from router.prompts.prompt import Prompt, salted
+from router.prompts.prompt import Prompt, salted_for
 from router.prompts.tokens import Tokens
 from router.proxy.attempt import Attempt
 from router.proxy.resumable_request import why_alone, with_ids
@@ -99,9 +99,7 @@ class ResumableResponse(Struct, eq=False):
 
     def foreign_body(self, member: Member) -> tuple[bytes, bytes | None]:
         """The body for a foreign replica, and its path if that differs: the client's, or one to continue the answer."""
-        prompt, body = self._prompt, self._body
-        if prompt.salt is not None and prompt.salt != prompt.peek.cache_salt:
-            body = salted(body, prompt.peek, prompt.salt)
+        body = salted_for(self._prompt, self._body)
         continuation = self.continuation
         if continuation is None:
             return body, None

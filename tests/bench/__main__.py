@@ -18,6 +18,7 @@ PARTS = (
     "event_sockets",
     "index",
     "decisions",
+    "prefills",
     "tokens",
     "native",
     "front",

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from replica.block_memory import BlockMemory
 from replica.request import Scheduled
-from replica.runner import Finish
+from replica.runner import Finish, SampledToken
 from replica.tiers.mover import Landed
-from replica.tiers.moves import Load, Pull, Record, Save, Transfer, Write, Written
+from replica.tiers.moves import Load, Pull, Save, Transfer, Write, Written
+from replica.tiers.record import Record
 from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 from tests.replica.engines import RememberingRunner, content
@@ -266,7 +266,6 @@ class Watched(RememberingRunner):
     """Tells a mover of its steps."""
 
     mover: RememberingMover | None = None
-    memory: BlockMemory | None = None
 
     def start(self, batch: Sequence[Scheduled]) -> Finish:
         mover = self.mover
@@ -274,7 +273,7 @@ class Watched(RememberingRunner):
         use = mover.step_begins(batch)
         finish = super().start(batch)
 
-        def watched() -> "list":  # type: ignore[type-arg]
+        def watched() -> list[SampledToken | None]:
             mover.go_on()
             results = finish()
             mover.step_ends(use)

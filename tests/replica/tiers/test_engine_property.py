@@ -46,7 +46,7 @@ class TieredWorld(World):
         seed=st.integers(0, 2**32),
         slow=st.sampled_from([None, None, None, HOST, DISK, PULLED]),
     )
-    def begin(  # type: ignore[override]
+    def begin(
         self,
         room: int,
         size: int,

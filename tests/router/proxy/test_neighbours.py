@@ -1,8 +1,10 @@
 """Neighbours named to a replica of ours: by the router alone, in the envelope, from what both say of themselves."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from api.native import KvSource
@@ -11,6 +13,8 @@ from api.reading import read
 from api.requests import ChatRequest
 from api.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
+from router.log_lines import LogLine
+from router.metrics import metrics_text
 from router.proxy.request_summary import PULLED
 from tests.router.scripted import MODEL, Call, Script, Scripted, Served, connect, served
 
@@ -57,6 +61,16 @@ async def test_a_replica_is_told_where_to_read_what_it_does_not_hold() -> None:
         await running.idle()
         [decision] = running.router.decisions
         assert (decision.predicted_tokens, decision.exactness.prediction) == (0, False)
+        record = decision.record()
+        assert [(one.source, one.tokens, one.neighbours) for one in record.portions] == [
+            ("PULL", held, ("r0",)),
+            ("COMPUTE", decision.tokens - held, ()),
+        ]
+        tally = running.member("r1").tallies[MODEL]
+        assert tally.source_tokens == {"PULL": held, "COMPUTE": decision.tokens - held}
+        lines = (await metrics_text(running.router)).decode().splitlines()
+        labels = f'{{model="{MODEL}",replica="r1",source="PULL"}}'
+        assert f"warmroute_router:source_tokens_total{labels} {float(held)}" in lines
         assert decision.exactness.why_not in (PULLED, running.router.doubt(running.router.members.by_name["r1"]))
 
 
@@ -86,6 +100,22 @@ def test_a_replica_finds_no_sources_in_a_clients_body() -> None:
         json.dumps({**ASKED, "kv_sources": [{"endpoint": "tcp://10.6.6.6:22", "tokens": 9}]}).encode(), ChatRequest
     )
     assert not hasattr(request, "kv_sources")
+
+
+async def test_the_request_log_says_who_would_have_read_what_from_whom(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    async with (
+        served(*replicas(Script(frames)), policy="cost", request_log=str(path)) as running,
+        connect(running.port) as client,
+    ):
+        held = hold(running, "r0")
+        await client.post(CHAT, ASKED)
+        await running.idle()
+        [line] = [msgspec.json.decode(text, type=LogLine) for text in path.read_bytes().splitlines()]
+        one, other = sorted(line.decisions[0].candidates, key=lambda each: each.name)
+        assert (one.readable_tokens, one.pulled_tokens, one.kv_layout) == (held, 0, "layout on this machine")
+        assert (other.readable_tokens, other.pulled_tokens, other.pulled_from) == (0, held, ["r0"])
+        assert line.sendings[0].uncached_tokens < line.prompt_tokens / 2
 
 
 async def test_several_prompts_name_no_neighbours() -> None:

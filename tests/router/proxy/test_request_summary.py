@@ -52,7 +52,7 @@ def test_a_request_alone_writes_its_fields() -> None:
     }
     assert written == {
         f"placement/policy.py: decision.{field}"
-        for field in ("chosen", "effects", "later_s", "rejection", "tie_break", "ttft_s")
+        for field in ("chosen", "effects", "later_s", "portions", "rejection", "tie_break", "ttft_s", "uncached_tokens")
     }
 
 
