@@ -172,7 +172,7 @@ class Rates(Struct, frozen=True):
 
 
 class NeighbourSnapshot(Struct, frozen=True):
-    """What one side of reading blocks between replicas has brought and cost, since the start."""
+    """The counts of one side of reading blocks between replicas, since the start."""
 
     blocks: int = 0
     bytes: int = 0
