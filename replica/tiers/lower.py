@@ -84,7 +84,7 @@ class LowerTiers:
         slots = np.array([slot for slot, _ in recovered], np.intp) + disk.first
         disk.name(slots, np.array(list(by_key), np.uint64))
         disk.refresh(slots[::-1])
-        self._say(disk.stored(slots))
+        self._say_stored(disk, slots)
 
     # ---- look up
 
@@ -95,8 +95,8 @@ class LowerTiers:
                 missing = np.flatnonzero(slots == NOBODY)
                 slots[missing] = tier.find_many(keys[missing])
 
-    def has_any(self, keys: Keys) -> bool:
-        return any(tier.named and bool((tier.find_many(keys) != NOBODY).any()) for tier in self.tiers)
+    def has(self, key: int) -> bool:
+        return any(tier.named and tier.find(key) != NOBODY for tier in self.tiers)
 
     def identity(self, chain: Chain, index: int) -> int:
         """The identity of the chain's block `index` where a lower medium has it; 0: none does."""
@@ -124,12 +124,12 @@ class LowerTiers:
     def save(self, blocks: Slots, keys: Keys) -> None:
         """Keep these named blocks, given heads first, in the host's memory; `take_saves` says what has to move."""
         host, contents = self.host, self._contents
-        if host.named:
-            is_there = self._has(host, keys, contents.many_identities[blocks])
-            if is_there.any():
-                host.refresh(host.find_many(keys[is_there])[::-1])
-                blocks, keys = blocks[~is_there], keys[~is_there]
-            self._forget_others(host, keys)
+        slots = host.find_many(keys)
+        if (slots != NOBODY).any():
+            is_same = (slots != NOBODY) & (contents.many_identities[slots] == contents.many_identities[blocks])
+            host.refresh(slots[is_same][::-1])
+            blocks, keys, slots = blocks[~is_same], keys[~is_same], slots[~is_same]
+            self._forget_others(slots)
         # With too little room the heads are kept, without which nobody would find the rest.
         given, evicted = host.take(len(blocks))
         self._say(evicted)
@@ -139,7 +139,7 @@ class LowerTiers:
         blocks, keys = blocks[: len(given)], keys[: len(given)]
         contents.copy(blocks, given)
         host.name(given, keys)
-        self._say(host.stored(given))
+        self._say_stored(host, given)
         self._saves += map(Save, blocks[::-1].tolist(), given[::-1].tolist())
 
     def _has(self, tier: Tier, keys: Keys, identities: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -147,10 +147,11 @@ class LowerTiers:
         is_same: NDArray[np.bool_] = (slots != NOBODY) & (self._contents.many_identities[slots] == identities)
         return is_same
 
-    def _forget_others(self, tier: Tier, keys: Keys) -> None:
-        """Drop what is in the way of blocks with these keys: their parents are gone for good, or the keys collide."""
-        slots = tier.find_many(keys)
-        self.drop(slots[slots != NOBODY].tolist())
+    def _forget_others(self, slots: Slots) -> None:
+        """Drop what has the keys of new blocks: its parent is gone for good, or the keys collide."""
+        slots = slots[slots != NOBODY]
+        if slots.size:
+            self.drop(slots.tolist())
 
     def take_saves(self) -> list[Save]:
         """Return the saves since the last call, whose slots are held until they are `saved`.
@@ -176,13 +177,12 @@ class LowerTiers:
         sources = np.array(slots, np.intp)
         sources = sources[contents.is_full(sources)]
         keys = self.host.keys(sources)
-        is_new = ~self._has(disk, keys, contents.many_identities[sources])
-        sources, keys = sources[is_new], keys[is_new]
+        sources = sources[~self._has(disk, keys, contents.many_identities[sources])]
         room = max(0, min(int(self.host.num_slots * DIRTY_FRACTION) - self.writing, disk.free))
         if len(sources) > room:
             self.unwritten += len(sources) - room
-            sources, keys = sources[len(sources) - room :], keys[len(keys) - room :]  # the heads
-        self._forget_others(disk, keys)
+            sources = sources[len(sources) - room :]  # the heads
+        self._forget_others(disk.find_many(self.host.keys(sources)))
         targets, evicted = disk.take(len(sources))
         self._say(evicted)
         self._erasures.difference_update(targets.tolist())
@@ -206,7 +206,7 @@ class LowerTiers:
         if valid.size:
             contents.copy(sources[is_valid], valid)
             disk.name(valid, keys[is_valid])
-            self._say(disk.stored(valid[::-1]))
+            self._say_stored(disk, valid[::-1])
         self._erasures.update(slots[~is_valid].tolist())
         host.release(sources.tolist())
         disk.release(slots.tolist())
@@ -277,6 +277,10 @@ class LowerTiers:
     def _say(self, events: list[KnownEvent]) -> None:
         if self._events is not None:
             self._events += events
+
+    def _say_stored(self, tier: Tier, slots: Slots) -> None:
+        if self._events is not None:
+            self._events += tier.stored(slots)
 
     def check(self) -> None:
         """Verify every invariant; AssertionError says which one does not hold."""

@@ -26,8 +26,10 @@ class Tier:
         self.evictions = 0
         self._contents = contents
         self._names = Names(num_slots)
+        self._many_keys = np.frombuffer(self._names.keys, np.uint64)
         self._queue = FreeQueue(num_slots)
         self._holders = array("i", bytes(4 * num_slots))
+        self._many_holders = np.frombuffer(self._holders, np.int32)
 
     @property
     def free(self) -> int:
@@ -46,11 +48,14 @@ class Tier:
 
     def find_many(self, keys: Keys) -> Slots:
         """The slot of each key, or NOBODY."""
+        if not self.named:
+            return np.full(len(keys), NOBODY, np.intp)
         slots = self._names.find_many(keys)
-        return np.where(slots == NOBODY, NOBODY, slots + self.first)
+        slots[slots != NOBODY] += self.first
+        return slots
 
     def keys(self, slots: Slots) -> Keys:
-        return np.frombuffer(self._names.keys, np.uint64)[slots - self.first]
+        return self._many_keys[slots - self.first]
 
     # ---- hold
 
@@ -58,31 +63,25 @@ class Tier:
         return self._holders[slot - self.first] > 0
 
     def hold(self, slots: Sequence[int]) -> None:
-        """Let nobody else have these slots until they are released."""
-        rescued: list[int] = []
-        for slot in slots:
-            own = slot - self.first
-            if not self._holders[own]:
-                rescued.append(own)
-            self._holders[own] += 1
-        self._queue.remove(rescued)
+        """Let nobody else have these slots, each given once, until they are released."""
+        own = np.array(slots, np.intp) - self.first
+        held = self._many_holders[own]
+        self._many_holders[own] = held + 1
+        self._queue.remove(own[held == 0].tolist())
 
     def release(self, slots: Sequence[int], *, next_to_go: bool = False) -> None:
         """End a hold; the slots queue last, or first if their contents are in a faster medium again.
 
         They go in the order in which they are given: the end of a prompt before its head, which is likelier shared.
         """
-        holders, freed = self._holders, []
-        for slot in slots:
-            own = slot - self.first
-            assert holders[own] > 0, f"{self.medium}: slot {slot} is released more often than held"
-            holders[own] -= 1
-            if not holders[own]:
-                freed.append(own)
-        queue = np.array(freed, np.intp)
-        named = self._is_named(queue)
-        (self._queue.prepend if next_to_go else self._queue.append)(queue[named])
-        self._queue.prepend(queue[~named])
+        own = np.array(slots, np.intp) - self.first
+        left = self._many_holders[own] - 1
+        assert not left.size or left.min() >= 0, f"{self.medium}: one of {slots} is released more often than held"
+        self._many_holders[own] = left
+        freed = own[left == 0]
+        named = self._is_named(freed)
+        (self._queue.prepend if next_to_go else self._queue.append)(freed[named])
+        self._queue.prepend(freed[~named])
 
     def refresh(self, slots: Slots) -> None:
         """Let these named slots, in this order, be the last to go."""
@@ -96,7 +95,7 @@ class Tier:
         """Hand out up to `count` slots, held once, and the events of what they had."""
         own = np.array(self._queue.pop(min(count, self._queue.length)), np.intp)
         slots = own + self.first
-        np.frombuffer(self._holders, np.int32)[own] = 1
+        self._many_holders[own] = 1
         named = slots[self._is_named(own)]
         self.evictions += len(named)
         return slots, self._forget(named)
