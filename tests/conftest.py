@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
 
 
-def pytest_collection_finish() -> None:
-    """Ten thousand tests and all that they import live until the end: no collection need look at them."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests and all that they import live until the end: no collection of garbage need look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
