@@ -38,7 +38,7 @@ NOWHERE = pytest.StashKey[list[str]]()
 
 
 def runs_nowhere(folder: Path, marks: set[str], text: str) -> bool:
-    """Whether no target of the Makefile would find this test of a file with this text."""
+    """Return True if no target of the Makefile would find this test of a file with this text."""
     slow = bool(marks & {"chaos", "peers", "grid"})
     says_slow = re.search(r"mark\.(chaos|peers|grid)", text) is not None  # SLOW_FILES
     if folder == HERE / "chaos":  # which FAST ignores
