@@ -18,7 +18,7 @@ from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
 from replica.grammar.matcher import Matcher
-from replica.messages import Output, Refused, Stats, Submit, TierSnapshot
+from replica.messages import DiskCounters, Output, Refused, Stats, Submit, TierSnapshot
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
@@ -241,7 +241,10 @@ class Engine:
 
     def reset(self) -> bool:
         """Forget the cache; refused while requests run."""
-        return self.pool.reset()
+        done = self.pool.reset()
+        if done and self.mover is not None:
+            self.mover.clear()
+        return done
 
     def take_events(self) -> list[KnownEvent]:
         events = self.pool.take_events()
@@ -263,7 +266,7 @@ class Engine:
         )
 
     def stats(self) -> Stats:
-        scheduler = self.scheduler
+        scheduler, lower = self.scheduler, self.pool.lower
         stats = Stats(
             load=self.load(),
             pool=self.pool.snapshot(),
@@ -276,6 +279,8 @@ class Engine:
             kv_events=self.kv_events,
             constraint_failures=scheduler.constraint_failures,
             tiers=self._tiers(),
+            disk=DiskCounters() if self.mover is None else self.mover.disk_counters,
+            disk_skipped_writes=0 if lower is None else lower.unwritten,
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)
         return stats

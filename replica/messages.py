@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from api.constraints import Constraint
 from events.blocks import ExtraKey
@@ -159,6 +159,17 @@ class TierSnapshot(Struct, frozen=True):
     load_tokens_per_s: float = 0.0  # lately; 0: not known
 
 
+class DiskCounters(Struct):
+    """Records of the disk tier's file since the start."""
+
+    written: int = 0
+    refused_writes: int = 0  # their extra keys are too long
+    failed_writes: int = 0  # and failed erasures
+    read: int = 0
+    failed_reads: int = 0
+    wrong_reads: int = 0  # torn, damaged, or another record than expected
+
+
 class Rates(Struct, frozen=True):
     """The same over the last seconds."""
 
@@ -196,6 +207,8 @@ class Stats(Struct, tag="stats"):
     constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
     tiers: dict[str, TierSnapshot] = {}  # by medium
     neighbours: dict[str, NeighbourSnapshot] = {}  # `read`, by neighbours, and `pulled` from them
+    disk: DiskCounters = field(default_factory=DiskCounters)
+    disk_skipped_writes: int = 0  # blocks that the disk was too slow for
 
 
 class Hello(Struct, tag="hello"):

@@ -116,6 +116,13 @@ COUNTERS: tuple[Row, ...] = (
     ("warmroute:computed_prompt_tokens", "Prompt tokens that went through prefill.", "computed_prompt_tokens"),
     ("warmroute:engine_steps", "Steps of the engine's loop.", "steps"),
     ("warmroute:kv_events", "Cache events published.", "kv_events"),
+    ("warmroute:disk_written_blocks", "Blocks written to the disk.", "disk.written"),
+    ("warmroute:disk_read_blocks", "Blocks read from the disk, and verified.", "disk.read"),
+    ("warmroute:disk_skipped_writes", "Blocks not written because the disk was too slow.", "disk_skipped_writes"),
+    ("warmroute:disk_refused_writes", "Blocks not written because of long extra keys.", "disk.refused_writes"),
+    ("warmroute:disk_failed_writes", "Writes and erasures that the disk failed to do.", "disk.failed_writes"),
+    ("warmroute:disk_failed_reads", "Reads that the disk failed to do.", "disk.failed_reads"),
+    ("warmroute:disk_wrong_reads", "Blocks not used because they were torn or damaged.", "disk.wrong_reads"),
 )
 
 # The same for each medium below the cache.
