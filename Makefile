@@ -35,7 +35,11 @@ BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tes
 CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py tests/hostile/test_connections.py
 CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
 	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py
-PROPERTIES := hypothesis and not ($(SLOW) or $(HARDWARE))
+# Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
+# tests/test_layout.py demands that each test is found so.
+FAST := --ignore tests/browser --ignore tests/chaos -m "not ($(SLOW) or $(HARDWARE))"
+SLOW_FILES = tests/browser $(shell grep -lrE 'mark\.(chaos|peers|grid)' tests --include 'test_*.py')
+PROPERTIES = -m "hypothesis and not ($(SLOW) or $(HARDWARE))" $(shell grep -lr hypothesis tests --include 'test_*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-greedy test-thorough search test-all lint \
@@ -48,16 +52,16 @@ up: $(INSTALLED)  ## start two replicas of the demo model, on Ray, and a router 
 	$(BIN)/warmroute up $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not ($(SLOW) or $(HARDWARE))"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(FAST)
 
 coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly twice as long
-	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
+	$(BIN)/pytest -n auto $(FAST) --cov --cov-report=term
 
 test-slow: test-busy test-patient test-clocked test-greedy test-thorough  ## run the slow tests only: real processes, whole grids, long property tests and fuzzing
 
 test-busy: $(INSTALLED)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --timeout 180 $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" \
-		$(addprefix --ignore ,$(PATIENT) $(CLOCKED))
+		$(filter-out $(PATIENT) $(CLOCKED),$(SLOW_FILES))
 
 test-patient: $(INSTALLED)
 	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
@@ -69,11 +73,11 @@ test-greedy: $(INSTALLED)
 	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(GREEDY)
 
 test-thorough: $(INSTALLED)
-	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough -m "$(PROPERTIES)"
+	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 300000
 
 search: $(INSTALLED)  ## run the property tests on examples nobody has tried; what fails is kept, and tried first the next time
-	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search -m "$(PROPERTIES)"
+	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search $(PROPERTIES)
 
 test-all: test test-slow  ## run every test that needs no GPU
 
@@ -138,10 +142,12 @@ clean:  ## remove everything that make and the tests have built
 
 environments: $(INSTALLED) $(CHECKOV) $(TRITON)
 
+# pip would compile on one processor, and hundreds of models that nobody imports. Some files are templates, and no Python.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call need_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,ray,replica]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev,ray,replica]'
+	$(BIN)/python -m compileall -qq -j 0 -x /transformers/models/ $(VENV)/lib || true
 	@touch $@
 
 define need_python

@@ -5,6 +5,7 @@ An answer: frames of `u32 LE: choice index | u32 LE: number of token ids | u32 L
 is u32 LE, and the bytes of all frames together are what a plain client would have got.
 """
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,10 +21,20 @@ CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the fram
 CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_KV_SOURCES = 2
+MAX_ENDPOINT_CHARS = 256
 
+_KV_ENDPOINT = re.compile(r"\Atcp://[^\s/@]+:[0-9]{1,5}\Z")
 _LENGTH = struct.Struct("<I")
 _FRAME = struct.Struct("<III")
 _INT64 = Meta(ge=-(2**63), le=2**63 - 1)
+
+
+class KvSource(Struct, frozen=True):
+    """A neighbour that should hold the KV of a prompt's first tokens; nobody but the router may name one."""
+
+    endpoint: Annotated[str, Meta(max_length=MAX_ENDPOINT_CHARS, pattern=_KV_ENDPOINT.pattern)]
+    tokens: Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class Native(Struct, omit_defaults=True):
@@ -36,10 +47,16 @@ class Native(Struct, omit_defaults=True):
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
     cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
+    kv_sources: Annotated[list[KvSource], Meta(max_length=MAX_KV_SOURCES)] = []  # the best is first; for one prompt
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Native).decode
+
+
+def is_kv_endpoint(endpoint: str) -> bool:
+    """Return whether neighbours can be told to read a replica's blocks there."""
+    return len(endpoint) <= MAX_ENDPOINT_CHARS and _KV_ENDPOINT.search(endpoint) is not None
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:

@@ -17,6 +17,7 @@ Hash: TypeAlias = int | bytes
 Token: TypeAlias = int | str | tuple[int, int]
 # Per block: null, or [lora_name, [mm_id, offset], salt, embed_digest] with only the parts present, untagged.
 ExtraKeys: TypeAlias = list[list[Any] | None]
+REMOTE = "REMOTE"  # the locality of blocks in a place that replicas share
 # One ZeroMQ message.
 Frames: TypeAlias = list[bytes]
 END_SEQ = b"\xff" * 8  # the number of the marker that ends a replay

@@ -13,7 +13,16 @@ from events.capacity import MOST_BLOCKS, Capacity
 from events.changes import Change, Cleared, Grouped, Held, Removed, Stored
 from events.doubtful import Doubtful
 from events.groups import FULL, RULES, Groups, said_of
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash, RejectedEvent, UnknownEvent
+from events.messages import (
+    REMOTE,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    Hash,
+    RejectedEvent,
+    UnknownEvent,
+)
 from events.naming import Naming
 from events.orphans import Orphans
 from events.pool import Digest, Pool, low64, pool_name
@@ -21,8 +30,6 @@ from events.pools import Pools
 from events.reports import Reports, ends_in_a_hit
 from events.resolver_stats import ResolverStats
 from events.slices import StoredPiece
-
-REMOTE = "REMOTE"  # the locality of blocks in a place that replicas share
 
 
 class Resolver:

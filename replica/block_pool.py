@@ -127,7 +127,7 @@ class BlockPool:
     def match(self, chain: Chain) -> Match:
         """The longest cached prefix, at least one token short of the chain, whose last token must be computed."""
         count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
-        if not count or (self.lower is None and self._names.find(chain.keys[0]) == NOBODY):
+        if not count or not self._may_match(chain.keys[0]):
             return NO_MATCH
         keys = np.frombuffer(chain.keys, np.uint64, count)
         slots = self._names.find_many(keys)
@@ -144,6 +144,9 @@ class BlockPool:
         hits = int(is_lower.argmax()) if is_lower.any() else verified
         after = blocks[hits : hits + int(np.logical_and.accumulate(is_lower[hits:]).sum())]
         return Match(blocks[:hits], self._contents.identity[blocks[hits - 1]] if hits else 0, is_refused, after)
+
+    def _may_match(self, key: int) -> bool:
+        return self._names.find(key) != NOBODY or (self.lower is not None and self.lower.has(key))
 
     def part(self, chain: Chain, match: Match) -> PartialBlock:
         """Find the block that begins most as the chain's next block does."""
@@ -232,13 +235,18 @@ class BlockPool:
         if self.events:
             self._announce(chain, start, stop, copies)
         if self.lower is not None and self.lower.saved_early:
-            self._save(np.array([blocks[index] for index in range(start, stop) if index not in copies], np.intp))
+            self._save_early(np.array([blocks[index] for index in range(start, stop) if index not in copies], np.intp))
 
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
-        """As `_name_each` does, at once; False, and nothing done, unless each of them is a first copy."""
+        """As `_name_each` does, at once; False, and nothing done, unless each is a first copy of a new content.
+
+        If the first one's content is new, so are those that follow it.
+        """
+        if self.lower is not None and self.lower.identity(chain, start):
+            return False
         keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
         slots = np.array(blocks[start:stop], np.intp)
-        if (self.lower is not None and self.lower.has_any(keys)) or not self._names.add_many(keys, slots):
+        if not self._names.add_many(keys, slots):
             return False
         self._contents.identify(chain, slots)
         self._contents.fill(chain, slots, start, stop)
@@ -317,6 +325,10 @@ class BlockPool:
         """Keep named blocks, heads first, in the medium below."""
         if self.lower is not None and slots.size:
             self.lower.save(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
+
+    def _save_early(self, slots: Slots) -> None:
+        if self.lower is not None and slots.size:
+            self.lower.save_early(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
 
     def _forget_copy(self, block: int) -> bool:
         """Drop one copy of several; False if it is the only one."""

@@ -8,6 +8,7 @@ from api.parsing.formats import ReasoningFormat, ToolFormat
 
 EngineName: TypeAlias = Literal["native", "simulated"]
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
+KvTransport: TypeAlias = Literal["auto", "tcp", "nixl"]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
@@ -67,6 +68,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     curve_any_client: bool = False
     events_max_peers: int = 64
     events_replay_mib: int = 16
+    kv_secret: str | None = None  # shared by all replicas that may read each other's blocks; None: none may
+    kv_read: str | None = None  # the endpoint at which they read those of this one
+    kv_transport: KvTransport = "auto"
     log_interval_s: float = 10.0
     log_level: str = "info"
 

@@ -15,10 +15,12 @@ from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import AnswerRule, ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
+from replica.neighbours.endpoints import host_and_port
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
 from replica.tiers.sizes import HOST_SHARE, free_bytes
 
+SHORTEST_SECRET = 16
 MOST_ANSWERS_BYTES = 1024 * 1024
 
 
@@ -42,6 +44,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         **_vocabulary(tokenizer, model),
         **_of_model(values, model),
         **_tiers(values, model),
+        "kv_read": _kv_read(values),
         "max_step_s": _max_step_s(values),
     }
     return msgspec.convert(fields, ReplicaConfig)
@@ -167,6 +170,23 @@ def _num_blocks(ctx: click.Context, model: NativeModel | None) -> dict[str, int]
     if blocks > LARGEST:
         raise Unusable(f"--kv-cache-gb {memory_gb:g} holds {blocks:,} blocks; give less: {LARGEST:,} are the most")
     return {"num_blocks": blocks}
+
+
+def _kv_read(values: Mapping[str, Any]) -> str | None:
+    secret, host = values["kv_secret"], values["kv_host"]
+    if secret is None:
+        return None
+    if len(secret) < SHORTEST_SECRET:
+        raise Unusable(
+            f"--kv-secret has {len(secret)} characters, which a stranger could guess; give at least {SHORTEST_SECRET}, "
+            "like those of: openssl rand -hex 32"
+        )
+    endpoint = f"tcp://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{values['kv_port']}"
+    try:
+        host_and_port(endpoint)
+    except ValueError as error:
+        raise Unusable(f"--kv-host {host} is no address; give a name or an IP address") from error
+    return endpoint
 
 
 def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:

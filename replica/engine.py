@@ -23,9 +23,12 @@ from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
 from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
+from replica.tiers.lower import LowerTiers
 from replica.tiers.mover import Mover
-from replica.tiers.moves import Transfer
+from replica.tiers.moves import Save, Transfer
 from replica.tiers.transfers import Judgement
+
+MOST_TOKENS_PER_S = 1e8  # a status has no faster ones
 
 
 class Flight(NamedTuple):
@@ -55,7 +58,7 @@ class Engine:
             disk_slots=config.disk_blocks if mover is not None else 0,
         )
         if mover is not None and self.pool.lower is not None:
-            self.pool.lower.restore(*mover.recover())
+            self.pool.lower.restore(mover.recover())
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
@@ -113,7 +116,13 @@ class Engine:
         priority = rank_s, self._arrivals
         prompt_tokens = len(submit.prompt) // 4
         request = Request(
-            submit.id, chain, prompt_tokens, submit.sampling, priority, matcher=matcher, sources=submit.sources
+            submit.id,
+            chain,
+            prompt_tokens,
+            submit.sampling,
+            priority,
+            matcher=matcher,
+            sources=submit.sources if self.mover else (),
         )
         try:
             self.scheduler.submit(request)
@@ -181,7 +190,7 @@ class Engine:
         self._due += transfers
         if saves and lower is not None:
             mover.save(saves)
-            mover.write(lower.saved(saves))
+            self._write(lower, mover, saves)
         if self._flying is None:
             self._begin_due(batch)
 
@@ -201,12 +210,16 @@ class Engine:
         transfers, written = mover.landed()
         for transfer in transfers:
             self.scheduler.land(transfer)
-            if lower is not None:
-                mover.write(lower.saved(transfer.saves))
         if lower is not None:
             lower.written(written)
-            mover.erase(lower.take_erasures())
+            self._write(lower, mover, [save for transfer in transfers for save in transfer.saves])
         self._begin_moves([])
+
+    def _write(self, lower: LowerTiers, mover: Mover, saves: Sequence[Save]) -> None:
+        """Let what has been saved go on to the disk, once what was there is erased."""
+        writes = lower.saved(saves)
+        mover.erase(lower.take_erasures())
+        mover.write(writes)
 
     def _pays_off(self, medium: str) -> bool:
         """Return True unless tokens are known to be computed sooner than loaded."""
@@ -245,6 +258,8 @@ class Engine:
             free_blocks=self.pool.free,
             cached_blocks=self.pool.named,
             prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
+            load_tokens_per_s=self._load_speeds(),
+            loading_tokens=self.scheduler.transfers.tokens(),
         )
 
     def stats(self) -> Stats:
@@ -288,7 +303,7 @@ class Engine:
             return {}
         speeds = self.mover.speeds
         found = {medium: speeds.blocks_per_s(medium) * self.config.block_size for medium in speeds.media()}
-        return {medium: speed for medium, speed in found.items() if speed}
+        return {medium: min(speed, MOST_TOKENS_PER_S) for medium, speed in found.items() if speed}
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""

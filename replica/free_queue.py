@@ -31,11 +31,8 @@ class FreeQueue:
     def pop(self, count: int) -> list[int]:
         """Remove the first blocks; the caller has made sure that there are enough."""
         following = self._next
-        blocks: list[int] = []
         block = self._end
-        for _ in range(count):
-            block = following[block]
-            blocks.append(block)
+        blocks = [block := following[block] for _ in range(count)]
         after = following[block]
         following[self._end] = after
         self._previous[after] = self._end

@@ -54,7 +54,7 @@ class Submit(Struct, omit_defaults=True):
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
-    sources: list[KVSource] = []
+    sources: list[KVSource] = []  # neighbours to ask for the beginning of the prompt
 
 
 class Learn(Struct, tag="learn"):
@@ -171,6 +171,15 @@ class Rates(Struct, frozen=True):
     generated_tokens_per_s: float = 0.0
 
 
+class NeighbourSnapshot(Struct, frozen=True):
+    """The counts of one side of reading blocks between replicas, since the start."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: dict[str, int] = {}  # by reason
+
+
 class Stats(Struct, tag="stats"):
     """Sent a few times a second."""
 
@@ -186,6 +195,7 @@ class Stats(Struct, tag="stats"):
     kv_events: int = 0
     constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
     tiers: dict[str, TierSnapshot] = {}  # by medium
+    neighbours: dict[str, NeighbourSnapshot] = {}  # `read`, by neighbours, and `pulled` from them
 
 
 class Hello(Struct, tag="hello"):
@@ -199,6 +209,8 @@ class Hello(Struct, tag="hello"):
     incarnation: int = 0
     topic: str = ""
     attention: str = ""  # how it is computed; empty where nothing is
+    kv_read: str = ""  # the endpoint at which neighbours read its blocks; empty: they may not
+    kv_layout: str = ""  # its blocks are of use to replicas with the same one
 
 
 ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | Stop

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -41,7 +42,9 @@ from replica.messages import (
     decode_to_engine,
     encode,
 )
+from replica.neighbours.service import Neighbours
 from replica.runner import Runner
+from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
 from replica.tiers.simulated import SimulatedMover
@@ -71,15 +74,20 @@ def main(arguments: Sequence[str]) -> int:
             runner = make_runner(config, clock)
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
-            mover = make_mover(config, runner, clock)
+            neighbours = make_neighbours(config, runner)
+            mover = make_mover(config, runner, clock, neighbours)
             if mover is not None:
                 stack.callback(mover.close)
             engine = Engine(config, runner, clock, mover)
+            if neighbours is not None:
+                stack.callback(neighbours.stop)
+                assert isinstance(mover, ThreadedMover), "there is KV memory"
+                neighbours.listen(engine.pool, mover)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
             return 1
-        loop = Loop(engine, publisher, socket, parent_pid)
+        loop = Loop(engine, publisher, socket, parent_pid, neighbours)
         signal.signal(signal.SIGUSR1, loop.ask_for_check)
         loop.run()
     return 0
@@ -109,14 +117,48 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
     return build(config)
 
 
-def make_mover(config: EngineConfig, runner: Runner, clock: Clock) -> Mover | None:
-    """Make what moves blocks to the media below the pool and back; None: there are none."""
-    if not config.host_blocks or not config.enable_prefix_caching:
+def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: Neighbours | None) -> Mover | None:
+    """Make what brings blocks from lower media and neighbours, and saves them there; None: there are none."""
+    if not (config.host_blocks or neighbours) or not config.enable_prefix_caching:
         return None
     if runner.memory is None:
         return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
-    return ThreadedMover(runner.memory, host, config.num_blocks)
+    disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
+    return ThreadedMover(runner.memory, host, config.num_blocks, disk, neighbours)
+
+
+def open_disk(config: EngineConfig, runner: Runner, block_bytes: int) -> DiskFile:
+    return open_disk_file(
+        Path(config.disk_kv),
+        kv_layout=kv_layout_of(config, runner),
+        block_size=config.block_size,
+        payload_bytes=block_bytes,
+        num_slots=config.disk_blocks,
+    )
+
+
+def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
+    """Make what reads from neighbours and is read by them; None: there is no KV, or no secret."""
+    if runner.memory is None or config.kv_read is None or not config.enable_prefix_caching:
+        return None
+    return Neighbours(config, runner.memory, kv_layout_of(config, runner))
+
+
+def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
+    """Kernels count, too: on a CPU, blocks from elsewhere have the very bits that this replica would compute."""
+    from replica.model.config import read_config
+    from replica.tiers.kv_layout import kv_layout
+
+    folder = Path(config.model_path)
+    return kv_layout(
+        read_config(folder),
+        dtype=config.dtype,
+        block_size=config.block_size,
+        model=config.model,
+        folder=folder,
+        arrangement=f"layers, keys and values, tokens, heads; {runner.attention_name}",
+    )
 
 
 def publisher_config(config: EngineConfig) -> PublisherConfig:
@@ -140,12 +182,23 @@ class Loop:
     """Messages in, one step, messages out."""
 
     def __init__(
-        self, engine: Engine, publisher: Publisher | None, socket: "zmq.Socket[bytes]", parent_pid: int
+        self,
+        engine: Engine,
+        publisher: Publisher | None,
+        socket: "zmq.Socket[bytes]",
+        parent_pid: int,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.engine = engine
         self.publisher = publisher
         self.socket = socket
         self.parent_pid = parent_pid
+        self.neighbours = neighbours
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        if neighbours is not None:
+            self._poller.register(neighbours.descriptor, zmq.POLLIN)
+            engine.scheduler.readers = neighbours.references
         self.compilations = Compilations(engine.config.max_waiting)
         self.stopped = False
         self._check_asked = False
@@ -187,8 +240,11 @@ class Loop:
         wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
         if self.engine.only_loads or (self.compilations and not self.engine.busy):
             wait_s = BESIDE_POLL_S
-        while not self.stopped and self.socket.poll(max(0, round(wait_s * 1000))):
-            self._obey(self.socket.recv())
+        while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
+            if self.socket in ready:
+                self._obey(self.socket.recv())
+            if self.neighbours is not None and self.neighbours.descriptor in ready:
+                self.neighbours.serve()
             wait_s = 0.0
         return not self.stopped
 
@@ -229,6 +285,8 @@ class Loop:
     def _report(self) -> None:
         self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
         stats = self.engine.stats()
+        if self.neighbours is not None:
+            stats.neighbours = self.neighbours.snapshot()
         if self.publisher is not None:
             self.publisher.report(stats.load)
         self._send(stats)
@@ -241,7 +299,7 @@ class Loop:
         self.socket.send(encode(message))
 
     def _hello(self) -> Hello:
-        config, publisher = self.engine.config, self.publisher
+        config, publisher, neighbours = self.engine.config, self.publisher, self.neighbours
         return Hello(
             model=config.model,
             num_blocks=config.num_blocks,
@@ -251,6 +309,8 @@ class Loop:
             incarnation=publisher.incarnation if publisher else 0,
             topic=publisher.config.topic if publisher else "",
             attention=self.engine.runner.attention_name,
+            kv_read=neighbours.endpoint if neighbours else "",
+            kv_layout=neighbours.kv_layout if neighbours else "",
         )
 
 

@@ -11,7 +11,7 @@ drawn as a token, whichever it will be. `may_run_ahead` says whether that is eno
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
@@ -54,6 +54,7 @@ class Scheduler:
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
         self.transfers = Transfers(pool, judgement)
+        self.readers: Mapping[int, int] = {}  # references to blocks that others than requests have
         self._waiting: list[tuple[tuple[float, int], Request]] = []  # a heap
 
     # ---- requests come and go
@@ -350,7 +351,7 @@ class Scheduler:
     def check(self) -> None:
         """Verify every invariant, the pool's included."""
         self.pool.check()
-        uses: dict[int, int] = {}
+        uses = dict(self.readers)
         for request in self.running:
             held, filled = len(request.blocks), request.computed // self.pool.block_size
             assert request.computed <= request.launched <= request.length, f"request {request.id} is ahead of itself"

@@ -264,6 +264,25 @@ SETTINGS: dict[str, list[Setting]] = {
             "MiB of the newest event batches to keep for replays (at most 10,000 batches).",
         ),
     ],
+    "Neighbours": [
+        engine(
+            "kv_secret",
+            TEXT,
+            "SECRET",
+            "Share blocks with the replicas that have the same secret: they read this one's, and it reads theirs. "
+            "Better given as WARMROUTE_KV_SECRET: other users can see the command line.",
+            secret=True,
+        ),
+        derived("kv_host", TEXT, "HOST", "The address at which neighbours read blocks; *: all.", "127.0.0.1"),
+        derived("kv_port", click.IntRange(0, 65535), "PORT", "The port for that; 0: any free one.", 5556),
+        engine(
+            "kv_transport",
+            click.Choice(["auto", "tcp", "nixl"]),
+            "auto|tcp|nixl",
+            "How blocks are read: by NIXL (warmroute[nixl]) where both replicas have it, or TCP. auto: NIXL only with "
+            "an RDMA device.",
+        ),
+    ],
     "Simulated engine": [
         simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed per second."),
         simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens per second for a single request."),

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from router.members.discovery.cluster import Cluster
 from router.members.spec import ReplicaSpec
+from router.placement.elsewhere import Mode
 from router.proxy.keys import Key
 
 Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
@@ -58,6 +59,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     optimistic_ttl_s: float = 30.0
     message_cache_bytes: int = 64 * MEGABYTE
     accuracy_objective: float = 0.999
+    prefill_elsewhere: Mode = "auto"
+    pass_kv_transfer_params: bool = False  # of clients
     # Failure
     resume: bool = True
     connect_timeout_s: float = 2.0

@@ -22,6 +22,7 @@ from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Histogram
 from router.placement.cost import NONE_TRIED, Candidate
 from router.placement.decision import Decision
+from router.placement.elsewhere import fetch
 from router.placement.index import Matches
 from router.placement.placement import Placement, Prompt
 from router.placement.waiting import Waiting
@@ -134,12 +135,18 @@ class Router:
         came_s: float | None = None,
         *,
         only: Member | None = None,
+        fetches: bool = False,
     ) -> tuple[Decision, dict[int, Matches]]:
-        """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do."""
+        """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do.
+
+        `fetches`: its KV was computed elsewhere, and is held there.
+        """
         slots = model.slots if prompt.exact else model.all_slots
         question, matches = self.placement.question(
-            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s
+            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s, counts=not fetches
         )
+        if fetches:
+            fetch(question, model.candidates)
         ring = model.ring if self.config.policy == "session" else None
         candidates = model.candidates if only is None else [only.candidate]
         return self.placement.decide(question, candidates, ring if only is None else None), matches
@@ -197,9 +204,19 @@ class Router:
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
-        """Record that the replica has begun a successful response."""
+        """Record that the replica has begun a successful response.
+
+        Ours begin with the first token. Other engines send the head of a stream before they have computed its prompt.
+        """
+        attempt.member.health.success(self.now_s())
+        if attempt.takes_frames or not attempt.placed.streams:
+            self.computed(attempt)
+
+    def computed(self, attempt: Attempt) -> None:
+        """Record that a part of the response has come, and so that its prompt is computed."""
+        if attempt.begun_s:
+            return
         now_s = self.now_s()
-        attempt.member.health.success(now_s)
         attempt.begun_s, attempt.begun_order = now_s, next(self.order)
         self.placement.begun(attempt.placed, now_s)
 
@@ -318,6 +335,14 @@ class Router:
             count_request(member.tally(peek.model), summary, generation, usual_keys)
             if generation.prediction is not None:
                 compare(self.predictions, summary, generation, keys)
+        if summary.prefill is not None and (half := summary.prefill.generation) is not None:
+            self._compare_prefill(summary, half)
+
+    def _compare_prefill(self, summary: RequestSummary, half: GenerationSummary) -> None:
+        """Compare the hit at the replica that computed the prompt for another one."""
+        if half.prediction is not None and half.member is not None:
+            lookahead = self.placement.index.lookahead(half.member.slot)
+            compare(self.predictions, summary, half, half.prompt.keys(half.block_size, lookahead))
 
     def _predicted_wrongly(self, name: str) -> None:
         """Read a replica's cache again if predictions of its cached tokens fail too often."""
@@ -356,6 +381,7 @@ class Router:
             return
         goes_on = attempt.goes_on
         limit_s = self.config.idle_timeout_s if goes_on or unread is not None else self.config.first_token_timeout_s
+        limit_s = min(limit_s, attempt.within_s)
         if now_s - attempt.touched_s <= limit_s:
             return
         if unread is not None:  # the client is stuck, not the replica

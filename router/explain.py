@@ -11,7 +11,7 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import Client
-from router.formatting import decoded, duration, plain_console
+from router.formatting import brings, decoded, duration, plain_console, told_portions
 from router.responses import Candidate, Explanation
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
@@ -61,6 +61,8 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
             Text.assemble((f"  {printable(each.name)}  ", "bold"), printable(each.why)),
             soft_wrap=not console.is_terminal,
         )
+        if brings(each.portions):
+            console.print(f"    tokens: {', '.join(told_portions(each.portions))}", soft_wrap=not console.is_terminal)
 
 
 def heading(explanation: Explanation) -> str:
@@ -75,6 +77,9 @@ def heading(explanation: Explanation) -> str:
     head = f"{printable(explanation.model)}, {prompt}\nIt {chosen} (policy {printable(explanation.policy)})"
     if explanation.session is not None:
         head += f"\nIts session is {printable(explanation.session)} ({printable(explanation.session_from or '')})"
+    if (prefill := explanation.prefill) is not None:
+        where = printable(prefill.replica or "") if prefill.elsewhere else "there, too"
+        head += f"\nIts prompt is computed {'at ' if prefill.elsewhere else ''}{where}: {printable(prefill.why)}"
     if explanation.prediction_exact or not explanation.why_inexact or not explanation.exact:
         return head
     return f"{head}\nIts cached tokens are an estimate: {printable(explanation.why_inexact)}"

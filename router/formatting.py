@@ -1,12 +1,15 @@
 """Short texts for numbers, shares and durations, and the drawing of responses on a console."""
 
 import math
-from typing import TextIO, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TextIO, TypeVar
 
 import click
 import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+
+from events.tool.words import printable
 
 NONE = "-"
 
@@ -63,6 +66,38 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return NONE
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+
+
+class Portion(Protocol):
+    """A part of a prompt, as `router.responses` has it."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def tokens(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def neighbours(self) -> Sequence[str]: ...
+
+
+PLACES = {"GPU": "on its GPU", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
+
+
+def told_portions(portions: Sequence[Portion]) -> list[str]:
+    """`2,048 on its GPU`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
+    told = []
+    for one in portions:
+        names = " or ".join(map(printable, one.neighbours)) or "a neighbour"
+        place = PLACES.get(one.source, f"from {names}")
+        took = f" in {duration(one.seconds)}" if one.seconds else ""
+        told.append(f"{one.tokens:,.0f} {place}{took}")
+    return told
+
+
+def brings(portions: Sequence[Portion]) -> bool:
+    """Return whether a part comes neither from the GPU nor from computing."""
+    return any(one.source not in ("GPU", "COMPUTE") for one in portions)
 
 
 def count(number: float, noun: str) -> str:

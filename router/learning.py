@@ -75,6 +75,7 @@ class Learning:
         ranks = {rank.spec.name: rank for rank in facts.ranks}
         for member in server.members:
             member.describe(facts, ranks[member.name])
+            self._router.placement.offers(member.load, facts.kv_read, facts.kv_layout)
             if not facts.loading:
                 self._follow(member, facts.total_blocks)
 

@@ -6,6 +6,8 @@ Fields that end in `at_s`, and the times of reports, are read from the router's 
 
 from msgspec import Raw, Struct, field
 
+from router.placement.roles import Half, Role
+
 USUAL_TTL_S = 30.0
 USUAL_LIMIT = 512
 NO_BODY = Raw()  # msgspec leaves out a default by its identity
@@ -52,6 +54,7 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     readable_tokens: float = 0  # that they might read there
     pulled_tokens: float = 0  # the prompt's first, up to which it would have read from neighbours
     pulled_from: list[str] = []  # the best is first
+    role: Role | None = None
 
     def below_tokens(self) -> dict[str, float]:
         """Tokens by source; older logs say only how many there were in any, and that was mostly host memory."""
@@ -68,6 +71,8 @@ class Decided(Struct, omit_defaults=True):
     tried: list[str] = []
     candidates: list[Weighed] = []
     came_s: float | None = None  # all of its body; its place in a replica's queue counts from then
+    half: Half = "decode"  # that was placed; "prefill": to compute its prompt for another replica
+    is_fetched: bool = False  # its KV had been computed elsewhere
 
 
 class Sending(Struct, omit_defaults=True):
@@ -85,6 +90,18 @@ class Sending(Struct, omit_defaults=True):
     fault: str | None = None
     priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
     awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
+    fetched_tokens: int = 0  # whose KV came from another replica
+
+
+class Prefilled(Struct, omit_defaults=True):
+    """The half of a request at a replica that computed its prompt for another one."""
+
+    replica: str
+    outcome: str
+    duration_s: float = 0
+    gain_s: float = 0  # estimated
+    predicted_tokens: int | None = None
+    cached_tokens: int | None = None  # as that replica reported
 
 
 class LogLine(Struct, kw_only=True, omit_defaults=True):
@@ -114,6 +131,7 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     index_exact: bool = True  # False: the chosen replica's cache was not known completely
     prediction_exact: bool = True  # False: `predicted_tokens` may differ from what is found
     predicted_tokens: int | None = None  # cached at the replica; None: only guessed
+    prefill: Prefilled | None = None  # None: its prompt was computed where its answer was generated
 
     @property
     def body(self) -> Raw | None:

@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from router.core import Router
 from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Histogram, Tally
+from router.placement.roles import TAKES
 from router.responses import FeedState
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -103,6 +104,11 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
         lambda r: message_cache_bytes(r.members),
     ),
     Metric("draining", "1 if the router is about to end.", lambda r: r.leaving),
+    Metric(
+        "transfer_tokens_per_second",
+        "Speed at which KV comes from other replicas; 0 while it is not known.",
+        lambda r: r.placement.transfers.measured_tokens_per_s,
+    ),
 )
 ROUTER_COUNTERS: tuple[Metric[Router], ...] = (
     Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.counts.retries),
@@ -115,8 +121,11 @@ APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not
 DECISION = "decision_seconds", "CPU time of choosing a replica."
 BLOCKS = "index_blocks", "Blocks in the index."
 UNKNOWN = "event_unknown_parts", "Event types and fields that are not read, by name."
+SOURCES = "source_tokens", "Prompt tokens by where the replica was to take them from."
 REQUESTS = "requests", "Requests by the status of their answer."
 FIRST_TOKEN = "time_to_first_token_seconds", "From a request's arrival to its first byte."
+PREFILLS = "prefills", "Prompts computed for other replicas, by their outcome."
+PREFILL = "prefill_seconds", "From sending a prompt to its KV being held for another replica."
 WHOLE = "request_seconds", "From a request's arrival to the end of its answer."
 
 
@@ -155,6 +164,14 @@ def text_of(router: Router) -> Iterator[str]:
             _line("event_unknown_parts_total", _labels(replica=member.name, name=each), unknown[each])
             for each in unknown
         )
+    yield _head(*PREFILLS, "counter")
+    for labels, member in named:
+        by_outcome = member.prefills
+        yield "".join(
+            _line("prefills_total", f'{labels},outcome="{each}"', by_outcome[each]) for each in list(by_outcome)
+        )
+    prefilling = [(labels, member) for labels, member in named if member.spec.role in TAKES["prefill"]]
+    yield from _histograms(PREFILL, [(labels, member.prefill_s) for labels, member in prefilling])
     tallies = [
         (_labels(model=model, replica=member.name), tally)
         for member in members
@@ -165,6 +182,10 @@ def text_of(router: Router) -> Iterator[str]:
         lines = (_line("requests_total", f'{labels},status="{each}"', tally.statuses[each]) for each in tally.statuses)
         yield "".join(lines)
     yield from _rows((), TALLY_COUNTERS, tallies)
+    yield _head(*SOURCES, "counter")
+    for labels, tally in tallies:
+        found = tally.source_tokens
+        yield "".join(_line("source_tokens_total", f'{labels},source="{each}"', found[each]) for each in found)
     yield from _histograms(FIRST_TOKEN, [(labels, tally.first_token_s) for labels, tally in tallies])
     yield from _histograms(WHOLE, [(labels, tally.request_s) for labels, tally in tallies])
 

@@ -81,6 +81,7 @@ class ReplicaStatus(Struct, frozen=True):
     heard_age_s: float | None = None
     served: Served = Served()
     rank: int | None = None  # of several behind its URL
+    role: str | None = None
 
 
 class ReplicaList(Struct, frozen=True):
@@ -88,6 +89,15 @@ class ReplicaList(Struct, frozen=True):
 
 
 # ---- POST /explain
+
+
+class Portion(Struct, frozen=True):
+    """A part of a prompt, and where a replica takes it from."""
+
+    source: str  # GPU, CPU, STORAGE, PULL (from a neighbour) or COMPUTE
+    tokens: float = 0
+    seconds: float = 0.0
+    neighbours: list[str] = []  # to read it from, the best first
 
 
 class Candidate(Struct):
@@ -104,6 +114,22 @@ class Candidate(Struct):
     cost: float | None = None  # in seconds; None: it cannot take the prompt
     available: bool = True
     why: str = ""  # why it was chosen, lost, or cannot be chosen
+    portions: list[Portion] = []  # where it would take the prompt's tokens from; none: an older router
+
+
+class PrefillChoice(Struct, kw_only=True):
+    """Where the prompt would be computed: at the chosen replica, or at another one."""
+
+    elsewhere: bool
+    why: str
+    replica: str | None = None
+    here_s: float = 0
+    here_harm_s: float = 0
+    there_s: float = 0
+    there_harm_s: float = 0
+    transfer_s: float = 0
+    threshold_s: float = 0
+    candidates: list[Candidate] = []  # those that may compute it
 
 
 class Explanation(Struct, kw_only=True):
@@ -123,3 +149,4 @@ class Explanation(Struct, kw_only=True):
     why_inexact: str | None = None  # why one of these is not
     session: str | None = None
     session_from: str | None = None  # the header that names it, or prompt_cache_key
+    prefill: PrefillChoice | None = None  # None: no two replicas have roles

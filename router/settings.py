@@ -27,6 +27,7 @@ from api.settings import (
 )
 from router.config import MEGABYTE, Policy, RouterConfig
 from router.members.target import parse_target
+from router.placement.elsewhere import Mode
 
 
 class Url(Text):
@@ -239,6 +240,19 @@ SETTINGS: dict[str, list[Setting]] = {
             FiniteRange(0, 1),
             "Share of answers whose cached tokens must match the prediction.",
             metavar="FRACTION",
+        ),
+        _row(
+            "prefill_elsewhere",
+            click.Choice(get_args(Mode)),
+            "Let a replica with the role prefill compute a prompt for one that generates: auto, where that saves "
+            "waiting; always, where it can; never.",
+            metavar="auto|always|never",
+        ),
+        _row(
+            "pass_kv_transfer_params",
+            click.BOOL,
+            "Pass on clients' kv_transfer_params and ec_transfer_params, which can name any host, instead of removing "
+            "them.",
         ),
     ],
     "Failure": [

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from router.core import Router
 from router.members.members import Member
-from router.placement.index import Matched
+from router.placement.index import Matches
 from router.placement.placement import APPROXIMATE
+from router.placement.prices import GPU
 from router.prompts.prefixes.recent import RecentPrompt
 from router.prompts.prefixes.shared import Prefix, Shared
 from router.prompts.prefixes.tree import Run, Tree, most_shared
@@ -99,27 +100,33 @@ def prefix_of(router: Router, kind: KeySpace, path: Sequence[Run], now_s: float)
         prompts=run.prompts,
         idle_s=round(now_s - run.last_s, 3),
         held_by=len(holders),
-        replicas=holders[:MOST_NAMES],
+        replicas=[name for name, _ in holders[:MOST_NAMES]],
         text=text_of(path),
         below=[],
         id=f"{kind.model} {run.keys[0]:016x}",
+        sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
     )
 
 
-def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[str]:
-    """Names of the replicas that hold the prefix in any medium, by their events or by the prompts sent to them."""
+def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[tuple[str, str]]:
+    """The replicas that hold the prefix, by their events or by the prompts sent to them, and the slowest source."""
     model = router.members.models.get(kind.model)
     if model is None:
         return []
     slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
-    held = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
-    return sorted(one.name for one in model.members if is_held(router, kind, len(keys), one, held.get(one.slot, 0)))
+    matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
+    held = matches.lower
+    return sorted(
+        (one.name, matches.source(one.slot))
+        for one in model.members
+        if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
+    )
 
 
-def usable_blocks(router: Router, kind: KeySpace, keys: list[int], slots: int) -> Matched:
-    """The leading blocks that a longer prompt could use in any medium, by slot."""
+def usable_blocks(router: Router, kind: KeySpace, keys: list[int], slots: int) -> Matches:
+    """The leading blocks that a longer prompt could use, by slot."""
     index = router.placement.index_of(kind.block_size)
-    return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else []).lower
+    return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else [])
 
 
 def is_held(router: Router, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:

@@ -52,6 +52,7 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
             matched_tokens=sum(tally.matched_tokens for tally in tallies),
         ),
         rank=member.rank,
+        role=member.spec.role,
     )
 
 
@@ -114,9 +115,9 @@ def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
 
     Later it does not: one replica with unreachable events would take all routers away from clients.
     """
-    members = list(router.members)
+    members = [member for member in router.members if member.spec.role != "prefill"]
     if not members:
-        return "no replica is known yet"
+        return "no replica that generates is known yet" if len(router.members) else "no replica is known yet"
     down = {member.name: why for member in members if (why := member.candidate.unavailable) is not None}
     up = [one for one in members if one.name not in down]
     syncing = [one.name for one in up if state_of(one, router.feeds.state(one.name)) == "syncing"]

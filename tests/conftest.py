@@ -7,13 +7,17 @@ the slow ones. `make search` tries new ones.
 import fcntl
 import gc
 import os
+import re
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from replica.model.demo import CACHE_VARIABLE, demo_folder
+
+HERE = Path(__file__).parent
 
 QUICK_TO_SHRINK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
@@ -30,9 +34,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """Ten thousand tests and all that they import live until the end: no collection need look at them."""
-    gc.freeze()
+NOWHERE = pytest.StashKey[list[str]]()
+
+
+def runs_nowhere(folder: Path, marks: set[str], text: str) -> bool:
+    """Return True if no target of the Makefile would find this test of a file with this text."""
+    slow = bool(marks & {"chaos", "peers", "grid"})
+    says_slow = re.search(r"mark\.(chaos|peers|grid)", text) is not None  # SLOW_FILES
+    if folder == HERE / "chaos":  # which FAST ignores
+        return not (slow and says_slow)
+    return (slow and not says_slow) or ("hypothesis" in marks and "hypothesis" not in text)  # PROPERTIES
+
+
+@pytest.hookimpl(tryfirst=True)  # before any is deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the names of tests that only a run of everything would find; a test demands that there are none."""
+    texts = {path: path.read_text() for path in {item.path for item in items}}
+    config.stash[NOWHERE] = [
+        item.nodeid
+        for item in items
+        if runs_nowhere(item.path.parent, {mark.name for mark in item.iter_markers()}, texts[item.path])
+    ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests and all that they import live until the end: no collection of garbage need look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

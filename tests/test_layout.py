@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NOWHERE, runs_nowhere
+
 ROOT = Path(__file__).resolve().parent.parent
 
 ALLOWED = {
@@ -194,3 +196,28 @@ def test_an_engine_that_knows_its_runner_is_caught(tmp_path: Path, file: str, so
     (tmp_path / "replica" / "simulated.py").touch()
     (tmp_path / "replica" / file).write_text(source)
     assert {message.partition(":")[0] for message in runner_violations(tmp_path)} == {file}
+
+
+# ---- the tests
+
+
+def test_every_test_that_is_collected_here_is_run_by_the_makefile(request: pytest.FixtureRequest) -> None:
+    assert request.config.stash[NOWHERE] == [], "see SLOW_FILES and PROPERTIES in the Makefile"
+
+
+@pytest.mark.parametrize(
+    ("folder", "marks", "text", "expected"),
+    [
+        ("chaos", {"chaos"}, "pytestmark = pytest.mark.chaos", False),
+        ("chaos", set[str](), "", True),
+        ("fleet", {"chaos"}, "pytestmark = imported", True),
+        ("fleet", {"grid"}, "marks=pytest.mark.grid", False),
+        ("fleet", {"hypothesis"}, "@given_by_others", True),
+        ("fleet", {"hypothesis"}, "from hypothesis import given", False),
+        ("fleet", set[str](), "", False),
+    ],
+)
+def test_a_test_that_the_makefile_would_not_find_is_noticed(
+    folder: str, marks: set[str], text: str, expected: bool
+) -> None:
+    assert runs_nowhere(ROOT / "tests" / folder, marks, text) == expected

@@ -4,7 +4,7 @@ from collections import Counter
 
 from events.extras import chain_keys, chain_root
 from events.groups import FULL, RULES
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
+from events.messages import REMOTE, AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
 
 
 class Group:
@@ -53,15 +53,15 @@ class History:
             self._store(event)
         elif isinstance(event, BlockRemoved):
             for block_hash in event.block_hashes:
-                if (copies := self.group(event).copies)[event.medium or "GPU", block_hash] > 0:
-                    copies[event.medium or "GPU", block_hash] -= 1
+                if (copies := self.group(event).copies)[place_of(event), block_hash] > 0:
+                    copies[place_of(event), block_hash] -= 1
         elif isinstance(event, AllBlocksCleared):
             self.complete = True
             for group in self.groups.values():
                 group.copies.clear()
 
     def _store(self, event: BlockStored) -> None:
-        group, medium = self.group(event), event.medium or "GPU"
+        group, medium = self.group(event), place_of(event)
         chain: list[int] | list[None] = self.chain(event) or [None] * len(event.block_hashes)
         self.media.add(medium)
         if group.block_size is None:
@@ -73,6 +73,12 @@ class History:
                 group.key_of[block_hash] = key
             if key is not None:
                 group.hash_of.setdefault(key, block_hash)
+
+
+def place_of(event: BlockStored | BlockRemoved) -> str:
+    """The event's medium; a place that replicas share is one of its own."""
+    medium = event.medium or "GPU"
+    return f"{medium} ({REMOTE.lower()})" if event.locality == REMOTE else medium
 
 
 def whole_prefix(event: BlockStored) -> bool:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from events.analysis.history import History, kind_of, show, whole_prefix
+from events.analysis.history import History, kind_of, place_of, show, whole_prefix
 from events.extras import packed_tokens
 from events.messages import BadBatch, BlockRemoved, BlockStored, EventBatch, RejectedEvent, UnknownEvent
 
@@ -157,7 +157,7 @@ def same_content_same_hash(history: History, event: BlockStored) -> Verdict:
 
 
 def removals_matched(history: History, event: BlockRemoved) -> Verdict:
-    copies, medium = history.group(event).copies, event.medium or "GPU"
+    copies, medium = history.group(event).copies, place_of(event)
     unknown = [h for h in set(event.block_hashes) if copies[medium, h] < event.block_hashes.count(h)]
     if unknown and not history.complete:
         return SKIP

@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from events.actions import Action, Apply, Gap, Partial, Reset
+from events.analysis.history import place_of
 from events.changes import Change, Stored
 from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
@@ -183,7 +184,8 @@ class Tail:
         if isinstance(event, BlockStored | BlockRemoved):
             blocks = len(event.block_hashes)
             fields |= {"medium": event.medium, "blocks": blocks, "group_idx": event.group_idx}
-            parts += [event.medium or "-", f"{blocks:4} {'block ' if blocks == 1 else 'blocks'}"]
+            fields |= {"locality": event.locality, "ownership": event.ownership}
+            parts += [place_of(event) if event.medium else "-", f"{blocks:4} {'block ' if blocks == 1 else 'blocks'}"]
         if isinstance(event, BlockStored):
             key = self._keys.get(id(event))
             fields |= {"tokens": len(event.token_ids), "parent": event.parent_block_hash, "lora_name": event.lora_name}

@@ -73,6 +73,7 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
     device = ("--device", "cuda" if plan.resources.gpus else "cpu")
     what = ["--model", plan.model, "--served-model-name", plan.name, "--engine", plan.engine]
     where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
+    where += ["--kv-host", host, "--kv-port", "0"]
     life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template})
     return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files))

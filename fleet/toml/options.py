@@ -38,6 +38,7 @@ OWN_OF_REPLICA = {
     "served_model_name": _below_models("name"),
     "api_key": _below_models("api_key_env"),
     **_leave_out("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"),
+    **_leave_out("kv_host", "kv_port"),
     **_leave_out("curve_secret", "curve_clients", "curve_any_client"),  # nobody tells the router the keys
 }
 _RANKS = "write more replicas below [[models]] instead"

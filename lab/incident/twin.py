@@ -145,7 +145,7 @@ class Twin:
         candidate, load = self.candidate, self.load
         candidate.unavailable, candidate.may_try_anyway = weighed.unavailable, weighed.may_try_anyway
         candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
-        candidate.max_model_len = weighed.max_model_len
+        candidate.max_model_len, candidate.role = weighed.max_model_len, weighed.role
         self._placement.trust(candidate.slot, weighed.trust)
         self._placement.offers(load, LOGGED_ENDPOINT if weighed.kv_layout else "", weighed.kv_layout)
         self.ages.logged_tokens = weighed.lost_tokens

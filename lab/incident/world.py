@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Report, Weighed
 from router.placement.cost import Question
 from router.placement.decision import Decision
+from router.placement.elsewhere import fetch
 from router.placement.placement import APPROXIMATE, Placed, Placement
 from router.placement.ring import Ring
 
@@ -105,6 +106,7 @@ class World:
             one.priority_s,
             line.blocks if has_blocks else [],
             one.awaited_s if has_blocks and line.blocks else 0.0,
+            fetched_tokens=one.fetched_tokens,
         )
 
     # ---- decisions
@@ -130,6 +132,7 @@ class World:
             session=line.session,
             tried=frozenset(decided.tried),
             came_s=decided.came_s,
+            half=decided.half,
         )
         question.turn = decided.turn
         matched, readable = dict(question.matched), dict(question.readable)
@@ -143,6 +146,8 @@ class World:
                 if one.readable_tokens:
                     readable[slot] = one.readable_tokens
         question.matched, question.below, question.readable = matched, below, readable
+        if decided.is_fetched:
+            fetch(question, [self.twins[one.name].candidate for one in decided.candidates])
         return question
 
     def _is_matched(self, line: LogLine, one: Weighed) -> bool:

@@ -243,6 +243,8 @@ class Endpoints:
             "incarnation": hello.incarnation if hello else None,
             "topic": hello.topic if hello else None,
             "endpoints": hello.endpoints if hello else None,
+            "kv_read": hello.kv_read if hello else "",
+            "kv_layout": hello.kv_layout if hello else "",
             "open_requests": self.metrics.open_requests,
             "load": msgspec.structs.asdict(stats.load),
             "pool": msgspec.structs.asdict(stats.pool),

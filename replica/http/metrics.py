@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from replica.messages import Stats
+from replica.messages import NeighbourSnapshot, Stats, TierSnapshot
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -36,6 +36,7 @@ CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 CONSTRAINT_LIMITS = ("waiting", "time", "size", "step")
+DIRECTIONS = ("read", "pulled")  # by neighbours, and from them
 REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 
 # Numbers of the engine: the metric, its meaning, and where `Stats` has it.
@@ -133,6 +134,13 @@ TIER_COUNTERS: tuple[Row, ...] = (
     ("warmroute:loaded_tokens", "Prompt tokens brought back from a lower medium.", "loaded_tokens"),
 )
 
+# The same for both sides of reading blocks between replicas.
+NEIGHBOUR_COUNTERS: tuple[Row, ...] = (
+    ("warmroute:neighbour_blocks", "Blocks that came from neighbours, or went to them.", "blocks"),
+    ("warmroute:neighbour_bytes", "Bytes of these blocks.", "bytes"),
+    ("warmroute:neighbour_seconds", "Time that pulls took, or streams to neighbours.", "seconds"),
+)
+
 
 class Distribution:
     """One histogram: counts between bounds. Plain lists, as one is touched for every token."""
@@ -209,6 +217,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
         one = {"model_name": self._model}
+        tiers = stats.tiers or {"CPU": TierSnapshot()}
         cache = one | {"block_size": str(self._block_size), "num_gpu_blocks": str(stats.pool.total)}
         gauges = [
             *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in GAUGES),
@@ -232,9 +241,10 @@ class Metrics(Collector):
         for name, meaning, value in counters:
             yield family(CounterMetricFamily, name, meaning, (one, value))
         for kind, rows in ((GaugeMetricFamily, TIER_GAUGES), (CounterMetricFamily, TIER_COUNTERS)):
-            for name, meaning, path in rows if stats.tiers else ():
-                by_medium = ((one | {"medium": medium}, getattr(tier, path)) for medium, tier in stats.tiers.items())
+            for name, meaning, path in rows:
+                by_medium = ((one | {"medium": medium}, getattr(tier, path)) for medium, tier in tiers.items())
                 yield family(kind, name, meaning, *by_medium)
+        yield from self._neighbours(stats)
         yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
         not_taken = "Refused HTTP requests for an answer."
         yield family(CounterMetricFamily, "warmroute:requests_refused", not_taken, *refused)
@@ -242,6 +252,23 @@ class Metrics(Collector):
         yield family(CounterMetricFamily, "warmroute:constraint_limits", too_costly, *reached)
         yield from (distribution.family(self._model) for distribution in self._distributions())
         yield self._old_name_of_between_tokens()
+
+    def _neighbours(self, stats: Stats) -> Iterator[Metric]:
+        sides = [
+            ({"model_name": self._model, "direction": direction}, stats.neighbours.get(direction, NeighbourSnapshot()))
+            for direction in DIRECTIONS
+        ]
+        for name, meaning, path in NEIGHBOUR_COUNTERS:
+            yield family(CounterMetricFamily, name, meaning, *((labels, getattr(side, path)) for labels, side in sides))
+        ended = CounterMetricFamily(
+            "warmroute:neighbour_failures",
+            "Pulls, or connections of neighbours, that failed, by reason.",
+            labels=["model_name", "direction", "reason"],
+        )
+        for labels, side in sides:
+            for reason, count in side.failures.items():
+                ended.add_metric([*labels.values(), reason], count)
+        yield ended
 
     def _distributions(self) -> list[Distribution]:
         return [value for value in vars(self).values() if isinstance(value, Distribution)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from api.constraints import Asked, constraint_of
 from api.errors import context_length, invalid, too_long
@@ -22,7 +22,7 @@ from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
 from replica.http.request_reader import ParsedRequest
 from replica.http.scripted_answers import ScriptedAnswers
-from replica.messages import Sampling, Submit
+from replica.messages import KVSource, Sampling, Submit
 
 SEEDS = 2**63
 MAX_CHOICES = 1024
@@ -103,6 +103,7 @@ def plan(
             sampling=_sampling(request, ending, asked, script),
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
+            sources=[KVSource(*astuple(each)) for each in native.kv_sources] if len(prompts) == 1 else [],
         )
         for _ in range(request.candidates):
             choice = Choice(len(parts), ending, served.tokenizer)

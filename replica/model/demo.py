@@ -20,7 +20,7 @@ ABANDONED_AFTER_S = 3600.0  # making it takes seconds
 
 def demo_folder() -> Path:
     """The folder of the demo model, in Hugging Face's layout; made if it is not there yet, or not whole."""
-    folder = _cache_folder() / f"demo-{VERSION}"
+    folder = cache_folder() / f"demo-{VERSION}"
     if _is_whole(folder):
         return folder
     try:
@@ -33,7 +33,8 @@ def demo_folder() -> Path:
     return folder
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """The folder of what can be made again: chosen by the user, or in the user's cache."""
     chosen = os.environ.get(CACHE_VARIABLE)
     folder = chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "warmroute")
     try:

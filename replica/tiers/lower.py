@@ -7,17 +7,20 @@ A block that is loaded again keeps its slot, as the next of the host's to be giv
 the slot is only a copy, and if it is still there when the pool gives the block up, nothing needs to move.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from events.messages import KnownEvent
 from replica.chain import Chain
 from replica.contents import NOT_NAMED, Contents, Origin
 from replica.names import NOBODY, Keys, Slots
-from replica.tiers.moves import Load, Record, Save, Write, Written
+from replica.tiers.moves import Load, Save, Write, Written
+from replica.tiers.record import Record
+from replica.tiers.recovery import Recovered, Recovery
 from replica.tiers.tier import Tier
 
 HOST = "CPU"
@@ -52,14 +55,18 @@ class LowerTiers:
         self._contents = contents
         self._events = events
         self._saves: list[Save] = []
-        self._erasures: list[int] = []
+        self._erasures: set[int] = set()
         self.writing = 0  # slots that wait to be written
 
-    def restore(self, recovered: Sequence[tuple[int, Record]], last_identity: int) -> None:
+    def restore(self, recovery: Recovery) -> None:
         """Name what the disk has kept of an earlier process, parents first, its slots counted from 0."""
         disk, contents = self.disk, self._contents
-        if disk is None or not recovered:
+        if disk is None or not recovery.records:
             return
+        by_key: dict[int, Recovered] = {}  # of colliding ones the first
+        for one in recovery.records:
+            by_key.setdefault(one.record.key, one)
+        recovered = by_key.values()
         keys = {record.identity: record.key for _, record in recovered}
         for own, record in recovered:
             slot = own + disk.first
@@ -67,17 +74,17 @@ class LowerTiers:
             contents.filled[slot] = contents.block_size
             contents.tokens[slot] = np.frombuffer(record.tokens, contents.tokens.dtype)[0]
             contents.parent_keys[slot] = keys.get(record.parent, 0)
-            if record.note is not None:
-                note = _decode_note(record.note)
+            if record.exact is not None:
+                note = _decode_note(record.exact)
                 if note.exact is not None:
                     contents.exact[slot] = note.exact
                 if note.origin is not None:
                     contents.origins[slot] = note.origin
-        contents.last_identity = last_identity
+        contents.last_identity = recovery.last_identity
         slots = np.array([slot for slot, _ in recovered], np.intp) + disk.first
-        disk.name(slots, np.array([record.key for _, record in recovered], np.uint64))
+        disk.name(slots, np.array(list(by_key), np.uint64))
         disk.refresh(slots[::-1])
-        self._say(disk.stored(slots))
+        self._say_stored(disk, slots)
 
     # ---- look up
 
@@ -88,8 +95,8 @@ class LowerTiers:
                 missing = np.flatnonzero(slots == NOBODY)
                 slots[missing] = tier.find_many(keys[missing])
 
-    def has_any(self, keys: Keys) -> bool:
-        return any(tier.named and bool((tier.find_many(keys) != NOBODY).any()) for tier in self.tiers)
+    def has(self, key: int) -> bool:
+        return any(tier.named and tier.find(key) != NOBODY for tier in self.tiers)
 
     def identity(self, chain: Chain, index: int) -> int:
         """The identity of the chain's block `index` where a lower medium has it; 0: none does."""
@@ -107,73 +114,102 @@ class LowerTiers:
 
     # ---- save
 
+    def save_early(self, blocks: Slots, keys: Keys) -> None:
+        """As `save` does, but for what the disk has: a crash would not take it."""
+        if self.disk is not None and self.disk.named:
+            is_new = ~self._has(self.disk, keys, self._contents.many_identities[blocks])
+            blocks, keys = blocks[is_new], keys[is_new]
+        self.save(blocks, keys)
+
     def save(self, blocks: Slots, keys: Keys) -> None:
         """Keep these named blocks, given heads first, in the host's memory; `take_saves` says what has to move."""
         host, contents = self.host, self._contents
-        slots = host.find_many(keys) if host.named else np.full(len(keys), NOBODY, np.intp)
-        is_there = slots != NOBODY
-        if is_there.any():
-            same = contents.many_identities[slots] == contents.many_identities[blocks]
-            host.refresh(slots[is_there & same][::-1])
-            self._say(host.drop(slots[is_there & ~same]))  # its parent is gone for good, or its key collides
-            blocks, keys = blocks[~(is_there & same)], keys[~(is_there & same)]
+        slots = host.find_many(keys)
+        if (slots != NOBODY).any():
+            is_same = (slots != NOBODY) & (contents.many_identities[slots] == contents.many_identities[blocks])
+            host.refresh(slots[is_same][::-1])
+            blocks, keys, slots = blocks[~is_same], keys[~is_same], slots[~is_same]
+            self._forget_others(slots)
         # With too little room the heads are kept, without which nobody would find the rest.
         given, evicted = host.take(len(blocks))
         self._say(evicted)
         self.unsaved += len(blocks) - len(given)
+        if not given.size:
+            return
         blocks, keys = blocks[: len(given)], keys[: len(given)]
         contents.copy(blocks, given)
         host.name(given, keys)
-        self._say(host.stored(given))
-        self._saves += map(Save, blocks.tolist(), given.tolist())
+        self._say_stored(host, given)
+        self._saves += map(Save, blocks[::-1].tolist(), given[::-1].tolist())
+
+    def _has(self, tier: Tier, keys: Keys, identities: NDArray[np.int64]) -> NDArray[np.bool_]:
+        slots = tier.find_many(keys)
+        is_same: NDArray[np.bool_] = (slots != NOBODY) & (self._contents.many_identities[slots] == identities)
+        return is_same
+
+    def _forget_others(self, slots: Slots) -> None:
+        """Drop what has the keys of new blocks: its parent is gone for good, or the keys collide."""
+        slots = slots[slots != NOBODY]
+        if slots.size:
+            self.drop(slots.tolist())
 
     def take_saves(self) -> list[Save]:
-        """Return the saves since the last call, whose slots are held until they are `saved`."""
+        """Return the saves since the last call, whose slots are held until they are `saved`.
+
+        In each of the groups that were saved together, the head comes last.
+        """
         saves, self._saves = self._saves, []
         return saves
 
     def saved(self, saves: Sequence[Save]) -> list[Write]:
-        """End the holds of saves that are done; return what is to be written to the disk now."""
+        """End the holds of saves that are done; return what is to be written to the disk, after `take_erasures`."""
+        if not saves:
+            return []
         slots = [save.slot for save in saves]
-        writes = self._writes(slots) if self.disk is not None else []
+        writes = [] if self.disk is None else self._writes(self.disk, slots)
         self.host.release(slots)
         return writes
 
     # ---- write
 
-    def _writes(self, slots: Sequence[int]) -> list[Write]:
-        disk, contents = self.disk, self._contents
-        assert disk is not None
-        sources = np.array([slot for slot in slots if contents.filled[slot]], np.intp)
-        sources = sources[disk.find_many(self.host.keys(sources)) == NOBODY]
-        room = min(int(self.host.num_slots * DIRTY_FRACTION) - self.writing, disk.free)
-        self.unwritten += max(0, len(sources) - max(0, room))
-        sources = sources[: max(0, room)]
+    def _writes(self, disk: Tier, slots: Sequence[int]) -> list[Write]:
+        contents = self._contents
+        sources = np.array(slots, np.intp)
+        sources = sources[contents.is_full(sources)]
+        keys = self.host.keys(sources)
+        sources = sources[~self._has(disk, keys, contents.many_identities[sources])]
+        room = max(0, min(int(self.host.num_slots * DIRTY_FRACTION) - self.writing, disk.free))
+        if len(sources) > room:
+            self.unwritten += len(sources) - room
+            sources = sources[len(sources) - room :]  # the heads
+        self._forget_others(disk.find_many(self.host.keys(sources)))
         targets, evicted = disk.take(len(sources))
         self._say(evicted)
+        self._erasures.difference_update(targets.tolist())
         self.host.hold(sources.tolist())
         self.writing += len(sources)
-        records = map(self._record, sources.tolist())
-        return list(map(Write, sources.tolist(), targets.tolist(), records))
+        return list(map(Write, sources.tolist(), targets.tolist(), map(self._record, sources.tolist())))
 
     def written(self, outcomes: Sequence[Written]) -> None:
-        """Name the blocks that have come to the disk."""
+        """Name the blocks that have come to the disk; forget the slots of all others."""
         if not outcomes:
             return
-        disk = self.disk
+        host, disk, contents = self.host, self.disk, self._contents
         assert disk is not None
         self.writing -= len(outcomes)
-        for (source, slot, _), done in outcomes:
-            slots, sources = np.array([slot], np.intp), np.array([source], np.intp)
-            key = self.host.keys(sources)
-            if done and self._contents.filled[source] and disk.find(int(key[0])) == NOBODY:
-                self._contents.copy(sources, slots)
-                disk.name(slots, key)
-                self._say(disk.stored(slots))
-            elif done:
-                self._erasures.append(slot)
-            self.host.release([source])
-            disk.release([slot])
+        sources = np.array([write.source for write, _ in outcomes], np.intp)
+        slots = np.array([write.slot for write, _ in outcomes], np.intp)
+        keys = host.keys(sources)
+        is_valid = np.array([done for _, done in outcomes]) & contents.is_full(sources)
+        is_valid &= disk.find_many(keys) == NOBODY
+        valid = slots[is_valid]
+        if valid.size:
+            contents.copy(sources[is_valid], valid)
+            disk.name(valid, keys[is_valid])
+            self._say_stored(disk, valid[::-1])
+        self._erasures.update(slots[~is_valid].tolist())
+        host.release(sources.tolist())
+        disk.release(slots.tolist())
 
     def _record(self, slot: int) -> Record:
         contents = self._contents
@@ -195,40 +231,56 @@ class LowerTiers:
         ]
 
     def hold(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._of(slot).hold([slot])
+        for tier, own in self._by_tier(slots):
+            tier.hold(own)
 
     def release(self, slots: Sequence[int], *, loaded: bool) -> None:
         """End the holds of slots in the order of a prompt. `loaded`: the pool has their contents again."""
+        for tier, own in self._by_tier(slots):
+            tier.release(own[::-1], next_to_go=loaded and tier is self.host)
+
+    def _by_tier(self, slots: Sequence[int]) -> Iterator[tuple[Tier, list[int]]]:
         for tier in self.tiers:
             own = [slot for slot in slots if slot in tier]
-            tier.release(own, next_to_go=loaded and tier is self.host)
+            if own:
+                yield tier, own
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Forget slots whose KV turned out to be something else."""
-        for slot in slots:
-            if self._contents.filled[slot]:
-                self._say(self._of(slot).drop(np.array([slot], np.intp)))
-                if slot not in self.host:
-                    self._erasures.append(slot)
+        """Forget slots whose KV turned out to be something else, or that are in the way."""
+        named = [slot for slot in slots if self._contents.filled[slot]]
+        for tier, own in self._by_tier(named):
+            self._say(tier.drop(np.array(own, np.intp)))
+            if tier is self.disk:
+                self._erasures.update(own)
 
     def clear(self) -> None:
         """Forget everything; the contents are cleared elsewhere, after this."""
         if self.disk is not None:
-            self._erasures += self.disk.slots().tolist()
+            self._erasures.update(self.disk.slots().tolist())
         for tier in self.tiers:
             tier.clear()
 
     def take_erasures(self) -> list[int]:
-        """Return the disk's slots that have been forgotten, so that a restart does not find them."""
-        erasures, self._erasures = self._erasures, []
-        return erasures
+        """Return the disk's slots that have been forgotten, so that a restart does not find them.
+
+        One that is still read comes later.
+        """
+        if not self._erasures:
+            return []
+        assert self.disk is not None
+        ready = [slot for slot in self._erasures if not self.disk.is_held(slot)]
+        self._erasures.difference_update(ready)
+        return ready
 
     # ---- say
 
     def _say(self, events: list[KnownEvent]) -> None:
         if self._events is not None:
             self._events += events
+
+    def _say_stored(self, tier: Tier, slots: Slots) -> None:
+        if self._events is not None:
+            self._events += tier.stored(slots)
 
     def check(self) -> None:
         """Verify every invariant; AssertionError says which one does not hold."""

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from replica.block_memory import BlockMemory
-from replica.tiers.moves import PULLED, Load, Pull, Record, Save, Transfer, Write, Written
+from replica.tiers.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
+from replica.tiers.record import Record
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
@@ -24,13 +26,6 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
-
-
-class Recovery(NamedTuple):
-    """What a disk has kept of an earlier process: slots, counted from 0, with their records, parents first."""
-
-    records: Sequence[tuple[int, Record]] = ()
-    last_identity: int = 0
 
 
 class Mover(Protocol):
@@ -52,7 +47,9 @@ class Mover(Protocol):
         """Begin to make these slots of the disk unreadable."""
         ...
 
-    def begin(self, transfer: Transfer) -> None: ...
+    def begin(self, transfer: Transfer) -> None:
+        """Begin to save, then to load. What could not be saved is lost, also to transfers and writes after this."""
+        ...
 
     def landed(self) -> Landed:
         """Return what has ended since the last call."""
@@ -119,18 +116,32 @@ class ThreadedMover:
         self._disk = disk
         self._puller = puller
         self._staging = memoryview(bytearray(memory.block_bytes if disk is not None else 0))
+        self._unsaved: set[int] = set()  # slots without what their names say
         self._landed: deque[Transfer] = deque()
         self._written: deque[Written] = deque()
         self._loader = ThreadPoolExecutor(1, "kv-load")
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-pull")
 
+    @property
+    def block_bytes(self) -> int:
+        return self._memory.block_bytes
+
+    def read(self, slot: int, into: memoryview) -> None:
+        """Copy a block of the pool, or a slot of the host's memory. The caller holds it."""
+        if slot < self._first_slot:
+            self._memory.read(slot, into)
+        else:
+            np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
+
     def recover(self) -> Recovery:
-        return Recovery() if self._disk is None else self._disk.recover()
+        return NOTHING if self._disk is None else self._disk.recover()
 
     def save(self, saves: Sequence[Save]) -> None:
+        self._unsaved.update(slot for _, slot in saves)
         for block, slot in saves:
             self._memory.read(block, self._host[slot - self._first_slot])
+            self._unsaved.discard(slot)
 
     def begin(self, transfer: Transfer) -> None:
         self._loader.submit(self._carry_out, transfer)
@@ -165,6 +176,7 @@ class ThreadedMover:
             self._load_all(transfer)
         except Exception:  # its request waits: it computes what has not come
             log.exception("blocks could not be loaded")
+        transfer.lost += [slot for _, slot in transfer.saves if slot in self._unsaved]
         if transfer.pull is not None and transfer.came == len(transfer.loads):
             self._reader.submit(self._pull, transfer, transfer.pull)
         else:
@@ -196,7 +208,7 @@ class ThreadedMover:
     def _load(self, load: Load) -> bool:
         if load.record is None:
             self._memory.write(load.block, self._host[load.slot - self._first_slot])
-            return True
+            return load.slot not in self._unsaved
         assert self._disk is not None
         if not self._disk.read(load.slot - self._first_on_disk, load.record, self._staging):
             return False
@@ -208,7 +220,9 @@ class ThreadedMover:
         done = False
         try:
             payload = self._host[write.source - self._first_slot]
-            done = self._disk.write(write.slot - self._first_on_disk, write.record, payload)
+            done = write.source not in self._unsaved and self._disk.write(
+                write.slot - self._first_on_disk, write.record, payload
+            )
         except Exception:
             log.exception("a block could not be written")
         finally:

@@ -6,18 +6,9 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from replica.chain import Chain
+from replica.tiers.record import Record
 
 PULLED = "PULL"  # from a neighbour: a source like a medium
-
-
-class Record(NamedTuple):
-    """A block's content, as a disk keeps it beside the KV."""
-
-    key: int
-    identity: int
-    parent: int  # the identity before it; 0: none
-    tokens: bytes
-    note: bytes | None = None  # whatever else its KV depends on
 
 
 class Save(NamedTuple):
@@ -62,7 +53,7 @@ class Pull(NamedTuple):
 
 
 class Transfer(Struct, eq=False):
-    """What one request waits for: first the blocks it was given are saved, then its own are brought, in order."""
+    """The moves that one request waits for: the blocks it was given are saved, then its own are brought, in order."""
 
     saves: Sequence[Save]
     loads: Sequence[Load]

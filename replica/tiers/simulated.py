@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from replica.chain import Chain
 from replica.clock import Clock
 from replica.tiers.lower import DISK
-from replica.tiers.mover import Landed, Recovery
+from replica.tiers.mover import Landed
 from replica.tiers.moves import PULLED, Pull, Save, Transfer, Write, Written
+from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 
@@ -40,7 +41,7 @@ class SimulatedMover:
         return self._moving[0][0] if self._moving else None
 
     def recover(self) -> Recovery:
-        return Recovery()
+        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None: ...
 

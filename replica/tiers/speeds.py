@@ -36,4 +36,4 @@ class LoadSpeeds:
         return known.blocks / known.seconds
 
     def media(self) -> Iterable[str]:
-        return self._measured.keys()
+        return tuple(self._measured)  # others add to them meanwhile

@@ -6,7 +6,6 @@ slot at most. Slots are counted from `first`, after those of the media above, as
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -27,8 +26,10 @@ class Tier:
         self.evictions = 0
         self._contents = contents
         self._names = Names(num_slots)
+        self._many_keys = np.frombuffer(self._names.keys, np.uint64)
         self._queue = FreeQueue(num_slots)
         self._holders = array("i", bytes(4 * num_slots))
+        self._many_holders = np.frombuffer(self._holders, np.int32)
 
     @property
     def free(self) -> int:
@@ -47,40 +48,40 @@ class Tier:
 
     def find_many(self, keys: Keys) -> Slots:
         """The slot of each key, or NOBODY."""
+        if not self.named:
+            return np.full(len(keys), NOBODY, np.intp)
         slots = self._names.find_many(keys)
-        return np.where(slots == NOBODY, NOBODY, slots + self.first)
+        slots[slots != NOBODY] += self.first
+        return slots
 
     def keys(self, slots: Slots) -> Keys:
-        return np.frombuffer(self._names.keys, np.uint64)[slots - self.first]
+        return self._many_keys[slots - self.first]
 
     # ---- hold
 
+    def is_held(self, slot: int) -> bool:
+        return self._holders[slot - self.first] > 0
+
     def hold(self, slots: Sequence[int]) -> None:
-        """Let nobody else have these slots until they are released."""
-        rescued: list[int] = []
-        for slot in slots:
-            own = slot - self.first
-            if not self._holders[own]:
-                rescued.append(own)
-            self._holders[own] += 1
-        self._queue.remove(rescued)
+        """Let nobody else have these slots, each given once, until they are released."""
+        own = np.array(slots, np.intp) - self.first
+        held = self._many_holders[own]
+        self._many_holders[own] = held + 1
+        self._queue.remove(own[held == 0].tolist())
 
     def release(self, slots: Sequence[int], *, next_to_go: bool = False) -> None:
         """End a hold; the slots queue last, or first if their contents are in a faster medium again.
 
-        Later blocks of a prompt go before earlier ones, because its head is the likelier to be shared.
+        They go in the order in which they are given: the end of a prompt before its head, which is likelier shared.
         """
-        freed: list[int] = []
-        for slot in reversed(slots):
-            own = slot - self.first
-            assert self._holders[own] > 0, f"{self.medium}: slot {slot} is released more often than held"
-            self._holders[own] -= 1
-            if not self._holders[own]:
-                freed.append(own)
-        named = self._is_named(np.array(freed, np.intp))
-        queue = np.array(freed, np.intp)
-        self._queue.prepend(queue[~named])
-        (self._queue.prepend if next_to_go else self._queue.append)(queue[named])
+        own = np.array(slots, np.intp) - self.first
+        left = self._many_holders[own] - 1
+        assert not left.size or left.min() >= 0, f"{self.medium}: one of {slots} is released more often than held"
+        self._many_holders[own] = left
+        freed = own[left == 0]
+        named = self._is_named(freed)
+        (self._queue.prepend if next_to_go else self._queue.append)(freed[named])
+        self._queue.prepend(freed[~named])
 
     def refresh(self, slots: Slots) -> None:
         """Let these named slots, in this order, be the last to go."""
@@ -94,7 +95,7 @@ class Tier:
         """Hand out up to `count` slots, held once, and the events of what they had."""
         own = np.array(self._queue.pop(min(count, self._queue.length)), np.intp)
         slots = own + self.first
-        np.frombuffer(self._holders, np.int32)[own] = 1
+        self._many_holders[own] = 1
         named = slots[self._is_named(own)]
         self.evictions += len(named)
         return slots, self._forget(named)
@@ -139,9 +140,6 @@ class Tier:
             return []
         contents = self._contents
         goes_on = contents.many_parents[slots[1:]] == contents.many_identities[slots[:-1]]
-        if contents.origins:
-            names = [contents.origins.get(slot, NO_ORIGIN).lora_name for slot in slots.tolist()]
-            goes_on &= np.array([one == other for one, other in pairwise(names)], np.bool_)
         return [self._event(run) for run in np.split(slots, np.flatnonzero(~goes_on) + 1)]
 
     def _event(self, run: Slots) -> BlockStored:

@@ -21,7 +21,7 @@ from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
 from router.members.members import Member, approximate_prompts
 from router.placement.cost import INFINITE
-from router.placement.index import GPU
+from router.placement.prices import GPU
 from router.proxy.request_summary import PastDecision
 
 EVERY_S = 5.0

@@ -225,6 +225,7 @@ def _decided(one: PastDecision) -> dict[str, Any]:
         "retries": one.retries,
         "resumes": one.resumes,
         "why": one.why or None,
+        "prefill": None if one.prefill is None or one.prefill.outcome is None else one.prefill,
     }
 
 

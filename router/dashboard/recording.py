@@ -19,6 +19,7 @@ from events.records import Record
 from events.tool.words import Decode
 from events.tree import Node, Tree
 from events.view import CacheView
+from router.placement.prices import GPU, OWN_SOURCES, source_of
 from router.prompts.prefixes.shared import Prefix
 
 BUCKETS = 240
@@ -36,6 +37,7 @@ KINDS = {
     "digest_mismatches": "mismatch",
 }
 SESSION = "session"
+BY_SPEED = (GPU, *OWN_SOURCES)
 
 
 class Mark(Struct):
@@ -274,10 +276,10 @@ def parts_of(tree: Tree, at_s: float, model: str, decode: Decode | None) -> tupl
     found = sizes(tree)
     order = count()
     # A subtree is never larger than its parent, so no run comes before its parent.
-    pending: list[tuple[int, int, Run, int, frozenset[str] | None, list[Prefix]]] = []
+    pending: list[tuple[int, int, Run, int, dict[str, str] | None, list[Prefix]]] = []
     prefixes: list[Prefix] = []
 
-    def add(below: Node, begin: int, holders: frozenset[str] | None, into: list[Prefix]) -> None:
+    def add(below: Node, begin: int, holders: dict[str, str] | None, into: list[Prefix]) -> None:
         for run in runs_below(below, found):
             heapq.heappush(pending, (-found[run.first.key].tokens, next(order), run, begin, holders, into))
 
@@ -286,8 +288,7 @@ def parts_of(tree: Tree, at_s: float, model: str, decode: Decode | None) -> tupl
     shown = 0
     while pending and shown < MOST_PARTS:
         _, _, run, begin, above, into = heapq.heappop(pending)
-        holders = frozenset(holder.replica for holder in run.held)
-        holders = holders if above is None else holders & above
+        holders = _holders(run, above)
         prefix = _prefix(run, begin, holders, found[run.first.key], at_s, model, decode)
         into.append(prefix)
         shown += 1
@@ -295,8 +296,19 @@ def parts_of(tree: Tree, at_s: float, model: str, decode: Decode | None) -> tupl
     return prefixes, sum(1 for _ in all_runs(tree))
 
 
+def _holders(run: Run, above: dict[str, str] | None) -> dict[str, str]:
+    """The replicas that hold the run and all before it, with the slowest source that this takes."""
+    found: dict[str, str] = {}
+    for holder in run.held:
+        source = source_of(holder.medium.partition("/")[0])  # without the group
+        found[holder.replica] = min(source, found.get(holder.replica, source), key=BY_SPEED.index)
+    if above is None:
+        return found
+    return {name: max(source, above[name], key=BY_SPEED.index) for name, source in found.items() if name in above}
+
+
 def _prefix(
-    run: Run, begin: int, holders: frozenset[str], size: Size, at_s: float, model: str, decode: Decode | None
+    run: Run, begin: int, holders: dict[str, str], size: Size, at_s: float, model: str, decode: Decode | None
 ) -> Prefix:
     return Prefix(
         model=model,
@@ -310,6 +322,7 @@ def _prefix(
         text=_text(run, decode),
         below=[],
         id=f"{run.first.key:016x}",
+        sources={name: source for name, source in holders.items() if source != GPU},
     )
 
 

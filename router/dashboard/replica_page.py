@@ -129,7 +129,7 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
 def _held(router: Router, member: Member, kind: KeySpace, path: Sequence[Run]) -> HeldPrefix:
     prefix = prefix_of(router, kind, path, router.now_s())
     keys = list(chain.from_iterable(each.keys for each in path))
-    blocks = usable_blocks(router, kind, keys, 1 << member.slot).get(member.slot, 0)
+    blocks = usable_blocks(router, kind, keys, 1 << member.slot).lower.get(member.slot, 0)
     if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another block size never match
         blocks = 0
     return HeldPrefix(

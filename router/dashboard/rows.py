@@ -64,6 +64,7 @@ class Row(Struct):
     lost_batches: int | None = None
     overclaim: str | None = None  # why its events claim more blocks than it can hold
     trust: float = 1.0  # weight of its cached tokens
+    role: str | None = None
 
 
 class Totals(Struct):
@@ -151,6 +152,7 @@ class FleetView:
             breaker=member.health.breaker,
             overclaim=None if feed is None else feed.overclaim,
             trust=round(member.trust, 3),
+            role=member.spec.role,
             cache_used=_cache_used(member),
             heard_age_s=_heard_age_s(member, feed, router.now_s()),
             gaps=None if feed is None else feed.gaps,

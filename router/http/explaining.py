@@ -1,7 +1,7 @@
 """Explains the decision for a request without sending it (docs/router-api.md describes the fields)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,20 +14,22 @@ from router.dashboard.pauses import paused
 from router.members.members import ServedModel
 from router.members.upstream import Header
 from router.placement import cost
-from router.placement.decision import Verdict
+from router.placement.decision import Decision, Verdict
 from router.placement.holders import slots_of
 from router.placement.index import Matches
 from router.placement.placement import APPROXIMATE
+from router.placement.roles import TAKES
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
 from router.proxy.admission import Admitted
 from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.prefill import split_of, why_not_from
 from router.proxy.prompted_request import peek_into
 from router.proxy.request_summary import Exactness, exactness
 from router.proxy.sessions import session_of
-from router.responses import Candidate, Explanation
+from router.responses import Candidate, Explanation, Portion, PrefillChoice
 
 
 class _Asked(Struct):
@@ -54,6 +56,7 @@ async def explained(
     model = router.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
     decision, matches = router.decide(model, prompt, None if session is None else session.key)
+    prefill = _prefill(router, model, prompt, decision, None if session is None else session.key)
     decision, members = decision.at_rest(), list(model.members)
     size = _main_size(model, prompt)
     keys = prompt.keys(size)
@@ -62,7 +65,7 @@ async def explained(
     chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
     exact = Exactness(prompt.exact, why_not="no replica takes it now")
     if chosen is not None:
-        predicted = router.placement.predict(prompt, chosen.candidate, chosen.block_size, matches)
+        predicted = router.placement.predict(prompt, decision, chosen.block_size, matches)
         exact = exactness(prompt, predicted, router.doubt(chosen))
     verdicts = [
         _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)
@@ -85,6 +88,36 @@ async def explained(
         why_inexact=exact.why_not,
         session=None if session is None else session.key,
         session_from=None if session is None else session.source,
+        prefill=prefill,
+    )
+
+
+def _prefill(
+    router: Router, model: ServedModel, prompt: Prompt, decision: Decision, session: str | None
+) -> PrefillChoice | None:
+    """The choice where the prompt would be computed, with the replicas that may do so."""
+    if not model.splits:
+        return None
+    found, matches = split_of(router, model, prompt, decision, session, None)
+    candidates = []
+    if found.prefill is not None and decision.chosen is not None:
+        generating, now_s = router.members.by_name[decision.chosen.name], router.now_s()
+        for verdict, member in zip(found.prefill.verdicts(), model.members, strict=True):
+            if member.spec.role in TAKES["prefill"]:
+                view = _view(verdict, member.candidate, _sure(matches, member.slot) * (member.block_size or 1))
+                view.why = why_not_from(member, generating, now_s) or view.why
+                candidates.append(view)
+    return PrefillChoice(
+        elsewhere=found.elsewhere,
+        why=found.why,
+        replica=found.replica,
+        here_s=found.here_s,
+        here_harm_s=found.here_harm_s,
+        there_s=found.there_s,
+        there_harm_s=found.there_harm_s,
+        transfer_s=found.transfer_s,
+        threshold_s=found.threshold_s,
+        candidates=candidates,
     )
 
 
@@ -103,6 +136,7 @@ def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Ca
         cost=verdict.cost_s,
         available=candidate.unavailable is None,
         why=verdict.why,
+        portions=[Portion(one.source, one.tokens, one.seconds, list(one.neighbours)) for one in verdict.portions],
     )
 
 
@@ -163,7 +197,7 @@ def _main_size(model: ServedModel, prompt: Prompt) -> int:
     return max(model.slots, key=lambda size: (model.slots[size].bit_count(), size), default=APPROXIMATE)
 
 
-def _sure(matches: dict[int, Matches], slot: int) -> int:
+def _sure(matches: Mapping[int, Matches], slot: int) -> int:
     return max((found.sure.get(slot, 0) for found in matches.values()), default=0)
 
 

@@ -7,7 +7,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.members.ranks import Rank
-from router.members.spec import BadSpec, Engine, ModelName, NativeDescription, ReplicaSpec, with_description
+from router.members.spec import (
+    BadSpec,
+    Engine,
+    ModelName,
+    NativeDescription,
+    ReplicaSpec,
+    readable_at,
+    with_description,
+)
 
 MOST_MODELS = 4096  # of one replica, adapters included
 MOST_REQUESTS = 10**6  # in one replica
@@ -37,6 +45,8 @@ class Facts(Struct, frozen=True):
     draining: bool = False
     loading: bool = False  # its sockets are not known yet, so do not take it for a replica without events
     ranks: tuple[Rank, ...] = ()  # its caches, at least one
+    kv_read: str = ""  # the endpoint at which neighbours may read its blocks; empty: none
+    kv_layout: str = ""  # only replicas of one layout can use each other's blocks
 
 
 class Pool(Struct, frozen=True):
@@ -78,6 +88,7 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     completed = with_description(spec, answer)
+    kv_read, kv_layout = readable_at(completed, answer)
     return Facts(
         spec=completed,
         native=True,
@@ -87,6 +98,8 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         draining=answer.draining,
         loading=answer.incarnation is None,
         ranks=(Rank(completed),),
+        kv_read=kv_read,
+        kv_layout=kv_layout,
     )
 
 

@@ -15,12 +15,13 @@ from router.members.facts import Facts
 from router.members.health import Health
 from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
-from router.members.tally import Memory, Tally
+from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
 from router.members.upstream import Upstream
 from router.placement.cost import Candidate
 from router.placement.load import ReplicaLoad
 from router.placement.placement import APPROXIMATE
 from router.placement.ring import Ring
+from router.placement.roles import can_split
 from router.prompts.tokens import Tokens
 
 MOST_REMEMBERED = 1000  # names of models, including those no longer served
@@ -125,10 +126,14 @@ class Member:
     block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
     models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()
+    prefills: Counter[str] = field(default_factory=Counter)  # prompts computed here for others, by outcome
+    prefill_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))  # from sending to handing over
+    no_prefill_until_s: float = 0.0  # what it hands over cannot be used
 
     def __post_init__(self) -> None:
         self.name = self.spec.name
         self.candidate, self.slot = self.load.candidate, self.load.candidate.slot
+        self.candidate.role = self.spec.role
         self.upstream, self.health = self.server.upstream, self.server.health
         self.own_lines = self.server.key_line
         self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
@@ -168,6 +173,7 @@ class ServedModel:
         self.max_model_len: int | None = None  # the longest that one of them takes; None: not known
         self.slots: dict[int, int] = {}  # by block size, masks
         self.all_slots: dict[int, int] = {}  # the same where no tokens are known
+        self.splits = False  # one replica may compute a prompt, and another one generate its answer
         self._ring: Ring | None = None
 
     @property
@@ -195,6 +201,7 @@ class ServedModel:
         for member in self.members:
             self.slots[member.block_size] = self.slots.get(member.block_size, 0) | 1 << member.slot
         self.all_slots = {APPROXIMATE: sum(1 << member.slot for member in self.members)}
+        self.splits = can_split(member.spec.role for member in self.members)
         self._ring = None
 
 

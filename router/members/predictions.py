@@ -34,8 +34,14 @@ class Difference(Struct, frozen=True, gc=False):
 
     @property
     def is_awaited(self) -> bool:
-        """True if only blocks are missing that another request was about to store."""
-        return self.prediction.claimed_blocks <= self.reported_blocks < self.prediction.blocks
+        """True if only blocks are missing that another request was about to store, or that were to be brought.
+
+        More blocks than predicted may have come from a neighbour.
+        """
+        prediction = self.prediction
+        if self.reported_blocks > prediction.blocks:
+            return prediction.pulls
+        return prediction.claimed_blocks - prediction.brought_blocks <= self.reported_blocks < prediction.blocks
 
 
 class Predictions:

@@ -11,14 +11,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from api.native import is_kv_endpoint
 from events.curve import load_curve_client
 from events.source import Source
 from router.members.target import Target, parse_target
+from router.placement.roles import Role
 
 Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
 
 OFF = "off"  # as `events`: follow none, even if the replica has some
 MOST_BLOCK_TOKENS = 65_536  # in one block of a replica's cache
+MOST_LAYOUT_CHARS = 256
 ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 SOCKETS = ("events", "replay", "status", "snapshot")
 WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
@@ -56,6 +59,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     api_key_env: str | None = None  # the variable that holds the key which the router sends
     draining: bool = False
     incarnation: int | str | None = None  # another one is another process, even at the same address
+    role: Role | None = None  # None: it generates, and exchanges KV with no other replica
 
     @property
     def target(self) -> Target:
@@ -202,6 +206,8 @@ class NativeDescription(Struct, frozen=True):
     incarnation: int | None = None  # None: the model is still being loaded
     endpoints: EventEndpoints | None = None
     draining: bool = False
+    kv_read: str | None = None  # where neighbours may read its blocks
+    kv_layout: Annotated[str, Meta(max_length=MOST_LAYOUT_CHARS)] | None = None  # their model, type and shape
 
 
 def with_description(spec: ReplicaSpec, described: NativeDescription) -> ReplicaSpec:
@@ -220,6 +226,25 @@ def with_description(spec: ReplicaSpec, described: NativeDescription) -> Replica
         found |= {field: _reachable(spec, getattr(described.endpoints, field), host) for field in SOCKETS}
         found["topic"] = spec.topic or described.topic or ""
     return msgspec.structs.replace(spec, **found)
+
+
+def readable_at(spec: ReplicaSpec, described: NativeDescription) -> tuple[str, str]:
+    """The endpoint at which other replicas may read its blocks, and their layout; empty if they may not.
+
+    An endpoint on the router's own machine is no use elsewhere: such replicas only read from each other.
+    """
+    endpoint, layout, host = described.kv_read or "", described.kv_layout or "", spec.target.host
+    tcp = TCP.fullmatch(endpoint)
+    if tcp is None or not layout:
+        return "", ""
+    if LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host):
+        return "", ""
+    endpoint = _reachable(spec, endpoint, host) or ""
+    if not is_kv_endpoint(endpoint):
+        return "", ""
+    reached = TCP.fullmatch(endpoint)
+    is_local = reached is not None and LOOPBACK.fullmatch(reached[1])
+    return endpoint, f"{layout} on this machine" if is_local else layout
 
 
 def _reachable(spec: ReplicaSpec, endpoint: str | None, host: str) -> str | None:
@@ -270,4 +295,6 @@ def _sentence(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
     key = path.strip("`").removeprefix("$.").partition("[")[0]
     if key == "engine":
         return f"engine is {fields[key]!r}; write auto, warmroute, vllm, sglang or openai"
+    if key == "role":
+        return f"role is {fields[key]!r}; write prefill, decode or both"
     return f"{key} is {fields.get(key)!r}: {said[:1].lower()}{said[1:]}"

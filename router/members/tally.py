@@ -87,6 +87,7 @@ class Tally:
     resent_tokens: int = 0  # shared with the beginning of an earlier prompt sent there
     salted: int = 0  # prompts with a cache salt
     new_salts: int = 0  # of these, with one that was not seen before
+    source_tokens: dict[str, float] = field(default_factory=dict)  # predicted, by where they were to come from
     billed: int = 0  # prompts that begin with Claude Code's billing line
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:

@@ -7,7 +7,8 @@ such a cache, and evicted as such caches evict: the least recently used first, a
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.placement.index import GPU, PrefixIndex
+from router.placement.index import PrefixIndex
+from router.placement.prices import GPU
 
 CAPACITY_BLOCKS = 8192  # about 500,000 tokens: the cache of an 8B model on one GPU of 80 GB
 

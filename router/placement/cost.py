@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from router.placement.ages import CacheAges
 from router.placement.prices import PULL, PULL_S, TOKENS_PER_S, UNKNOWN_RATES
 from router.placement.queue_positions import QueuePositions
+from router.placement.roles import Half, Role
 
 COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
 BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
@@ -28,7 +29,7 @@ NOTHING_BELOW: Mapping[str, Mapping[int, float]] = MappingProxyType({})
 NONE_TRIED: frozenset[str] = frozenset()
 
 # Why a replica cannot take a request, from the longest lasting reason to the shortest.
-Obstacle: TypeAlias = Literal["too_long", "unavailable", "tried", "full"]
+Obstacle: TypeAlias = Literal["role", "too_long", "unavailable", "tried", "full"]
 
 
 class Candidate(Struct, eq=False):
@@ -55,6 +56,7 @@ class Candidate(Struct, eq=False):
     load_tokens_per_s: Mapping[str, float] = UNKNOWN_RATES  # as it reports, by source
     kv_read: str = ""  # the endpoint at which neighbours may read its blocks; empty: none
     kv_layout: str = ""  # only replicas of one layout can use each other's blocks
+    role: Role | None = None
 
 
 class Neighbour(Struct, frozen=True, gc=False):
@@ -92,6 +94,8 @@ class Question(Struct, eq=False):
     awaited: Mapping[int, float] = NOTHING  # the part of `matched` that is still on its way there
     readable: Mapping[int, float] = NOTHING  # slot -> tokens that neighbours may read there, by events alone
     pulls: Mapping[int, Pull] = NO_PULLS  # slot -> what it would read from its neighbours; found by `choose`
+    half: Half = "decode"  # of a generation, to be placed
+    is_fetched: bool = False  # its KV was computed elsewhere, and is fetched from there
 
     def reached(self, slot: int) -> float:
         """The tokens that a replica holds in any medium."""

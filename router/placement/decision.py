@@ -22,26 +22,23 @@ from router.placement.cost import (
 )
 from router.placement.effects import LOSS_WEIGHT, Effects
 from router.placement.eligibility import in_words, obstacles
-from router.placement.prices import PULL, PULL_S
+from router.placement.prices import GPU, PULL, PULL_S
 
 MOST_TOLD = 10  # replicas, in an error
+COMPUTE = "COMPUTE"  # as the source of a portion
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
 # Why no replica took it: worth waiting for room; too long for all; failed by each; none available.
 Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
 
 
-GPU = "GPU"
-COMPUTE = "COMPUTE"
+class Portion(Struct, frozen=True, gc=False):
+    """A part of a prompt, and where a replica takes it from."""
 
-
-class Portion(Struct, frozen=True, omit_defaults=True):
-    """A part of a prompt, and where the replica takes it from."""
-
-    source: str  # GPU, CPU, STORAGE, PULL or COMPUTE
+    source: str  # GPU, COMPUTE, or as in `router.placement.prices`
     tokens: float
     seconds: float
-    neighbours: tuple[str, ...] = ()  # to read it from
+    neighbours: tuple[str, ...] = ()  # to read it from, the best first
 
 
 class Verdict(Struct, frozen=True):
@@ -71,6 +68,7 @@ class Decision(Struct, eq=False):
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
     uncached_tokens: float = 1.0  # to compute at the chosen one, those that it brings at their price
+    portions: tuple[Portion, ...] = ()  # of the prompt at the chosen one, if it brings any: see `chosen_portions`
     later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
     rejection: Rejection | None = None
     tie_break: int = 0  # the seed of the draws among near-equals
@@ -94,6 +92,20 @@ class Decision(Struct, eq=False):
         """The replicas that the chosen one may read from; the best is first."""
         pull = None if self.chosen is None else self.question.pulls.get(self.chosen.slot)
         return () if pull is None else pull.neighbours
+
+    def own_sources(self) -> set[str]:
+        """The sources below its GPU from which the chosen replica would bring tokens."""
+        if self.chosen is None or not self.question.below:
+            return set()
+        rate = self.rates[self.candidates.index(self.chosen)]
+        return {source for _, source, _ in brought(self.question, self.chosen, rate, None)}
+
+    @property
+    def chosen_portions(self) -> tuple[Portion, ...]:
+        """The prompt's tokens at the chosen replica by source, as they were when it was chosen."""
+        if self.portions or self.chosen is None:
+            return self.portions
+        return self.portions_of(self.candidates.index(self.chosen))
 
     def portions_of(self, index: int) -> tuple[Portion, ...]:
         """The prompt's tokens at this candidate by source: in GPU memory, brought from elsewhere, computed."""
@@ -132,7 +144,8 @@ class Decision(Struct, eq=False):
     def obstacle(self, candidate: Candidate) -> str | None:
         """The reason why a candidate cannot take the prompt now; None if it can."""
         question = self.question
-        [found] = obstacles((candidate,), question.tokens if question.exact else 0, question.tried, question.anyway)
+        tokens = question.tokens if question.exact else 0
+        [found] = obstacles((candidate,), tokens, question.tried, question.anyway, question.half)
         return in_words(found, candidate, question.tokens)
 
     def refusal(self) -> str:

@@ -3,18 +3,26 @@
 from collections.abc import Sequence
 
 from router.placement.cost import NONE_TRIED, Candidate, Obstacle
+from router.placement.roles import TAKES, Half
 
 
 def obstacles(
-    candidates: Sequence[Candidate], tokens: int = 0, tried: frozenset[str] = NONE_TRIED, anyway: bool = False
+    candidates: Sequence[Candidate],
+    tokens: int = 0,
+    tried: frozenset[str] = NONE_TRIED,
+    anyway: bool = False,
+    half: Half = "decode",
 ) -> list[Obstacle | None]:
     """The obstacle at each candidate; None: it is eligible.
 
     `tokens`: 0 where the length is an estimate, as no prompt is too long by an estimate. `anyway`: replicas that are
     only believed to be down are eligible, too. It runs for every request: one pass, no call per candidate.
     """
+    roles = TAKES[half]
     return [
-        "too_long"
+        "role"
+        if one.role not in roles
+        else "too_long"
         if (longest := one.max_model_len) is not None and tokens > longest
         else "unavailable"
         if one.unavailable is not None and not (anyway and one.may_try_anyway)
@@ -33,6 +41,8 @@ def can_take(candidate: Candidate, tokens: int = 0, tried: frozenset[str] = NONE
 
 def in_words(obstacle: Obstacle | None, candidate: Candidate, tokens: int) -> str | None:
     match obstacle:
+        case "role":
+            return f"its role is {candidate.role or 'not given'}"
         case "too_long":
             return f"too long: {tokens:,} tokens, its max_model_len is {candidate.max_model_len:,}"
         case "unavailable":

@@ -21,9 +21,7 @@ from events.changes import Change, Cleared, Grouped, Stored
 from events.groups import FULL, Layout, hits
 from router.placement.holders import Holders, slots_of
 from router.placement.optimistic import Optimistic
-from router.placement.prices import CPU, OWN_SOURCES, source_of
-
-GPU = "GPU"
+from router.placement.prices import CPU, GPU, OWN_SOURCES, source_of
 
 # Slot -> leading blocks of the prompt; slots that hold none are absent.
 Matched: TypeAlias = dict[int, int]
@@ -41,6 +39,12 @@ class Matches(Struct, frozen=True, gc=False):
     def lower(self) -> Matched:
         """In any medium."""
         return self.below[-1][1] if self.below else self.gpu
+
+    def source(self, slot: int) -> str:
+        """The slowest source that all blocks of the slot take."""
+        most = self.lower.get(slot, 0)
+        levels = ((GPU, self.gpu), *self.below)
+        return next(source for source, level in levels if level.get(slot, 0) == most)
 
 
 class PrefixIndex:

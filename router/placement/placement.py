@@ -17,12 +17,14 @@ from router.placement.ages import CacheAges, pages_of
 from router.placement.approximate import Approximate
 from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question
 from router.placement.decision import Decision
+from router.placement.elsewhere import Transfers, fetches
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
 from router.placement.optimistic import awaited_s
 from router.placement.policy import place
 from router.placement.reuse import Reuse
 from router.placement.ring import Ring
+from router.placement.roles import Half
 from router.placement.tie_break import SEED_BITS, TieBreak
 
 APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
@@ -65,6 +67,7 @@ class Prediction(Struct, frozen=True, gc=False):
     sure: bool  # it rests on events alone, and on blocks that need not be brought
     alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
     pulls: bool = False  # the replica may read more from neighbours
+    brought_blocks: int = 0  # of the claimed ones: they may not come in time
 
 
 class Placed(Struct, eq=False, gc=False):
@@ -79,6 +82,7 @@ class Placed(Struct, eq=False, gc=False):
     awaited_s: float = 0.0  # how long its blocks count as stored without an event
     awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
     pages: Sequence[int] = ()  # that count as cached, likewise
+    fetched_tokens: int = 0  # whose KV comes from another replica
 
 
 class Placement:
@@ -97,6 +101,7 @@ class Placement:
         self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
         self.approximate = Approximate(self.guesses, approximate_blocks)
         self.reuse = Reuse()
+        self.transfers = Transfers()
         self.doubted: dict[int, float] = {}  # by slot: factor on claims, if they were wrong
         self._readable = 0  # a mask of the replicas that neighbours may read
         self._optimistic = optimistic
@@ -162,8 +167,13 @@ class Placement:
         session: str | None = None,
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
+        half: Half = "decode",
+        counts: bool = True,
     ) -> tuple[Question, dict[int, Matches]]:
-        """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size."""
+        """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size.
+
+        `counts`: it is a turn of round-robin, as only one question of each request should be.
+        """
         matched: dict[int, float] = {}
         below: dict[str, dict[int, float]] = {}
         awaited: dict[int, float] = {}
@@ -189,7 +199,7 @@ class Placement:
                             readable[slot] = blocks * tokens
         if self.doubted:
             self._discount(matched, awaited, *below.values())
-        self._questions += 1
+        self._questions += counts
         question = Question(
             tokens=prompt.tokens,
             matched=matched,
@@ -202,6 +212,7 @@ class Placement:
             came_s=came_s,
             awaited=awaited or NOTHING,
             readable=readable or NOTHING,
+            half=half,
         )
         return question, by_size
 
@@ -226,20 +237,26 @@ class Placement:
 
     @staticmethod
     def predict(
-        prompt: Prompt, chosen: Candidate, block_size: int, matches: Mapping[int, Matches], *, pulls: bool = False
+        prompt: Prompt, decision: Decision, block_size: int, matches: Mapping[int, Matches]
     ) -> Prediction | None:
         """Predict the hit at the chosen replica; None: only guessed.
 
-        `pulls`: it may read more from neighbours, which nobody claims, as it may not come in time.
+        Nobody claims what it may read from neighbours, or what it would rather compute than bring.
         """
-        if block_size == APPROXIMATE or not prompt.exact:
+        chosen = decision.chosen
+        if chosen is None or block_size == APPROXIMATE or not prompt.exact:
             return None
         found, slot = matches[block_size], chosen.slot
         most = (prompt.tokens - 1) // block_size  # the last token is always computed
-        blocks, gpu, sure = (min(held.get(slot, 0), most) for held in (found.lower, found.gpu, found.sure))
+        levels = [level for source, level in found.below if source in decision.own_sources()]
+        held = (found.lower, found.gpu, found.sure, *levels)
+        lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
+        blocks = max(gpu, *reached, 0)
         # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
         claimed = blocks if blocks > gpu else sure
-        return Prediction(block_size, blocks, claimed, blocks == sure and not pulls, not chosen.in_flight, pulls)
+        pulls = bool(decision.neighbours)
+        is_sure, alone = lower == blocks == sure and not pulls, not chosen.in_flight
+        return Prediction(block_size, blocks, claimed, is_sure, alone, pulls, claimed - sure)
 
     # ---- a request at a replica
 
@@ -258,7 +275,9 @@ class Placement:
 
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
-        slot, uncached_tokens = load.candidate.slot, ceil(decision.uncached_tokens)
+        question, slot, uncached_tokens = decision.question, load.candidate.slot, ceil(decision.uncached_tokens)
+        is_fetched = fetches(question, load.candidate)
+        fetched_tokens = max(1, question.tokens - int(question.matched.get(slot, 0))) if is_fetched else 0
         if not prompt.exact or block_size == APPROXIMATE:
             if keys := prompt.keys(APPROXIMATE):
                 self.approximate.routed(slot, keys)
@@ -267,7 +286,14 @@ class Placement:
             keys = prompt.keys(block_size, self.index.lookahead(slot))
             wait_s = awaited_s(self._optimistic_ttl_s, decision.ttft_s, self._first_token_timeout_s)
         placed = self.sent_as(
-            load, now_s, uncached_tokens, streams, decision.priority_s(now_s) if ranked else None, keys, wait_s
+            load,
+            now_s,
+            1 if fetched_tokens else uncached_tokens,
+            streams,
+            decision.priority_s(now_s) if ranked else None,
+            keys,
+            wait_s,
+            fetched_tokens=fetched_tokens,
         )
         if keys and decision.policy == "cost":
             placed.pages = pages_of(keys, block_size)
@@ -285,10 +311,15 @@ class Placement:
         priority_s: float | None,
         keys: list[int],
         wait_s: float,
+        *,
+        fetched_tokens: int = 0,
     ) -> Placed:
         """Count a request as sent with these figures; its blocks count as cached for `wait_s` without an event."""
         placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
-        load.sent(placed.id, uncached_tokens, now_s, streamed=streams, priority_s=priority_s)
+        placed.fetched_tokens = fetched_tokens
+        # The time of a transfer says nothing about the speed of prefill.
+        streamed = streams and not fetched_tokens
+        load.sent(placed.id, uncached_tokens, now_s, streamed=streamed, priority_s=priority_s)
         if wait_s and self._optimistic:
             placed.awaited_s = wait_s
             placed.awaited = keys, self.index.optimistic.add(load.candidate.slot, keys, now_s + wait_s)
@@ -299,6 +330,10 @@ class Placement:
         placed.awaited = None
         if placed.streams:
             placed.load.begun(placed.id, now_s)
+
+    def fetched(self, placed: Placed, now_s: float) -> None:
+        """Note the first token of a request whose KV came from another replica."""
+        self.transfers.fetched(placed.fetched_tokens, now_s - placed.sent_s)
 
     def ended(self, placed: Placed, now_s: float) -> None:
         """Remove a request, however it ended; one that never began stores nothing."""

@@ -38,9 +38,9 @@ class Draws(Protocol):
 def place(
     policy: str, question: Question, candidates: Sequence[Candidate], tie_break: TieBreak, ring: Ring | None
 ) -> Decision:
-    """Choose as the router does: rather a replica that is believed to be down than none."""
+    """Choose as the router does: to generate, rather a replica that is believed to be down than none."""
     decision = choose(policy, question, candidates, tie_break, ring)
-    if decision.rejection == "unavailable":
+    if decision.rejection == "unavailable" and question.half == "decode":  # else it is computed where it is generated
         question.anyway = True
         decision = choose(policy, question, candidates, tie_break, ring)
     decision.tie_break = tie_break.number
@@ -58,17 +58,20 @@ def choose(
     weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
     if question.readable:
         add_pulls(question, candidates, rates)
-    found = obstacles(candidates, question.tokens if question.exact else 0, question.tried, question.anyway)
+    tokens = question.tokens if question.exact else 0
+    found = obstacles(candidates, tokens, question.tried, question.anyway, question.half)
     decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
     if None not in found:
-        decision.rejection = _rejection(question, set(found))
+        decision.rejection = _rejection(question, {*found} - {"role"})
         return decision
     if policy == "cost":
         decision.effects = add_effects(question, candidates, rates, decision.costs)
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
-    uncached = decision.uncached_tokens = uncached_tokens(question, chosen, rates[index])
+    decision.uncached_tokens = uncached = uncached_tokens(question, chosen, rates[index])
     decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
+    if question.below or question.pulls:
+        decision.portions = decision.portions_of(index)  # now, as rates change
     if policy == "cost":
         decision.later_s = later_s(uncached, rates[index])
     return decision

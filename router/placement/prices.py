@@ -7,6 +7,7 @@ share of the other. A source that is dearer than computing is not used.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+GPU = "GPU"  # costs nothing
 CPU = "CPU"
 STORAGE = "STORAGE"
 PULL = "PULL"
@@ -14,8 +15,8 @@ PULL = "PULL"
 # Tokens per second until a replica says its own: KV of 320 KB a token, half of a PCIe 5 bus, 100 Gb/s, a fast disk.
 TOKENS_PER_S = {CPU: 100_000.0, PULL: 40_000.0, STORAGE: 20_000.0}
 # Media of engines, the cheapest first; any other is taken for a disk.
-_SOURCES = MappingProxyType({"CPU": CPU, "CPU_PINNED": CPU, "STORAGE": STORAGE, "DISK": STORAGE, "EXTERNAL": STORAGE})
-OWN_SOURCES = (CPU, STORAGE)  # in the order of their usual prices
+_SOURCES = {"GPU": GPU, "CPU": CPU, "CPU_PINNED": CPU, "STORAGE": STORAGE, "DISK": STORAGE, "EXTERNAL": STORAGE}
+OWN_SOURCES = (CPU, STORAGE)  # below the GPU, in the order of their usual prices
 
 PULL_S = 0.005  # a pull's fixed cost: a question and its answer, and work that the neighbour does meanwhile
 LEAST_PULLED_TOKENS = 256  # nobody pulls for less
@@ -24,7 +25,7 @@ UNKNOWN_RATES: Mapping[str, float] = MappingProxyType({})
 
 
 def source_of(medium: str) -> str:
-    """The source of a medium below the GPU."""
+    """The source that a medium counts as."""
     return _SOURCES.get(medium, STORAGE)
 
 

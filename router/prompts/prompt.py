@@ -192,6 +192,13 @@ class Prompt(Struct):
         return self.tokens * APPROXIMATE_BLOCK_BYTES / max(self.text_bytes, 1)
 
 
+def salted_for(prompt: Prompt, body: bytes) -> bytes:
+    """The body for an engine of another kind: with the prompt's salt, which the client may not have written."""
+    if prompt.salt is None or prompt.salt == prompt.peek.cache_salt:
+        return body
+    return salted(body, prompt.peek, prompt.salt)
+
+
 def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
     text = text_of(peek)
     tokens = max(1, len(text) // BYTES_PER_TOKEN)

@@ -13,7 +13,9 @@ from msgspec import Struct
 from api.native import Frame, FrameReader
 from router.members.broken import Broken
 from router.members.upstream import Header, Sending
+from router.placement.cost import INFINITE
 from router.placement.placement import Placed
+from router.placement.roles import Half
 from router.proxy.headers import value_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
 FRAMES_TYPE = b"application/x-warmroute-frames"
 MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica can go on
@@ -91,6 +94,8 @@ class Attempt(Struct, eq=False):
     cached_tokens: int | None = None
     token_ids: dict[int, list[bytes]] = {}  # by choice, packed
     sending: Sending | None = None
+    half: Half = "decode"
+    within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
     _frames: FrameReader | None = None
     _ids: int = 0  # token ids in its frames
     _refusal: bytearray | None = None

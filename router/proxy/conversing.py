@@ -11,6 +11,8 @@ from msgspec import Struct
 from api.errors import ApiError, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.requests import REFERENCE, response_of
+from api.sse import CONTENT_TYPE
+from router.members.broken import Broken
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
@@ -21,8 +23,11 @@ from router.proxy.continued import continued, conversation
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
+from router.proxy.handover import Beginning
+from router.proxy.headers import value_of
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
+from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
 
@@ -87,6 +92,7 @@ class Conversing(Forwarding):
     attempts: list[Attempt] = field(default_factory=list)
     notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
+    _beginning: Beginning | None = None  # of an answer that may turn out to be an error
     _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
 
     @property
@@ -180,7 +186,15 @@ class Conversing(Forwarding):
         is_looked_up = self.api != "batch"  # several prompts
         only = self._only(model)
         decision = self.hit.decide(
-            router, model, prompt, session, self.tried, self.came_s, is_looked_up=is_looked_up, only=only
+            router,
+            model,
+            prompt,
+            session,
+            self.tried,
+            self.came_s,
+            is_looked_up=is_looked_up,
+            only=only,
+            source=self._source,
         )
         if router.request_log is not None:
             self.notes = self.notes or Notes()
@@ -194,7 +208,25 @@ class Conversing(Forwarding):
         holder = None if self._holder is None else self.router.members.by_name.get(self._holder)
         return holder if holder is not None and holder in model.members and holder.name not in self.tried else None
 
+    def _computes_elsewhere(self, decision: Decision) -> bool:
+        model, prompt, peek = self.model, self.prompt, self.peek
+        if model is None or not model.splits or peek is None or not isinstance(prompt, Prompt):
+            return False
+        if self.prefill is None:
+            self.prefill = Prefill(self.router, self.exchange, self.admitted, self.api, peek, self.place)
+        return self.prefill.begin(
+            decision,
+            model,
+            prompt,
+            self._body,
+            session=decision.question.session,
+            came_s=self.came_s,
+            attempts=self.attempts,
+            notes=self.notes,
+        )
+
     def _send(self, member: Member, decision: Decision) -> bool:
+        self._beginning = None
         sent = Forwarding._send(self, member, decision)
         assert self.attempt is not None, "it is under way"
         self.attempts.append(self.attempt)
@@ -204,7 +236,27 @@ class Conversing(Forwarding):
 
     # ---- the answer
 
+    def _start(self, attempt: Attempt) -> None:
+        """Start the answer; one whose KV is fetched may turn out to be an error, so it starts with its first token."""
+        streams = (value_of(attempt.headers, b"content-type") or b"").startswith(CONTENT_TYPE.encode())
+        if attempt.status < 400 and streams and attempt.placed.fetched_tokens:
+            self._beginning = Beginning(self.api)
+        else:
+            Forwarding._start(self, attempt)
+
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if body:
+            self.router.computed(attempt)
+        if self._beginning is not None:
+            held = self._beginning.feed(body, complete)
+            if held is None:
+                return
+            if self._beginning.has_failed:
+                self._compute_here(attempt)
+                return
+            self.router.placement.fetched(attempt.placed, self.router.now_s())
+            Forwarding._start(self, attempt)
+            self._beginning, body = None, held
         if not self.first_byte_s:
             self.first_byte_s = self.router.now_s()
         if self._head is not None and self.api == "responses":
@@ -214,6 +266,14 @@ class Conversing(Forwarding):
         if self.notes is not None:
             self.notes.read(body)
         Forwarding.take(self, attempt, body, complete)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        """Compute the prompt there after all, if the stream broke off before a token: KV could not be read."""
+        if self._beginning is not None and not broken.refused:
+            self._beginning = None
+            self._compute_here(attempt)
+        else:
+            Forwarding.failed(self, attempt, broken)
 
     def _look_for_id(self, attempt: Attempt, body: bytes) -> None:
         head = (self._head or b"") + body[:HEAD_BYTES]
@@ -231,6 +291,7 @@ class Conversing(Forwarding):
         summary.first_byte_s, summary.waited_s, summary.retries = self.first_byte_s, self.waited_s, self.retries
         summary.why, summary.model = self.why, self.model
         summary.attempts, summary.notes = self.attempts, self.notes
+        summary.prefill = None if self.prefill is None else self.prefill.summary()
         if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):
             summary.generation = self.hit.summary(self.peek, self.prompt, self.decision)
         return summary

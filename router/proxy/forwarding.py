@@ -18,10 +18,10 @@ from router.placement.placement import Prompt, Unread
 from router.prompts.prompt import UNREADABLE, object_salted
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Salt
-from router.proxy.attempt import Attempt, refusal_code
+from router.proxy.attempt import RESTING, Attempt, refusal_code
 from router.proxy.exchange import Exchange
 from router.proxy.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
-from router.proxy.request import RESTING, Request
+from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 
 UNREAD = Unread()
@@ -66,6 +66,8 @@ class Forwarding(Request):
             if not is_quick(body):
                 self._aside(partial(self._read_apart, body))
                 return
+            if self.caches:
+                body = self._without_withheld(body)
             self._body = self._salted(body)
             self._model = model_in(self._body)
             self._make_ready()
@@ -94,6 +96,8 @@ class Forwarding(Request):
                 return None
             return Salt(key.salted(found.fields.get("cache_salt")))
 
+        if self.caches:
+            body = self._body = await self._withhold_apart(body)
         made = await self.router.reading.read(body, want, whole=False)
         self.exchange.aside = None
         if made is not None and made.body is not None:
@@ -131,7 +135,8 @@ class Forwarding(Request):
     def _send(self, member: Member, decision: Decision) -> bool:
         attempt = self._sent(member, decision, streams=self._streams)
         attempt.takes_frames = False
-        request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, b"", self._body)
+        body = self._with_kv(member, decision, self._body)
+        request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, b"", body)
         method = self.exchange.scope["method"]
         bodiless, resend = method == "HEAD", method in RESENT
         attempt.sending = member.upstream.send(request, attempt, body=body, bodiless=bodiless, resend=resend)
@@ -165,6 +170,9 @@ class Forwarding(Request):
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         """Try another replica if this one is busy or ending, since it has not begun; else pass the refusal on."""
+        if self._has_not_fetched(attempt):
+            self._compute_here(attempt)
+            return
         code = refusal_code(body) if attempt.status in (429, 503) else None
         if code in RESTING:
             self.router.rests(attempt)
@@ -193,7 +201,12 @@ class Forwarding(Request):
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
         """Return whether another replica serves the model; the client then gets an error, and may try again."""
-        return any(one is not attempt.member and (self._model is None or self._model in one.models) for one in members)
+        return any(
+            one is not attempt.member
+            and one.spec.role != "prefill"
+            and (self._model is None or self._model in one.models)
+            for one in members
+        )
 
     def summary(self) -> RequestSummary:
         return RequestSummary(

@@ -1,10 +1,8 @@
 """One generation request: from its prompt to a replica, from there to its client, to another replica if one fails."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from api.errors import ApiError
 from api.generation_apis import RESPONSES
@@ -15,8 +13,9 @@ from router.members.members import Member, no_replica
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
 from router.prompts.prompt import UNREADABLE, Prompt, unreadable
-from router.proxy.attempt import Attempt, refusal_code
+from router.proxy.attempt import RESTING, Attempt, refusal_code
 from router.proxy.exchange import Exchange
+from router.proxy.handover import Beginning
 from router.proxy.headers import (
     FROM_FRAMES,
     TO_CLIENT,
@@ -30,9 +29,8 @@ from router.proxy.headers import (
 )
 from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
-from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prompted_request import PromptedRequest
-from router.proxy.request import RESTING, Request
+from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.resumable_response import ResumableResponse
 
@@ -44,27 +42,16 @@ JSON_TYPE = b"application/json"
 SSE_TYPE = CONTENT_TYPE.encode()
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 FOREIGN_TYPE = b"content-type: application/json\r\n"
-CACHED = b'"cached_tokens"'
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
-_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
-
-
-def cached_tokens_in(body: bytes) -> int | None:
-    """The cached tokens in an engine's last bytes: `"prompt_tokens_details": {"cached_tokens": N}`."""
-    found = _CACHED_TOKENS.findall(body)
-    return int(found[-1]) if found else None
 
 
 @dataclass(slots=True, eq=False)
 class Generation(PromptedRequest):
-    hit: PredictedHit = field(default_factory=PredictedHit)
-    attempts: list[Attempt] = field(default_factory=list)
-    trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     _response: ResumableResponse = field(init=False)
     _lost: int = 0
     _moves: int = 0  # away from replicas that fell silent
     _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
     _kept: KeptAnswer | None = None
+    _beginning: Beginning | None = None  # of an answer that may turn out to be an error
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)  # super() would fail: `slots` makes a new class
@@ -82,19 +69,9 @@ class Generation(PromptedRequest):
         self._response = ResumableResponse(self.api, prompt, self._body, tokens, self.router.config.resume)
         self.place()
 
-    def _choose(self) -> Decision:
-        router, model = self.router, self.model
-        assert model is not None, "it is ready"
-        is_looked_up = not self.peek.skips_cache(self.api.is_chat)
-        decision = self.hit.decide(
-            router, model, self.prompt, self.session, self.tried, self.came_s, is_looked_up=is_looked_up
-        )
-        if self.notes is not None:
-            self.notes.decided(next(router.order), decision, model.members, router.feeds)
-        return decision
-
     def _send(self, member: Member, decision: Decision) -> bool:
         response, exchange = self._response, self.exchange
+        self._beginning = None
         # Before anything is counted, since the client's body may be unusable.
         try:
             if not exchange.response_started:
@@ -103,9 +80,10 @@ class Generation(PromptedRequest):
                 return False
             if member.native:
                 body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
-                envelope = response.envelope(decision.priority_s(self.router.now_s()))
+                envelope = response.envelope(decision.priority_s(self.router.now_s()), decision.neighbours)
             else:
                 body, path = response.foreign_body(member)
+                body = self._with_kv(member, decision, body) if path is None else body
                 dropped, types = TO_FOREIGN if response.continuation is None else TO_READ, FOREIGN_TYPE
                 envelope = b""
         except UNREADABLE as error:
@@ -121,14 +99,6 @@ class Generation(PromptedRequest):
         if self._client_is_full:
             attempt.sending.pause()
         return True
-
-    def _compare_length(self, attempt: Attempt, body: bytes) -> None:
-        """Compare the prompt's length with the engine's, which costs nothing and covers every field of the request."""
-        prompt, verification = self.prompt, self.router.verification
-        if not prompt.exact or len(prompt.packed) > 1 or self.model is None or verification is None:
-            return
-        if (found := _PROMPT_TOKENS.findall(body)) and int(found[-1]) != prompt.tokens:
-            verification.other_length(attempt.member, self.model.tokens, prompt, int(found[-1]))
 
     # ---- from the replica to the client
 
@@ -153,6 +123,12 @@ class Generation(PromptedRequest):
             self._response.continuation = None
             if not self.peek.stream:
                 return  # until it is complete, another replica can repeat it
+        elif attempt.placed.fetched_tokens:
+            self._beginning = Beginning(self.api.name)
+            return
+        self._open(attempt, streams)
+
+    def _open(self, attempt: Attempt, streams: bool) -> None:
         length = None if self._response.continuation is not None else value_of(attempt.headers, b"content-length")
         if streams and length is None:
             self._events = SentEvents(self.api)
@@ -172,12 +148,17 @@ class Generation(PromptedRequest):
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         exchange = self.exchange
+        if body:
+            self.router.computed(attempt)
+        if self._beginning is not None:
+            held = self._begin_fetched(attempt, self._beginning, body, complete)
+            if held is None:
+                return
+            body = held
         if not self.first_byte_s:
             self.first_byte_s = self.router.now_s()
-        if self.hit.reported_tokens is None and not attempt.framed and not self.resumes and CACHED in body:
-            self.hit.reported_tokens = cached_tokens_in(body)
-            if self.prompt.shape is not None:
-                self._compare_length(attempt, body)
+        if self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
+            self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
         if self.notes is not None and not attempt.framed:
             self.notes.read(body)
         if self._response.continuation is not None:
@@ -196,6 +177,19 @@ class Generation(PromptedRequest):
                 exchange.flush()
         else:
             self._keep(attempt, body)
+
+    def _begin_fetched(self, attempt: Attempt, beginning: Beginning, body: bytes, complete: bool) -> bytes | None:
+        """Start the answer once it has a token; None: not yet, or it is an error and the request was sent again."""
+        held = beginning.feed(body, complete)
+        if held is None:
+            return None
+        if beginning.has_failed:
+            self._compute_here(attempt)
+            return None
+        self._beginning = None
+        self.router.placement.fetched(attempt.placed, self.router.now_s())
+        self._open(attempt, True)
+        return held
 
     def _keep(self, attempt: Attempt, body: bytes) -> None:
         """Keep a part of an unstreamed answer, which another replica could repeat; send a long one on."""
@@ -240,6 +234,9 @@ class Generation(PromptedRequest):
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         """Handle a status of 400 or more: try another replica, or pass it on to the client."""
+        if self._has_not_fetched(attempt):
+            self._compute_here(attempt)
+            return
         code = refusal_code(body) if attempt.status in (429, 503) else None
         reason = f"it answered {attempt.status}" + (f" ({code})" if code else "")
         if attempt.status in REFUSALS and code not in RESTING:
@@ -394,6 +391,7 @@ class Generation(PromptedRequest):
             model=self.model,
             generation=None if decision is None else self.hit.summary(self.peek, self.prompt, decision),
             attempts=self.attempts,
+            prefill=None if self.prefill is None else self.prefill.summary(),
             notes=self.notes,
             trace=self.trace,
         )

@@ -44,6 +44,8 @@ class Notes:
                     for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
                 ],
                 question.came_s,
+                question.half,
+                question.is_fetched,
             )
         )
 
@@ -92,4 +94,5 @@ def _weighed(member: "Member", cost: float, question: "Question", feeds: "Feeds"
         question.readable.get(slot, 0),
         0 if pull is None else pull.tokens,
         [] if pull is None else [one.name for one in pull.neighbours],
+        candidate.role,
     )

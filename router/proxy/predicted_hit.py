@@ -1,5 +1,6 @@
 """The hit that is expected at the replica chosen for a prompt, and the one that its engine reports."""
 
+import re
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,17 @@ from router.proxy.request_summary import GenerationSummary, exactness
 
 if TYPE_CHECKING:
     from router.core import Router
+
+
+CACHED = b'"cached_tokens"'
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+
+
+def cached_tokens_in(body: bytes) -> int | None:
+    """The cached tokens in an engine's last bytes: `"prompt_tokens_details": {"cached_tokens": N}`."""
+    found = _CACHED_TOKENS.findall(body)
+    return int(found[-1]) if found else None
 
 
 class PredictedHit(Struct, eq=False):
@@ -35,16 +47,23 @@ class PredictedHit(Struct, eq=False):
         *,
         is_looked_up: bool,
         only: Member | None = None,
+        source: Member | None = None,
     ) -> Decision:
-        """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one."""
+        """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one.
+
+        `source`: the replica that holds the prompt's KV for another one.
+        """
         started = perf_counter()
-        decision, matches = router.decide(model, prompt, session, tried, came_s, only=only)
+        away = tried if source is None else tried | source.server.names
+        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, fetches=source is not None)
+        if decision.chosen is None and source is not None:  # it may generate the answer itself
+            decision, matches = router.decide(model, prompt, session, tried, came_s, only=only)
         router.counts.decision_s.observe(perf_counter() - started)
         if decision.chosen is not None:
             member = self.member = router.members.by_name[decision.chosen.name]
             self.prediction = self.predicted_at = None
-            if is_looked_up:
-                self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+            if is_looked_up and not decision.question.is_fetched:  # else its engine reports the hit elsewhere
+                self.prediction = router.placement.predict(prompt, decision, member.block_size, matches)
                 self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)
         return decision
@@ -59,6 +78,18 @@ class PredictedHit(Struct, eq=False):
             self.prediction = None
         if router.verification is not None:
             router.verification.sent(member, model, prompt, api, body)
+
+    def read(self, router: "Router", model: ServedModel | None, prompt: Prompt, member: Member, body: bytes) -> None:
+        """Look for the engine's report in a part of an unframed answer."""
+        if CACHED not in body:
+            return
+        self.reported_tokens = cached_tokens_in(body)
+        verification = router.verification
+        # Comparing the prompt's length costs nothing, and covers every field of the request.
+        if prompt.shape is None or not prompt.exact or len(prompt.packed) > 1 or model is None or verification is None:
+            return
+        if (found := _PROMPT_TOKENS.findall(body)) and int(found[-1]) != prompt.tokens:
+            verification.other_length(member, model.tokens, prompt, int(found[-1]))
 
     def summary(self, peek: Peek, prompt: Prompt, decision: Decision) -> GenerationSummary:
         return GenerationSummary(

@@ -4,19 +4,23 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from api.errors import ApiError
 from api.generation_apis import CHAT, GenerationApi
 from router.members.members import ServedModel, no_replica
+from router.placement.decision import Decision
 from router.prompts.canonical import peek_of
-from router.prompts.prompt import Peek, Prompt, read_peek
+from router.prompts.prompt import Peek, Prompt, read_peek, salted_for
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import Tokens
+from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.log_notes import Notes
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.prefill import Prefill
 from router.proxy.request import Request
 from router.proxy.sessions import session_of
 
@@ -38,6 +42,9 @@ class PromptedRequest(Request):
     prompt: Prompt = field(init=False)
     model: ServedModel | None = None
     notes: Notes | None = None
+    hit: PredictedHit = field(default_factory=PredictedHit)
+    attempts: list[Attempt] = field(default_factory=list)
+    trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     _tokens_of_model: Tokens = field(init=False)
 
     @property
@@ -62,6 +69,8 @@ class PromptedRequest(Request):
             self.notes.body = bytes(body)
         router.retry_budget.requests += 1
         try:
+            if is_quick(body):
+                self._body = self._without_withheld(body)
             self._make_prompt()
         except ApiError as error:
             self.refuse(error)
@@ -114,6 +123,7 @@ class PromptedRequest(Request):
             model = self.model = self.router.members.model(self.peek.model)
             return make_for(model, self.api.name, salt)
 
+        body = self._body = await self._withhold_apart(body)
         made = await self.router.reading.read(body, want)
         self.exchange.aside = None
         assert made is not None and self.model is not None, "it was wanted"
@@ -121,6 +131,44 @@ class PromptedRequest(Request):
         self._body = self._body if made.body is None else made.body  # None: it is unchanged
         self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
         self.prompted(prompt)
+
+    # ---- the choice
+
+    def _choose(self) -> Decision:
+        router, model = self.router, self.model
+        assert model is not None, "it is ready"
+        is_looked_up = not self.peek.skips_cache(self.api.is_chat)
+        decision = self.hit.decide(
+            router,
+            model,
+            self.prompt,
+            self.session,
+            self.tried,
+            self.came_s,
+            is_looked_up=is_looked_up,
+            source=self._source,
+        )
+        if self.notes is not None:
+            self.notes.decided(next(router.order), decision, model.members, router.feeds)
+        return decision
+
+    def _computes_elsewhere(self, decision: Decision) -> bool:
+        model = self.model
+        if model is None or not model.splits or self.exchange.response_started:
+            return False
+        if self.prefill is None:
+            self.prefill = Prefill(self.router, self.exchange, self.admitted, self.api.name, self.peek, self.place)
+        return self.prefill.begin(
+            decision,
+            model,
+            self.prompt,
+            salted_for(self.prompt, self._body),
+            session=self.session,
+            came_s=self.came_s,
+            attempts=self.attempts,
+            notes=self.notes,
+            trace=self.trace,
+        )
 
     def _is_ready(self) -> bool:
         model = self.model = self.router.members.model(self.peek.model)  # the replicas may have changed

@@ -4,6 +4,7 @@ All methods are called by the client's exchange, by attempts, or by the router w
 request alone writes its fields; when it is over, the router gets a summary.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from router.members.members import no_replica
 from router.placement.cost import NONE_TRIED, Candidate
 from router.placement.decision import Decision
 from router.placement.eligibility import obstacles
+from router.placement.elsewhere import fetches
 from router.placement.placement import Prompt
 from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
+from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
+from router.proxy.withheld import may_have_withheld, without_withheld
 
 if TYPE_CHECKING:
     from router.core import Router
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
 
 
@@ -49,6 +52,7 @@ class Request(Owner):
     resumes: int = 0
     is_over: bool = False
     why: str = ""  # it ended without an answer
+    prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
     waited_s: float = 0.0  # for room
     _queued_s: float = 0.0  # when it began to wait; 0: it does not
     _since_s: float = 0.0  # when it first began to wait
@@ -79,6 +83,10 @@ class Request(Owner):
         """Send to this replica; return False if it cannot continue the client's part of the answer."""
         raise NotImplementedError
 
+    def _computes_elsewhere(self, decision: Decision) -> bool:  # noqa: ARG002
+        """Send the prompt to another replica first, if that gains; return False if it does not."""
+        return False
+
     def summary(self) -> RequestSummary:
         raise NotImplementedError
 
@@ -93,7 +101,7 @@ class Request(Owner):
                     self._wait(decision)
                     return
                 member = self.router.members.by_name[decision.chosen.name]
-                if self._send(member, decision):
+                if self._computes_elsewhere(decision) or self._send(member, decision):
                     return
                 self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
         except ApiError as error:
@@ -103,7 +111,9 @@ class Request(Owner):
         """Queue the request: full replicas will have room, and silent or missing ones may come back."""
         if decision.rejection == "too_long":
             raise too_long(decision.refusal(), self.prompt_field)
-        if decision.rejection == "tried" and all(one.name in self.unfit for one in decision.candidates):
+        if decision.rejection == "tried" and all(
+            one.name in self.unfit for one in decision.candidates if one.role != "prefill"
+        ):
             raise no_replica(decision.refusal())
         router = self.router
         now_s, begun = router.now_s(), self.exchange.response_started
@@ -174,6 +184,45 @@ class Request(Owner):
 
     def _broke(self, attempt: Attempt, broken: Broken) -> None:
         self._end_attempt(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
+        if broken.refused and attempt.placed.fetched_tokens and self.prefill is not None:
+            self.prefill.give_back()
+
+    # ---- fields that only the router may set
+
+    def _without_withheld(self, body: bytes) -> bytes:
+        return body if self.router.config.pass_kv_transfer_params else without_withheld(body)
+
+    async def _withhold_apart(self, body: bytes) -> bytes:
+        """Remove the fields from a body that takes long to parse."""
+        if self.router.config.pass_kv_transfer_params or not may_have_withheld(body):
+            return body
+        return await asyncio.to_thread(without_withheld, body)
+
+    # ---- a prompt that is computed elsewhere
+
+    @property
+    def _source(self) -> "Member | None":
+        """The replica that holds the KV of its prompt for the one that will generate; None: nothing is held."""
+        return None if self.prefill is None else self.prefill.source
+
+    def _with_kv(self, member: "Member", decision: Decision, body: bytes) -> bytes:
+        """The body for this replica, with the parameters to fetch the prompt's KV if it can do so."""
+        if self.prefill is None or not fetches(decision.question, member.candidate):
+            return body
+        return self.prefill.hand_over(body)
+
+    def _compute_here(self, attempt: Attempt) -> None:
+        """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
+        attempt.cancel()
+        self._end_attempt(attempt)
+        if self.prefill is not None:
+            self.prefill.unread()
+        self.retries += 1
+        self.place()
+
+    def _has_not_fetched(self, attempt: Attempt) -> bool:
+        """Tell whether a refusal is vLLM's answer to KV that it could not fetch."""
+        return attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started
 
     def _again(self, member: "Member") -> None:
         """Retry at another address: the fault of one rank may be that of all behind it."""
@@ -202,6 +251,8 @@ class Request(Owner):
         if (attempt := self.attempt) is not None:  # it ended before its attempt did
             attempt.cancel()
             self._end_attempt(attempt)
+        if self.prefill is not None:
+            self.prefill.close()
         self._body = b""
         self.router.waiting.cancel(self)
         self.ended_s = self.router.now_s()

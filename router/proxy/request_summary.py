@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,7 +11,8 @@ from router.members.feeds import Moment
 from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision
+from router.placement.decision import Decision, Portion
+from router.placement.elsewhere import Split
 from router.placement.placement import APPROXIMATE, Prediction
 from router.prompts.prompt import is_billed
 
@@ -36,7 +37,11 @@ class Exactness(Struct, frozen=True, gc=False):
 ALL_EXACT = Exactness(True, True, True)
 UNSURE = "it rests on prompts just sent there that no event has confirmed"
 LOWER = "it counts on lower media, from which the replica may load less"
-UNPREDICTED = "no hit is predicted: engines compute a prompt to score it, or its form is not verified there"
+PULLED = "the replica may read more from a neighbour, if that comes in time"
+UNPREDICTED = (
+    "no hit is predicted: engines compute a prompt to score it, its form is not verified there, or its KV was fetched "
+    "from another replica"
+)
 
 
 def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str | None) -> Exactness:
@@ -53,6 +58,8 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
 
 
 def _why_unsure(prediction: Prediction) -> str:
+    if prediction.pulls:
+        return PULLED
     return LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
 
 
@@ -79,6 +86,20 @@ class GenerationSummary(Struct, eq=False, gc=False):
         return self.prediction is not None and self.reported_tokens is not None and self.prompt.choices == 1
 
 
+# How the first half at another replica ended: its KV was handed over; the replica refused, was lost or took too long;
+# its answer had no parameters; its KV could not be read; the client left.
+PrefillOutcome: TypeAlias = Literal["handed", "refused", "lost", "late", "nothing", "unread", "left"]
+
+
+class PrefillSummary(Struct, eq=False, gc=False):
+    """The choice where a prompt was computed, and the half at another replica if that was chosen."""
+
+    split: Split
+    outcome: PrefillOutcome | None  # None: nothing was sent elsewhere
+    duration_s: float
+    generation: GenerationSummary | None  # its hit at the prefill replica
+
+
 class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     exchange: "Exchange"
     admitted: "Admitted"
@@ -93,6 +114,7 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     model: "ServedModel | None" = None
     generation: GenerationSummary | None = None
     attempts: "Sequence[Attempt]" = ()
+    prefill: PrefillSummary | None = None
     notes: "Notes | None" = None  # for the request log
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
 
@@ -119,6 +141,8 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
         tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
+    for portion in generation.decision.chosen_portions:
+        tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
     tally.billed += is_billed(generation.peek)
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
@@ -155,6 +179,42 @@ class Considered(Struct, frozen=True):
     cost_s: float | None  # None: it could not take the request
 
 
+class PrefillRecord(Struct, frozen=True, gc=False):
+    """Where the prompt was computed: at the chosen replica, or at another one that handed its KV over."""
+
+    elsewhere: bool
+    why: str
+    replica: str | None  # that was to compute it; None: no other was looked for
+    outcome: PrefillOutcome | None
+    here_s: float
+    here_harm_s: float
+    there_s: float
+    there_harm_s: float
+    transfer_s: float
+    duration_s: float
+    predicted_cached_tokens: int | None
+    reported_cached_tokens: int | None
+
+
+def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
+    found, half = prefill.split, prefill.generation
+    predicted = None if half is None else half.prediction
+    return PrefillRecord(
+        found.elsewhere,
+        found.why,
+        found.replica,
+        prefill.outcome,
+        round(found.here_s, 6),
+        round(found.here_harm_s, 6),
+        round(found.there_s, 6),
+        round(found.there_harm_s, 6),
+        round(found.transfer_s, 6),
+        round(prefill.duration_s, 6),
+        None if predicted is None else predicted.blocks * predicted.block_size,
+        None if half is None else half.reported_tokens,
+    )
+
+
 class DecisionRecord(Struct, frozen=True):
     """A decision in the answer of /decisions, without a word of the prompt."""
 
@@ -181,6 +241,8 @@ class DecisionRecord(Struct, frozen=True):
     prediction_exact: bool
     why_inexact: str | None
     session: str | None = None
+    portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
+    prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -202,6 +264,7 @@ class PastDecision(Struct, frozen=True, gc=False):
     resumes: int
     status: int
     why: str
+    prefill: PrefillRecord | None = None
 
     def record(self) -> DecisionRecord:
         decision = self.decision
@@ -233,6 +296,8 @@ class PastDecision(Struct, frozen=True, gc=False):
             prediction_exact=self.exactness.prediction,
             why_inexact=self.exactness.why_not,
             session=decision.question.session,
+            portions=decision.chosen_portions,
+            prefill=self.prefill,
         )
 
 
@@ -256,4 +321,5 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         summary.resumes,
         summary.exchange.status,
         summary.why,
+        None if summary.prefill is None else prefill_record(summary.prefill),
     )

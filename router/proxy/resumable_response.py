@@ -6,13 +6,15 @@ For a stream from our own replicas only token ids are kept; a foreign engine's s
 
 import random
 import time
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from api.generation_apis import GenerationApi
-from api.native import Native, envelope, pack_ids, unpack_ids
+from api.native import KvSource, Native, envelope, pack_ids, unpack_ids
 from router.members.members import Member
-from router.prompts.prompt import Prompt, salted
+from router.placement.cost import Neighbour
+from router.prompts.prompt import Prompt, salted_for
 from router.prompts.tokens import Tokens
 from router.proxy.attempt import Attempt
 from router.proxy.resumable_request import why_alone, with_ids
@@ -97,9 +99,7 @@ class ResumableResponse(Struct, eq=False):
 
     def foreign_body(self, member: Member) -> tuple[bytes, bytes | None]:
         """The body for a foreign replica, and its path if that differs: the client's, or one to continue the answer."""
-        prompt, body = self._prompt, self._body
-        if prompt.salt is not None and prompt.salt != prompt.peek.cache_salt:
-            body = salted(body, prompt.peek, prompt.salt)
+        body = salted_for(self._prompt, self._body)
         continuation = self.continuation
         if continuation is None:
             return body, None
@@ -108,8 +108,11 @@ class ResumableResponse(Struct, eq=False):
         continuation.relay()
         return with_ids(body) if self._says_ids(member) else body, None
 
-    def envelope(self, priority: float) -> bytes:
-        """The bytes before the body for a replica of ours: the token ids of the prompt, and of the answer so far."""
+    def envelope(self, priority: float, neighbours: Sequence[Neighbour]) -> bytes:
+        """The bytes before the body for a replica of ours: the token ids of the prompt, and of the answer so far.
+
+        `neighbours`: that it may read the prompt's KV from.
+        """
         prompt = self._prompt
         if not self._response_id:
             self._response_id = self._api.new_id()
@@ -125,6 +128,8 @@ class ResumableResponse(Struct, eq=False):
             priority=priority,
             cache_salt=prompt.salt,
         )
+        if len(prompt.packed) == 1:
+            native.kv_sources = [KvSource(one.endpoint, one.tokens) for one in neighbours]
         return envelope(native)
 
     def _resumed(self) -> list[bytes]:

@@ -9,14 +9,15 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from router.log_lines import NO_BODY, LogLine, Sending
+from router.log_lines import NO_BODY, LogLine, Prefilled, Sending
+from router.proxy.request_summary import prefill_record
 from router.records.line_file import LineFile
 
 if TYPE_CHECKING:
     from router.config import RouterConfig
     from router.proxy.attempt import Attempt
     from router.proxy.log_notes import Notes
-    from router.proxy.request_summary import GenerationSummary, RequestSummary
+    from router.proxy.request_summary import GenerationSummary, PrefillSummary, RequestSummary
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class RequestLog(LineFile):
             index_exact=generation.exactness.index,
             prediction_exact=generation.exactness.prediction,
             predicted_tokens=None if predicted is None else predicted.blocks * predicted.block_size,
+            prefill=_prefilled(summary.prefill),
         )
 
 
@@ -113,6 +115,21 @@ def _sending(attempt: "Attempt") -> Sending:
         attempt.fault,
         placed.priority_s,
         placed.awaited_s,
+        placed.fetched_tokens,
+    )
+
+
+def _prefilled(prefill: "PrefillSummary | None") -> Prefilled | None:
+    if prefill is None or prefill.outcome is None:
+        return None
+    half = prefill_record(prefill)
+    return Prefilled(
+        half.replica or "",
+        prefill.outcome,
+        half.duration_s,
+        round(prefill.split.gain_s, 6),
+        half.predicted_cached_tokens,
+        half.reported_cached_tokens,
     )
 
 

@@ -205,6 +205,8 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
     }
     if attempt.status:
         attributes["http.response.status_code"] = attempt.status
+    if attempt.half == "prefill":
+        attributes["warmroute.half"] = "prefill"
     if attempt.framed:  # else they were not counted
         tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
         attributes["gen_ai.usage.output_tokens"] = tokens

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from events.tool.words import printable
-from router.formatting import ago, count, duration, percent, rate, short
+from router.formatting import ago, count, duration, percent, rate, short, told_portions
 from router.prompts.prefixes.shared import Prefix
 from router.responses import ReplicaStatus
 from router.top.history import Rates
@@ -146,7 +146,7 @@ def _usage(prefix: Prefix) -> Pairs:
     yield "model", prefix.model
     yield "matched", "exactly" if prefix.exact else "approximately, by bytes instead of tokens"
     yield "last prompt", f"{ago(prefix.idle_s)} ago"
-    named = ", ".join(sorted(prefix.replicas, key=natural)) or "nobody"
+    named = ", ".join(map(prefix.named, sorted(prefix.replicas, key=natural))) or "nobody"
     more = prefix.held_by - len(prefix.replicas)
     yield "held by", f"{named} and {more:,} more" if more > 0 else named
     yield "a cache saves", f"{count(saved_tokens(prefix), 'token')} of these prompts"
@@ -176,6 +176,7 @@ def decision_lines(decision: Decision, width: int) -> list[Text]:
         Text(),
         *titled("Request", _request(decision)),
         *titled("Cached tokens", _prediction(decision)),
+        *titled("Prompt tokens", (("", told) for told in told_portions(decision.portions))),
         *titled("Times", _times(decision)),
         *_candidates(decision, width),
     ]
@@ -188,6 +189,8 @@ def _request(decision: Decision) -> Pairs:
     yield "prompt", f"{'' if decision.exact else 'about '}{count(decision.prompt_tokens, 'token')}"
     yield "status", str(decision.status) if decision.status else "none: the client left"
     yield "policy", decision.policy
+    if (prefill := decision.prefill) is not None and prefill.outcome:
+        yield "prompt", f"computed at {prefill.replica} in {duration(prefill.duration_s)}: {prefill.outcome}"
     yield "retries, resumes", f"{decision.retries}, {decision.resumes}" if decision.retries or decision.resumes else ""
 
 

@@ -5,11 +5,22 @@ from collections import defaultdict
 
 from msgspec import Struct
 
+from router.responses import Portion
+
 
 class Candidate(Struct, frozen=True):
     name: str
     matched_tokens: int = 0
     cost_s: float | None = None  # None: not eligible
+
+
+class Prefill(Struct, frozen=True):
+    """The half of a request at a replica that computed its prompt for another one."""
+
+    replica: str | None = None
+    outcome: str | None = None
+    why: str = ""
+    duration_s: float = 0.0
 
 
 class Decision(Struct, frozen=True):
@@ -35,6 +46,8 @@ class Decision(Struct, frozen=True):
     candidates: list[Candidate] = []
     prediction_exact: bool | None = None  # None: an older router
     why_inexact: str | None = None
+    portions: list[Portion] = []  # none: an older router
+    prefill: Prefill | None = None
 
 
 class DecisionList(Struct, frozen=True):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.native import Frame, FrameReader, Native, encode_frame, envelope, pack_ids, unpack_ids, unwrap
+from api.native import Frame, FrameReader, KvSource, Native, encode_frame, envelope, pack_ids, unpack_ids, unwrap
 
 TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 FRAMES = st.lists(st.tuples(st.integers(0, 127), TOKEN_IDS, st.binary(max_size=50)), max_size=8)
@@ -23,6 +23,7 @@ def test_a_wrapped_request_comes_out_as_it_went_in(prompt: list[int], resumed: l
         seed=-(2**63),
         priority=-1.5,
         cache_salt="tenant",
+        kv_sources=[KvSource("tcp://10.0.0.1:5000", 4096), KvSource("tcp://[fd00::1]:5000", 16)],
     )
     assert unwrap(envelope(native) + body) == (native, body)
     assert unpack_ids(native.prompts[0]) == prompt
@@ -43,6 +44,14 @@ def test_any_bytes_are_unwrapped_or_refused(body: bytes) -> None:
         ({"priority": float("nan")}, "priority is nan"),
         ({"priority": float("inf")}, "priority is inf"),
         ({"seed": 2**63}, "seed"),
+        ({"kv_sources": [{"endpoint": "tcp://a:1", "tokens": 1}] * 3}, "kv_sources"),
+        ({"kv_sources": [{"endpoint": "tcp://a:1", "tokens": 0}]}, "tokens"),
+        ({"kv_sources": [{"endpoint": "tcp://a:1", "tokens": 2**31}]}, "tokens"),
+        ({"kv_sources": [{"endpoint": "ipc:///run/a", "tokens": 1}]}, "endpoint"),
+        ({"kv_sources": [{"endpoint": "tcp://a:1\n", "tokens": 1}]}, "endpoint"),
+        ({"kv_sources": [{"endpoint": "x\ntcp://a:1", "tokens": 1}]}, "endpoint"),
+        ({"kv_sources": [{"endpoint": "tcp://" + "a" * 256 + ":1", "tokens": 1}]}, "endpoint"),
+        ({"kv_sources": [{"endpoint": "tcp://a:1"}]}, "tokens"),
         ({"prompts": [[1]]}, "prompts"),
         ([], "expected `object`"),
     ],

@@ -13,9 +13,9 @@ from typing import Any
 
 import jinja2
 import pytest
+import transformers
 from hypothesis import event, given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from api.detokenize import Detokenizer
 from api.errors import ApiError
@@ -98,7 +98,7 @@ def with_new_tokens(family: str, template: str, folder: Path) -> None:
 
 
 def saved_by_transformers(family: str, template: str, folder: Path, **how: Any) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=FAMILIES[family](), **special_tokens(family))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=FAMILIES[family](), **special_tokens(family))
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder, **how)
 
@@ -130,7 +130,7 @@ class Model:
         spelling(family, TEMPLATES[style], folder)
         self.tokenizer = HfTokenizer(folder)
         self.prompts = Prompts(self.tokenizer)
-        self.theirs: Any = AutoTokenizer.from_pretrained(folder)
+        self.theirs: Any = transformers.AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from events.cli import events
-from events.messages import AllBlocksCleared
+from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_batch
 from events.publisher import Publisher, PublisherConfig
 from events.recording import Recorder
 from tests.events.processes import DEADLINE_S, FREE, replica, tool
-from tests.events.recorded import SOURCE, Engine, Line, record_incident
+from tests.events.recorded import SOURCE, Engine, Line, record_incident, record_payloads
 
 
 def free_port() -> int:
@@ -118,6 +118,17 @@ def test_people_get_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert any(line.split()[1:] == ["gap", "batch", "1", "missing"] for line in lines)
     assert any(line.split()[1:] == ["partial", "batch", "1", "is", "lost"] for line in lines)
     assert lines[-1].endswith("NOT EXACT: batch 1 is lost")
+
+
+def test_a_place_that_replicas_share_is_told_from_the_replicas_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = BlockStored([1], None, [1, 2], 2, None, "STORAGE", None, locality="REMOTE", ownership="tier-1")
+    record_payloads(tmp_path, [encode_batch(EventBatch(0.0, [event]))])
+    assert '"medium":"STORAGE"' in (output := shown(tmp_path / "a.wre"))
+    assert '"locality":"REMOTE","ownership":"tier-1"' in output
+    monkeypatch.setattr("events.tool.output.is_terminal", lambda: True)
+    assert "STORAGE (remote)" in shown(tmp_path / "a.wre")
 
 
 def test_the_damage_of_a_file_is_noted(tmp_path: Path) -> None:

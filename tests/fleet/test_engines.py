@@ -67,6 +67,8 @@ def test_the_replica_takes_its_command(tmp_path: Path) -> None:
         "port": 0,
         "events_host": HOST,
         "events_port": 0,
+        "kv_host": HOST,
+        "kv_port": 0,
         "replica_name": "qwen-0",
         "die_with_parent": True,
         "drain_timeout": 2.5,

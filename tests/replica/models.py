@@ -1,24 +1,17 @@
-"""Small models with random weights, made by transformers, and native engines that serve them."""
+"""Small models with random weights, made by transformers, and native engines that serve them.
 
-from collections.abc import Callable, Sequence
+Each architecture is named where it is used: transformers loads it then, and it takes seconds.
+"""
+
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 from transformers.utils import logging as transformers_logging
 
 from events.blocks import pack_tokens
@@ -51,24 +44,25 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-    "llama-biased": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
-    "llama-odd": lambda: LlamaForCausalLM(
-        LlamaConfig(**SMALL | {"intermediate_size": 1001, "vocab_size": VOCABULARY, "head_dim": 10})
-    ),
-    "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3, tie_word_embeddings=True)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, head_dim=24)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
+# The architecture, and what its config has besides.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-odd": ("Llama", {"intermediate_size": 1001, "head_dim": 10}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
 
 @cache
-def reference(name: str) -> PreTrainedModel:
+def reference(name: str) -> "transformers.PreTrainedModel":
     """The model as transformers runs it: every weight random, and its logits far enough apart to be told apart."""
     torch.manual_seed(sum(name.encode()))
-    model = MODELS[name]()
+    architecture, changes = MODELS[name]
+    config = getattr(transformers, f"{architecture}Config")(**SMALL | changes)
+    model: transformers.PreTrainedModel = getattr(transformers, f"{architecture}ForCausalLM")(config)
     model.eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -164,7 +158,7 @@ def logits(name: str, token_ids: Sequence[int], dtype: torch.dtype = torch.float
 
 
 @cache
-def _rounded(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def _rounded(name: str, dtype: torch.dtype) -> "transformers.PreTrainedModel":
     rounded: Any = deepcopy(reference(name))
     rounded.to(dtype)
-    return cast(PreTrainedModel, rounded)
+    return cast("transformers.PreTrainedModel", rounded)

@@ -150,7 +150,7 @@ class World(RuleBasedStateMachine):
         pool, scheduler = self.engine.pool, self.engine.scheduler
         if tokens >= MODEL_LEN or longest > pool.num_blocks * pool.block_size:
             return "too_long"
-        places = scheduler.limits.max_num_seqs - len(scheduler.running)
+        places = scheduler.limits.max_num_seqs - scheduler.admitted
         return "full" if scheduler.waiting - places >= scheduler.limits.max_waiting else None
 
     @precondition(lambda self: self.expected)
@@ -164,7 +164,7 @@ class World(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        idle = not self.engine.scheduler.running
+        idle = not self.engine.scheduler.admitted
         assert self.engine.reset() == idle
         self.verify()
 

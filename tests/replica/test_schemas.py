@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from api.constraints import Constraint
 from events.blocks import pack_tokens
@@ -160,7 +160,7 @@ def save_babbler(folder: Path) -> Path:
     """A small model with the demo's vocabulary, which says anything with about the same likelihood."""
     torch.manual_seed(1)
     sizes = SMALL | {"vocab_size": len(vocabulary().tokens), "max_position_embeddings": LENGTH}
-    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder)
     return folder
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+import transformers
 from openai import AsyncOpenAI
 from openai.types import Completion
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from api.tokenizer import ByteTokenizer
 from tests.events.processes import DEADLINE_S
@@ -191,10 +191,10 @@ async def test_a_chat_with_the_demo_is_that_of_transformers(http: httpx2.AsyncCl
     answer = (await http.post("/v1/chat/completions", json=body)).json()
     streamed = await http.post("/v1/chat/completions", json=body | {"stream": True})
     [folder] = demo_cache.iterdir()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert answer["prompt_token_ids"] == prompt
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     generated = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0, len(prompt) :].tolist()
     [choice] = answer["choices"]
     assert choice["token_ids"] == generated

@@ -34,6 +34,7 @@ DERIVED = {
     "engine.disk_blocks",
     "engine.disk_kv",
     "engine.events",
+    "engine.kv_read",
     "engine.replay",
     "engine.status",
     "engine.snapshot",
@@ -106,6 +107,8 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return setting.key not in ("enable_prefix_caching", "events", "partial_reuse")
     if setting.key == "max_num_batched_tokens":
         return 700  # no less than --max-num-seqs
+    if setting.key == "kv_secret":
+        return "a secret of the fleet"
     if setting.key == "max_bodies_bytes":
         return 2**40  # room for two of the largest
     return OTHER_VALUES[setting.type.name]
@@ -138,6 +141,19 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Pat
     environment = {"WARMROUTE_CONFIG": str(tmp_path / "c.toml"), "WARMROUTE_MAX_NUM_SEQS": "2", "WARMROUTE_PORT": "2"}
     made = config("--port", "1", environment=environment)
     assert (made.port, made.engine.max_num_seqs, made.engine.block_size) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoint"),
+    [
+        ((), "tcp://127.0.0.1:5556"),
+        (("--kv-host", "*", "--kv-port", "0"), "tcp://*:0"),
+        (("--kv-host", "::1", "--kv-port", "7"), "tcp://[::1]:7"),
+    ],
+)
+def test_neighbours_read_blocks_only_with_a_secret(options: tuple[str, ...], endpoint: str) -> None:
+    assert config(*options).engine.kv_read is None
+    assert config(*options, environment={"WARMROUTE_KV_SECRET": "x" * 16}).engine.kv_read == endpoint
 
 
 def test_the_answers_of_a_simulated_engine_are_read_from_a_file(tmp_path: Path) -> None:
@@ -187,6 +203,9 @@ def test_the_model_has_to_be_named() -> None:
         (("--curve-clients", "."), "give --curve-secret too"),
         (("--curve-any-client",), "--curve-any-client needs an encryption key; give --curve-secret too"),
         (("--curve-secret", __file__, "--curve-clients", ".", "--curve-any-client"), "give one of them"),
+        (("--kv-secret", "short"), "--kv-secret has 5 characters, which a stranger could guess"),
+        (("--kv-secret", "x" * 16, "--kv-host", "a b"), "--kv-host a b is no address"),
+        (("--kv-transport", "pigeon"), "'pigeon' is not one of"),
         (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
         (("--threads", "0"), "'--threads': 0 is not"),
         (("--threads", "100000000000"), "100000000000 is not in the range 1<=x<=1024"),

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from api.responses import usage
-from router.proxy.generation import cached_tokens_in
+from router.proxy.predicted_hit import cached_tokens_in
 
 
 @pytest.mark.parametrize(

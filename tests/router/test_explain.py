@@ -64,6 +64,11 @@ ANSWER: dict[str, Any] = {
             "cost": 0.513,
             "available": True,
             "why": "chosen: lowest cost",
+            "portions": [
+                {"source": "GPU", "tokens": 2048},
+                {"source": "CPU", "tokens": 1024, "seconds": 0.0102},
+                {"source": "COMPUTE", "tokens": 1028, "seconds": 0.1285},
+            ],
         },
     ],
     "hits": {"replica-0": [[0, 255]], "replica-1": [[0, 127]]},
@@ -86,12 +91,27 @@ def test_a_decision_is_a_table_of_plain_text_where_there_is_no_terminal() -> Non
     assert winner == [">", "replica-1", "##########..........", "2,048+1,024", "0", "2", "256", "ms", "513", "ms"]
     assert loser == ["replica-0", "#" * 20, "4,096", "81,234", "64", "10.2", "s", "10.5", "s"]
     assert "  replica-0  78,194 tokens wait there, which takes longer than computing 2,048 anew" in lines
+    assert "    tokens: 2,048 on its GPU, 1,024 from host memory in 10 ms, 1,028 computed in 128 ms" in lines
     assert lines[-1].endswith("draining")
+
+
+def test_a_neighbour_is_named_as_the_place_that_tokens_come_from() -> None:
+    portions = [
+        {"source": "PULL", "tokens": 2048, "seconds": 0.056, "neighbours": ["replica-0", "\x1b[31mreplica-3"]},
+        {"source": "STORAGE", "tokens": 512, "seconds": 0.026},
+        {"source": "COMPUTE", "tokens": 1540, "seconds": 0.1925},
+    ]
+    candidate = {**ANSWER["candidates"][2], "portions": portions}
+    shown = drawn(candidates=[candidate], width=200)
+    assert "2,048 from replica-0 or \\x1b[31mreplica-3 in 56 ms, 512 from disk in 26 ms, 1,540 computed" in shown
+    assert "tokens:" not in drawn(candidates=[{**candidate, "portions": portions[2:]}])
 
 
 @pytest.mark.parametrize("width", [80, 120, 100, 60])
 def test_it_fits_in_the_columns_there_are(width: int) -> None:
-    reasons = re.compile("wait there|svc.cluster.local:8000  draining")  # sentences are for the reader's pager
+    reasons = re.compile(
+        "wait there|  tokens: |svc.cluster.local:8000  draining"
+    )  # sentences are for the reader's pager
     lines = [line for line in drawn(width=width).splitlines() if not reasons.search(line)]
     assert max(map(len, lines)) <= width
     assert "…" not in "".join(lines)

@@ -57,6 +57,24 @@ async def test_shared_prefixes_have_their_text_and_their_holders() -> None:
         assert (await told(running, "?limit=1"))["prefixes"][0]["below"] == []
 
 
+async def test_a_replica_that_holds_a_part_in_slower_memory_is_named_with_it() -> None:
+    async with served(*Script(says(GOOD)).replicas(3)) as running:
+        router, keys = running.router, list(range(1, 21))
+        for number, member in enumerate(router.members):
+            member.block_size = 16
+            router.placement.index.store(member.slot, keys[: 20 - number])
+        router.members.arrange()
+        router.placement.index.store(running.member("r1").slot, keys[19:], "CPU")
+        router.placement.index.store(running.member("r2").slot, keys[18:19], "CPU")
+        router.placement.index.store(running.member("r2").slot, keys[19:], "DISK")
+        for _ in range(2):
+            router.recent.add(RecentPrompt(MODEL, 16, keys, 0.0, b"Hi"))
+        [found] = (await told(running))["prefixes"]
+        assert (found["replicas"], found["sources"]) == (["r0", "r1", "r2"], {"r1": "CPU", "r2": "STORAGE"})
+        answer = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", f"http://127.0.0.1:{running.port}"])
+        assert "r0, r1 (host memory)" in answer.output
+
+
 async def test_a_replica_with_part_of_a_prefix_is_not_named() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2)

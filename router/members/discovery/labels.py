@@ -10,16 +10,17 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 from msgspec import Struct
 
 from router.members.spec import OFF, SOCKETS, BadSpec, Engine, ReplicaSpec, spec_of
+from router.placement.roles import Role
 
 PREFIX = "warmroute/"
 HTTP = "http"
 
-TEXTS = {"engine": "engine", "model": "model", "topic": "topic"}
+TEXTS = {"engine": "engine", "model": "model", "role": "role", "topic": "topic"}
 NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
 PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
 KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
 MOST_PORT = 65535
-ENGINES = get_args(Engine)
+ENGINES, ROLES = get_args(Engine), get_args(Role)
 # A user who may create pods need not have access to the router's secrets and files.
 WITHHELD = {
     "api-key-env": "would let a pod ask for the router's secrets; give the router --replica-api-key",
@@ -65,8 +66,9 @@ def annotations_in(values: Mapping[str, str]) -> Annotations:
     has_events = values.get("events-port") != OFF
     if not has_events:
         values = {key: value for key, value in values.items() if key != "events-port"}
-    if values.get("engine", ENGINES[0]) not in ENGINES:
-        raise BadSpec(f"{PREFIX}engine is {values['engine']!r}; write {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
+    for key, known in (("engine", ENGINES), ("role", ROLES)):
+        if values.get(key, known[0]) not in known:
+            raise BadSpec(f"{PREFIX}{key} is {values[key]!r}; write {', '.join(known[:-1])} or {known[-1]}")
     fields: dict[str, Any] = {TEXTS[key]: value for key, value in values.items() if key in TEXTS}
     fields |= {NUMBERS[key]: _whole(key, value) for key, value in values.items() if key in NUMBERS}
     if "adapters" in values:

@@ -75,6 +75,6 @@ def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool
 def holders(prefix: Prefix) -> str:
     if not prefix.held_by:
         return "nobody"
-    named = ", ".join(map(printable, prefix.replicas[:NAMED]))
+    named = ", ".join(printable(prefix.named(name)) for name in prefix.replicas[:NAMED])
     more = prefix.held_by - min(NAMED, len(prefix.replicas))
     return named + (f" and {more:,} more" if more else "")

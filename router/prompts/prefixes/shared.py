@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+MEMORY = {"CPU": "host memory", "STORAGE": "disk"}
+
 
 class Prefix(Struct):
     model: str
@@ -15,6 +17,12 @@ class Prefix(Struct):
     text: str | None = None
     below: list["Prefix"] = []
     id: str = ""  # named by its first block, it stays the same while the tree changes around it
+    sources: dict[str, str] = {}  # of `replicas` that hold a part only in slower memory: CPU, or STORAGE
+
+    def named(self, replica: str) -> str:
+        """The replica's name, and the slower memory if it needs it."""
+        source = self.sources.get(replica)
+        return replica if source is None else f"{replica} ({MEMORY.get(source, source)})"
 
 
 class Shared(Struct):

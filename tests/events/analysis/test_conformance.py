@@ -86,6 +86,15 @@ def test_nothing_is_passed_that_was_not_seen() -> None:
     assert {finding.state for finding in grade([]).findings()} == {"not seen"}
 
 
+def test_a_copy_that_replicas_share_is_not_the_replicas_own() -> None:
+    own, shared = (stored(1, medium="STORAGE", locality=locality) for locality in ("LOCAL", "REMOTE"))
+    begun = message(0, AllBlocksCleared(), own, shared)
+    gone = [BlockRemoved([1], "STORAGE", None, locality) for locality in ("REMOTE", "LOCAL")]
+    assert not failures(grade([begun, message(1, *gone)]))
+    found = failures(grade([begun, message(1, gone[0]), message(2, gone[0])]))
+    assert "block 1 is removed from STORAGE (remote), where it was not" in str(found["removals matched"].example)
+
+
 LIVE_VIOLATIONS: dict[str, tuple[list[Frames], str]] = {
     "three frames": ([[b"t", (0).to_bytes(8, "big")]], "2 frames of 1, 8 bytes"),
     "sequence frame": ([[b"t", (1).to_bytes(8, "little"), b""]], "looks little-endian: 72057594037927936, or 1"),

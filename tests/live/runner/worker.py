@@ -10,6 +10,7 @@ from typing import Any
 
 from answers import logprobs, next_token
 from found import watch
+from handovers import Handovers
 from layers import layers
 from msgspec import Struct
 from transfers import Transfers
@@ -27,14 +28,18 @@ class Running(Struct):
 
 
 class Worker(WorkerBase):  # type: ignore[misc]
-    transfers: Transfers | None = None
+    transfers: Transfers | Handovers | None = None
 
     def init_device(self) -> None:
         self._running: dict[str, Running] = {}
         self._adapters: set[int] = set()
         self._step: Any = None  # what the scheduler has asked for, until it is sampled
         self._moved: Any = None  # what the connector has moved in that step
-        watch(environ["RUNNER_LOG"], connected=self.kv_transfer_config is not None)
+        watch(environ["RUNNER_LOG"], connected=self._connector == "OffloadingConnector")
+
+    @property
+    def _connector(self) -> str | None:
+        return None if self.kv_transfer_config is None else self.kv_transfer_config.kv_connector
 
     # ---- what the engine asks at its start
 
@@ -55,8 +60,10 @@ class Worker(WorkerBase):  # type: ignore[misc]
         return MEMORY_BYTES
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        if self.kv_transfer_config is not None:
+        if self._connector == "OffloadingConnector":
             self.transfers = Transfers(self.vllm_config, kv_cache_config)
+        elif self._connector == "NixlConnector":
+            self.transfers = Handovers(self.kv_transfer_config.engine_id, self._running)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         return CompilationTimes(0.0, 0.0)

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from events.native import Load
 from replica.http.metrics import CONSTRAINT_LIMITS, Distribution, Metrics
-from replica.messages import PoolSnapshot, Rates, Stats
+from replica.messages import NeighbourSnapshot, PoolSnapshot, Rates, Stats
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, SLOW, Replica, replica
 
@@ -73,6 +73,17 @@ def test_limits_of_constraints_are_counted_by_the_server_and_by_the_engine() -> 
     found = samples(kept.text().decode())
     counts = {limit: found["warmroute:constraint_limits_total", limit] for limit in CONSTRAINT_LIMITS}
     assert counts == {"waiting": 0, "time": 1, "size": 0, "step": 3}
+
+
+def test_both_directions_between_neighbours_are_counted() -> None:
+    pulled = NeighbourSnapshot(blocks=3, bytes=300, seconds=0.5, failures={"closed": 2})
+    stats = Stats(load=Load(), pool=PoolSnapshot(), rates=Rates(), neighbours={"pulled": pulled})
+    found = samples(metrics(stats).text().decode())
+    assert found["warmroute:neighbour_blocks_total", "pulled"] == 3
+    assert found["warmroute:neighbour_bytes_total", "pulled"] == 300
+    assert found["warmroute:neighbour_seconds_total", "pulled"] == 0.5
+    assert found["warmroute:neighbour_failures_total", "pulled closed"] == 2
+    assert found["warmroute:neighbour_blocks_total", "read"] == 0
 
 
 def test_two_sets_of_metrics_share_nothing() -> None:

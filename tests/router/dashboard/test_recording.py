@@ -14,10 +14,13 @@ import click
 import httpx2
 import pytest
 
+from events.messages import BlockStored, Hash
 from events.recording import Recording
 from events.records import Record
+from events.resolver import Resolver
 from events.tool.options import Target
 from events.tool.watch import Watch
+from events.tree import Tree
 from router.dashboard import recording as told
 from router.dashboard.recording import Player, ShuttingDown, TreePlayback, about, span
 from router.dashboard.recording_server import Pages, build_app, view
@@ -185,3 +188,23 @@ def failing(*records: Record) -> Iterator[Record]:
 
 def flat(prefixes: list[Prefix]) -> list[Prefix]:
     return [one for each in prefixes for one in (each, *flat(each.below))]
+
+
+def test_slower_memory_is_named_for_what_stands_on_it() -> None:
+    tree = Tree()
+    resolver = Resolver("m", native=False)
+
+    def store(medium: str, first: int, count: int) -> None:
+        hashes: list[Hash] = [*range(first, first + count)]
+        event = BlockStored(
+            hashes, first - 1 if first > 1 else None, [*range(first, first + count)], 1, None, medium, None
+        )
+        tree.apply("r", resolver.apply([event]), 0.0)
+
+    store("GPU", 1, 2)
+    store("CPU", 1, 3)
+    store("DISK", 4, 1)
+    store("GPU", 5, 1)
+    prefixes, _ = told.parts_of(tree, 0.0, "m", None)
+    found = [(each.begin, each.tokens, each.sources) for each in flat(prefixes)]
+    assert found == [(0, 2, {}), (2, 1, {"r": "CPU"}), (3, 1, {"r": "STORAGE"}), (4, 1, {"r": "STORAGE"})]

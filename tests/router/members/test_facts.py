@@ -64,6 +64,44 @@ def test_events_of_another_machines_loopback_are_refused_with_what_to_do() -> No
         native_facts(spec(), load(endpoints={"events": "tcp://127.0.0.1:5557"}))
 
 
+@pytest.mark.parametrize(
+    ("said", "url", "endpoint"),
+    [
+        ("tcp://10.0.0.7:6000", URL, "tcp://10.0.0.7:6000"),
+        ("tcp://*:6000", URL, "tcp://10.0.0.1:6000"),
+        ("tcp://0.0.0.0:6000", "http://[fd00::1]:8000", "tcp://[fd00::1]:6000"),
+        ("tcp://127.0.0.1:6000", "http://127.0.0.1:8000", "tcp://127.0.0.1:6000"),
+        ("tcp://127.0.0.1:6000", URL, ""),
+        ("ipc:///run/blocks", URL, ""),
+        ("tcp://10.0.0.7:6000/../", URL, ""),
+        ("tcp://10.0.0.7:6000\n", URL, ""),
+        ("tcp://us er:6000", URL, ""),
+        ("tcp://" + "a" * 300 + ":6000", URL, ""),
+        ("", URL, ""),
+        (None, URL, ""),
+    ],
+)
+def test_blocks_are_read_where_the_replica_is(said: str | None, url: str, endpoint: str) -> None:
+    facts = native_facts(spec(url=url), load(kv_read=said, kv_layout="qwen3 bf16 16"))
+    assert facts is not None and facts.kv_read == endpoint
+    assert bool(facts.kv_layout) == bool(endpoint)
+
+
+def test_replicas_on_the_routers_machine_do_not_read_from_those_on_others() -> None:
+    layouts = {
+        facts.kv_layout
+        for host in ("127.0.0.1", "10.0.0.1")
+        if (facts := native_facts(spec(url=f"http://{host}:8000"), load(kv_read="tcp://*:6000", kv_layout="x")))
+    }
+    assert len(layouts) == 2 and "" not in layouts
+
+
+def test_without_a_layout_nothing_is_read() -> None:
+    for layout in (None, ""):
+        facts = native_facts(spec(), load(kv_read="tcp://10.0.0.7:6000", kv_layout=layout))
+        assert facts is not None and (facts.kv_read, facts.kv_layout) == ("", "")
+
+
 def test_another_model_than_the_one_named_is_refused() -> None:
     with pytest.raises(BadSpec, match="serves 'm', not 'other'"):
         native_facts(spec(model="other"), load())

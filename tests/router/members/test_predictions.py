@@ -61,6 +61,27 @@ class Books:
         return self.accuracy.compared, self.accuracy.explained, self.accuracy.different
 
 
+@pytest.mark.parametrize(
+    ("prediction", "reported", "explained"),
+    [
+        (Prediction(16, 9, 9, False, brought_blocks=5), 4, True),  # nothing came from host memory or disk
+        (Prediction(16, 9, 9, False, brought_blocks=5), 7, True),
+        (Prediction(16, 9, 9, False, brought_blocks=5), 3, False),  # of those in GPU memory
+        (Prediction(16, 9, 9, False, brought_blocks=5), 10, False),
+        (Prediction(16, 4, 4, False, pulls=True), 9, True),  # five came from a neighbour
+        (Prediction(16, 4, 4, False, pulls=True), 3, False),
+    ],
+)
+def test_blocks_that_are_to_be_brought_explain_a_difference(
+    prediction: Prediction, reported: int, explained: bool
+) -> None:
+    books = Books()
+    books.it.compare("r", books.accuracy, prediction, EXACT, reported, KEYS, 10.0)
+    books.it.settle(10.6)
+    assert books.counts == ((1, 1, 0) if explained else (1, 0, 1))
+    assert not books.wrong
+
+
 def test_equal_blocks_are_counted_at_once() -> None:
     books = Books()
     books.compare(3, 3)

@@ -78,8 +78,22 @@ def test_a_lower_medium_counts_at_its_price() -> None:
     decision = scene.it.decide(question, [load.candidate for load in scene.loads])
     assert decision.chosen is scene.loads[1].candidate
     assert decision.ttft_s == pytest.approx(160 / TOKENS_PER_S["CPU"])
-    prediction = scene.it.predict(prompt, decision.chosen, SIZE, found)
+    prediction = scene.it.predict(prompt, decision, SIZE, found)
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, False)
+    assert (prediction.claimed_blocks, prediction.brought_blocks) == (9, 9)
+
+
+def test_what_is_dearer_than_computing_is_neither_predicted_nor_called_exact() -> None:
+    scene, prompt = Scene(1), Prompt()
+    scene.it.index.store(0, prompt.keys(SIZE)[:2])
+    scene.it.index.store(0, prompt.keys(SIZE)[2:], "STORAGE")
+    scene.loads[0].candidate.load_tokens_per_s = {"STORAGE": 900.0}
+    question, found = scene.it.question(prompt, scene.slots, 0.0)
+    decision = scene.it.decide(question, [scene.loads[0].candidate])
+    assert decision.uncached_tokens == 128
+    prediction = scene.it.predict(prompt, decision, SIZE, found)
+    assert prediction is not None
+    assert (prediction.blocks, prediction.claimed_blocks, prediction.sure) == (2, 2, False)
 
 
 def test_what_is_brought_counts_in_the_queue_at_its_price() -> None:
@@ -111,7 +125,7 @@ def test_a_replica_reads_from_a_neighbour_if_both_say_that_they_can() -> None:
     assert decision.neighbours == (Neighbour(0, "r0", "tcp://10.0.0.1:5000", 90 * SIZE),)
     placed = scene.it.sent(decision, scene.loads[1], Prompt(tokens=1600), SIZE, 0.0)
     assert placed.uncached_tokens == 160 + 36 + 5  # 1,440 tokens forty times as fast, and the fixed cost
-    prediction = scene.it.predict(Prompt(tokens=1600), decision.chosen, SIZE, found, pulls=True)
+    prediction = scene.it.predict(Prompt(tokens=1600), decision, SIZE, found)
     assert prediction is not None
     assert (prediction.blocks, prediction.claimed_blocks, prediction.sure) == (0, 0, False)
 
@@ -147,8 +161,8 @@ def test_a_block_that_cannot_be_a_hit_leaves_a_prediction_sure() -> None:
     scene, prompt = Scene(1), Prompt()
     scene.it.index.store(0, prompt.keys(SIZE)[:9])
     scene.it.index.store(0, prompt.keys(SIZE)[9:], "CPU")
-    _, found = scene.it.question(prompt, scene.slots, 0.0)
-    prediction = scene.it.predict(prompt, scene.loads[0].candidate, SIZE, found)
+    question, found = scene.it.question(prompt, scene.slots, 0.0)
+    prediction = scene.it.predict(prompt, scene.it.decide(question, [scene.loads[0].candidate]), SIZE, found)
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, True)
 
 
@@ -176,7 +190,7 @@ def test_a_replica_without_events_is_matched_by_what_was_sent_there() -> None:
     scene.it.sent(decision, scene.loads[0], prompt, APPROXIMATE, 0.0)
     question, found = scene.it.question(prompt, slots, 1.0)
     assert dict(question.matched) == {0: 640}
-    assert scene.it.predict(prompt, scene.loads[0].candidate, APPROXIMATE, found) is None
+    assert scene.it.predict(prompt, decision, APPROXIMATE, found) is None
     scene.it.restarted(scene.loads[0])
     assert dict(scene.it.question(prompt, slots, 2.0)[0].matched) == {}
 

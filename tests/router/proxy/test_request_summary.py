@@ -52,7 +52,7 @@ def test_a_request_alone_writes_its_fields() -> None:
     }
     assert written == {
         f"placement/policy.py: decision.{field}"
-        for field in ("chosen", "effects", "later_s", "rejection", "tie_break", "ttft_s")
+        for field in ("chosen", "effects", "later_s", "portions", "rejection", "tie_break", "ttft_s", "uncached_tokens")
     }
 
 
@@ -71,6 +71,7 @@ SURE = Prediction(16, 2, 2, True)
         (KNOWN, SURE, None, (True, True, True), None),
         (KNOWN, Prediction(16, 2, 1, False), None, (True, True, False), "no event has confirmed"),
         (KNOWN, Prediction(16, 2, 2, False), None, (True, True, False), "lower media"),
+        (KNOWN, Prediction(16, 2, 2, False, pulls=True), None, (True, True, False), "from a neighbour"),
         (KNOWN, SURE, "not connected", (True, False, False), "not connected"),
         (KNOWN, None, "no events", (True, False, False), "no events"),
         (KNOWN, None, None, (True, True, False), "to score it"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.prompts.prefixes.shared import Prefix, Shared
-from router.responses import FeedState, Index, Load, ReplicaStatus
+from router.responses import FeedState, Index, Load, Portion, ReplicaStatus
 from router.top import details
 from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
@@ -244,6 +244,10 @@ def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
         ["r1", "0", "250", "ms"],
         ["r9", "0", "ineligible"],
     ]
+    portions = [Portion("GPU", 512), Portion("CPU", 256, 0.003), Portion("PULL", 256, 0.011, ["r1"])]
+    shown = lines_of(details.decision_lines(a_decision(portions=[*portions, Portion("COMPUTE", 176, 0.022)]), 80))
+    for told in ("512 on its GPU", "256 from host memory in 3 ms", "256 from r1 in 11 ms", "176 computed in 22 ms"):
+        assert told in shown
     assert "less than predicted" in lines_of(details.decision_lines(a_decision(reported_cached_tokens=0), 80))
 
 

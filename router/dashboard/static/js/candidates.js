@@ -20,6 +20,7 @@ export function weighed(found) {
     ...one,
     cost: one.cost ?? one.cost_s ?? null,
     lower: Math.max(one.matched_tokens, one.lower_tokens ?? 0),
+    portions: one.portions ?? (one.name === found.chosen ? found.portions : undefined) ?? [],
     hits: found.hits?.[one.name] ?? [[0, one.matched_tokens / blockTokens - 1]],
     available: one.available ?? (one.cost ?? one.cost_s ?? null) !== null,
   }));
@@ -66,6 +67,7 @@ function candidate(one, found, dearest, state) {
     mark,
     el("span", { class: "figures" }, figures(one)),
   );
+  const tokens = brings(one.portions) ? el("p", { class: "small" }, `${toldPortions(one.portions).join(", ")}.`) : null;
   const why = one.why ? el("p", { class: "small" }, sentence(one.why)) : null;
   const kind = isWinner ? "candidate winner" : one.available ? "candidate" : "candidate out";
   return el(
@@ -73,8 +75,22 @@ function candidate(one, found, dearest, state) {
     { class: kind },
     head,
     el("div", { class: "bars" }, promptBar(one, found), costBar(one, found, dearest)),
+    tokens,
     why,
   );
+}
+
+const PLACES = { GPU: "on its GPU", CPU: "from host memory", STORAGE: "from disk", COMPUTE: "computed" };
+
+/** Whether a part comes neither from the GPU nor from computing. */
+const brings = (portions) => portions.some(({ source }) => source !== "GPU" && source !== "COMPUTE");
+
+/** Where a replica takes a prompt's tokens from, part by part. */
+export function toldPortions(portions) {
+  return portions.map(({ source, tokens, seconds: took, neighbours }) => {
+    const place = PLACES[source] ?? `from ${neighbours?.join(" or ") || "a neighbour"}`;
+    return `${whole(tokens)} ${place}${took > 0 ? ` in ${seconds(took)}` : ""}`;
+  });
 }
 
 function figures(one) {

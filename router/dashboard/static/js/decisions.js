@@ -36,7 +36,12 @@ export function decisionColumns(state, short = false) {
 
 function replicaCell(one, state) {
   if (one.chosen === null) return { text: "none", soft: true };
-  return { text: one.chosen, href: places.replica(one.chosen), hue: state.hue(one.chosen) };
+  const cell = { text: one.chosen, href: places.replica(one.chosen), hue: state.hue(one.chosen) };
+  if (!one.prefill?.outcome) return cell;
+  const { replica, outcome } = one.prefill;
+  return outcome === "handed"
+    ? { ...cell, text: `${replica} + ${one.chosen}`, title: `${replica} computed the prompt for ${one.chosen}` }
+    : { ...cell, title: `${replica} was to compute the prompt (${outcome}); ${one.chosen} did` };
 }
 
 function cachedCell(one) {

@@ -218,7 +218,7 @@ export class PrefixTree {
     return [el("p", {}, el("strong", {}, sized(prefix)), ` ${where}`), this._holdersOf(prefix), text];
   }
 
-  _holdersOf({ held_by: count, replicas }) {
+  _holdersOf({ held_by: count, replicas, sources }) {
     if (count === 0)
       return el(
         "p",
@@ -227,7 +227,7 @@ export class PrefixTree {
       );
     const items = replicas.map((name) => {
       const swatch = el("span", { class: "swatch", style: { "--hue": this._hue(name) } });
-      return el("li", {}, swatch, this._linked ? el("a", { href: replica(name) }, name) : name);
+      return el("li", {}, swatch, this._linked ? el("a", { href: replica(name) }, name) : name, slower(sources, name));
     });
     const more = count > replicas.length ? el("li", {}, `and ${whole(count - replicas.length)} more`) : null;
     return el("ul", { class: "plain row" }, el("li", { class: "soft" }, "Held, with all before it, by"), items, more);
@@ -247,10 +247,15 @@ const sized = (prefix) => `${prefix.exact ? "" : "about "}${plural(prefix.tokens
 
 const firstLine = (text) => (text ?? "").trim().replace(/\s+/g, " ");
 
-function heldBy({ held_by: count, replicas }) {
+const MEMORY = { CPU: " (host memory)", STORAGE: " (disk)" };
+
+/** The slower memory that a replica needs for a prefix, if it does. */
+const slower = (sources, name) => MEMORY[sources?.[name]] ?? "";
+
+function heldBy({ held_by: count, replicas, sources }) {
   if (count === 0) return "held by nobody";
   const more = count > replicas.length ? ` and ${count - replicas.length} more` : "";
-  return `held by ${replicas.join(", ")}${more}`;
+  return `held by ${replicas.map((name) => name + slower(sources, name)).join(", ")}${more}`;
 }
 
 /** How many there are, those below them included. */

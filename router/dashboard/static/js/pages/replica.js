@@ -284,6 +284,7 @@ function about(replica) {
   return [
     ["Address", replica.url],
     ["Engine", replica.engine],
+    ["Role", replica.role ?? "whole requests"],
     ["Models", replica.models.join(", ") || "none yet"],
     ["Cache", replica.state],
     ["Tokenizer", replica.tokenizer ?? "not compared"],

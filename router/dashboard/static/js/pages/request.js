@@ -1,6 +1,6 @@
 /** One decision: what was weighed, what was predicted, and what came of it. */
 
-import { candidateList, inWords, weighed } from "../candidates.js";
+import { candidateList, inWords, toldPortions, weighed } from "../candidates.js";
 import { el, fill } from "../dom.js";
 import { day, plural, seconds, whole } from "../format.js";
 import { Refused, get } from "../http.js";
@@ -53,9 +53,15 @@ function parts(decision, state) {
   return [
     figures(decision),
     card("Why it went there", el("p", {}, inWords(found, { past: true })), outcome(decision)),
+    card("Where its tokens come from", tokensBySource(decision)),
     card("Predicted and reported", comparison(decision)),
     card("What was weighed", candidateList(found, state)),
   ];
+}
+
+function tokensBySource({ portions }) {
+  if (!portions?.length) return el("p", { class: "soft" }, "not told");
+  return el("ul", { class: "plain" }, toldPortions(portions).map((told) => el("li", {}, told)));
 }
 
 function figures(decision) {

@@ -1,0 +1,148 @@
+"""A blocking socket between two replicas: each wait ends at a deadline, after a stall, or when it is cancelled."""
+
+import math
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from replica.neighbours.lost import Lost
+from replica.neighbours.messages import LENGTH, FromReader, FromSource, encode
+from replica.neighbours.sealed import SEAL_BYTES, NotProven, Session
+
+STALL_S = 2.0  # a peer that neither sends nor takes a byte for so long is given up
+LOOK_S = 0.05  # how soon a cancelled wait ends
+NO_PAYLOAD = memoryview(b"")
+
+
+class Patience:
+    """How long one exchange may take."""
+
+    def __init__(self, until_s: float, cancelled: threading.Event | None = None, stall_s: float = STALL_S) -> None:
+        self.until_s = until_s
+        self.stall_s = stall_s
+        self.cancelled = cancelled
+
+    def within(self, limit_s: float) -> "Patience":
+        """Return one that ends after `limit_s` at the latest."""
+        return Patience(min(self.until_s, time.monotonic() + limit_s), self.cancelled, self.stall_s)
+
+    def without_stall(self) -> "Patience":
+        return Patience(self.until_s, self.cancelled, math.inf)
+
+    def check(self, moved_s: float) -> float:
+        """Return how long to wait next; raise Lost if no longer. The last byte moved at `moved_s`."""
+        now_s = time.monotonic()
+        if self.cancelled is not None and self.cancelled.is_set():
+            raise Lost("cancelled")
+        if now_s >= self.until_s:
+            raise Lost("deadline")
+        if now_s >= moved_s + self.stall_s:
+            raise Lost("stalled", f"the peer has not moved a byte for {self.stall_s:g} s")
+        left_s = min(self.until_s, moved_s + self.stall_s) - now_s
+        return left_s if self.cancelled is None else min(left_s, LOOK_S)
+
+
+class Connection:
+    """Sends and receives bytes and, once it has a session, frames."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.session: Session | None = None
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._head = bytearray(LENGTH.size + SEAL_BYTES)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def shut(self) -> None:
+        """End the waits of other threads on it; they close it."""
+        with suppress(OSError):  # it was not connected any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if the peer has neither closed it nor sent what nobody asked for."""
+        return not self._poll(select.POLLIN, 0)
+
+    def wait_for_more(self, wait_s: float) -> bool:
+        """Wait for the peer to say something; False if it closes the connection, or says nothing for so long."""
+        try:
+            return self._poll(select.POLLIN, wait_s) and bool(self._socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    # ---- bytes
+
+    def receive_into(self, view: memoryview, patience: Patience) -> None:
+        """Fill the buffer."""
+        filled, moved_s = 0, time.monotonic()
+        while filled < len(view):
+            wait_s = patience.check(moved_s)
+            try:
+                count = self._socket.recv_into(view[filled:])
+            except BlockingIOError:
+                self._poll(select.POLLIN, wait_s)
+                continue
+            except OSError as error:
+                raise Lost("closed", str(error)) from error
+            if not count:
+                raise Lost("closed", "the peer has closed the connection")
+            filled += count
+            moved_s = time.monotonic()
+
+    def receive(self, size: int, patience: Patience) -> bytes:
+        buffer = bytearray(size)
+        self.receive_into(memoryview(buffer), patience)
+        return bytes(buffer)
+
+    def send(self, patience: Patience, *parts: bytes | memoryview) -> None:
+        """Send all of the parts, in order."""
+        left = [memoryview(part).cast("B") for part in parts if len(part)]
+        moved_s = time.monotonic()
+        while left:
+            wait_s = patience.check(moved_s)
+            try:
+                count = self._socket.sendmsg(left)
+            except BlockingIOError:
+                self._poll(select.POLLOUT, wait_s)
+                continue
+            except OSError as error:
+                raise Lost("closed", str(error)) from error
+            moved_s = time.monotonic()
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+
+    def _poll(self, events: int, wait_s: float) -> bool:
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(self._socket, events)
+        return bool(poll.poll(math.ceil(wait_s * 1000)))
+
+    # ---- frames
+
+    def send_frame(
+        self, message: FromReader | FromSource, patience: Patience, payload: memoryview = NO_PAYLOAD
+    ) -> None:
+        """Send a sealed message, and the payload after it."""
+        assert self.session is not None, "a frame is sent before the handshake"
+        body = encode(message)
+        self.send(patience, LENGTH.pack(len(body)) + self.session.seal(body) + body, payload)
+
+    def receive_frame(self, most_bytes: int, patience: Patience) -> bytes:
+        """Return the body of the next frame; Lost if its seal is wrong or it is too long."""
+        assert self.session is not None, "a frame is received before the handshake"
+        head = memoryview(self._head)
+        self.receive_into(head, patience)
+        (size,) = LENGTH.unpack_from(head)
+        if size > most_bytes:
+            raise Lost("size", f"a frame of {size} bytes; at most {most_bytes} are taken")
+        body = self.receive(size, patience)
+        try:
+            self.session.check(head[LENGTH.size :], body)
+        except NotProven as error:
+            raise Lost("proof", str(error)) from error
+        return body

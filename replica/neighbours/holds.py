@@ -1,0 +1,151 @@
+"""Blocks held for readers: found and given back on the engine's thread, asked for by others.
+
+A held block has one more reference, so it keeps its content; the same is true of a slot of the host's memory. Holds are
+bounded: together they are at most a share of the pool's size, and each leaves half of the free blocks free, so that a
+request waits for room no longer than the longest hold. A hold lasts as long as its stream, which
+`replica.neighbours.source` bounds.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import NamedTuple, Protocol
+
+from replica.block_pool import BlockPool
+from replica.chain import Chain
+from replica.tiers.lower import LowerTiers
+
+SHARE = 1 / 8  # of the pool, for all readers together
+NO_ROOM = "busy"
+
+
+class Held(NamedTuple):
+    """Blocks of a chain from its `start` on; `reason` says why there are none, if the cache has them."""
+
+    blocks: Sequence[int]
+    reason: str = ""
+
+
+class BlockSource(Protocol):
+    """Finds and holds blocks; called by the threads of a server."""
+
+    def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
+        """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
+        ...
+
+    def give_back(self, held: Held) -> None: ...
+
+
+class Holds:
+    """A BlockSource. The engine's thread polls `descriptor` and calls `serve` between its steps."""
+
+    def __init__(self, pool: BlockPool, share: float = SHARE) -> None:
+        self._pool = pool
+        self._most = int(pool.num_blocks * share)
+        self._lock = threading.Lock()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._is_closed = False
+        self.references: dict[int, int] = {}  # by block, those that readers have
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    @property
+    def held(self) -> int:
+        """References that readers have, a block of two readers counted twice."""
+        return sum(self.references.values())
+
+    # ---- any thread
+
+    def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
+        answer: Future[Held] = Future()
+
+        def look() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(self._hold(chain, start, stop))
+
+        self._add(look, otherwise=answer.cancel)
+        try:
+            return answer.result(wait_s)
+        except CancelledError:
+            return Held((), NO_ROOM)
+        except TimeoutError:  # the engine is in a long step
+            # What it has begun to look for comes at once, and has to be given back.
+            return Held((), NO_ROOM) if answer.cancel() else answer.result()
+
+    def give_back(self, held: Held) -> None:
+        if held.blocks:
+            self._add(lambda: self._release(held.blocks))
+
+    def _add(self, task: Callable[[], None], otherwise: Callable[[], object] = lambda: None) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._tasks.append(task)
+                os.eventfd_write(self.descriptor, 1)
+                return
+        otherwise()
+
+    # ---- the engine's thread
+
+    def serve(self) -> None:
+        """Do what other threads have asked for."""
+        if not self._tasks:
+            return
+        with self._lock:
+            tasks = list(self._tasks)
+            self._tasks.clear()
+            os.eventfd_read(self.descriptor)
+        for task in tasks:
+            task()
+
+    def close(self) -> None:
+        """Refuse further holds. Call it when the engine's loop has ended."""
+        with self._lock:
+            self._is_closed = True
+        self.serve()
+        os.close(self.descriptor)
+
+    def _hold(self, chain: Chain, start: int, stop: int) -> Held:
+        match = self._pool.match(chain)
+        found = [*match.blocks, *match.lower][start:stop]
+        slots = found[: self._room(found)]
+        if not slots:
+            return Held((), NO_ROOM if found else "")
+        self._each(slots, self._pool.touch, lambda lower, own: lower.hold(own))
+        for slot in slots:
+            self.references[slot] = self.references.get(slot, 0) + 1
+        return Held(slots)
+
+    def _room(self, found: Sequence[int]) -> int:
+        """Count the leading slots that may be held: a reader needs a prefix."""
+        pool, lower = self._pool, self._pool.lower
+        room = self._most - self.held
+        spare = pool.free // 2
+        for count, slot in enumerate(found[: max(0, room)]):
+            if slot < pool.num_blocks:
+                spare -= not pool.references(slot)
+                if spare < 0:
+                    return count
+            elif lower is None or slot not in lower.host or (slot not in self.references and lower.host.is_held(slot)):
+                return count  # it is on the disk, or its content may still be on the way
+        return min(len(found), max(0, room))
+
+    def _release(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.references[slot] -= 1
+            if not self.references[slot]:
+                del self.references[slot]
+        self._each(slots, self._pool.release, lambda lower, own: lower.release(own, loaded=False))
+
+    def _each(
+        self,
+        slots: Sequence[int],
+        in_pool: Callable[[Sequence[int]], object],
+        below: Callable[[LowerTiers, Sequence[int]], object],
+    ) -> None:
+        """Do one thing with the blocks among the slots, and another with the slots of lower media."""
+        blocks = [slot for slot in slots if slot < self._pool.num_blocks]
+        in_pool(blocks)
+        if len(blocks) < len(slots):
+            assert self._pool.lower is not None
+            below(self._pool.lower, [slot for slot in slots if slot >= self._pool.num_blocks])

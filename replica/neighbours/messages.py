@@ -1,0 +1,87 @@
+"""Messages between two replicas. New fields go last, with defaults; nothing is renamed.
+
+The reader connects to the source. All that follows the handshake (`replica.neighbours.sealed`) is a frame:
+`u32 LE: length of the body | 32 bytes: its seal | the body as msgpack`.
+
+    source                          reader
+    MAGIC, nonce              ->
+                              <-    MAGIC, nonce, proof
+    Welcome                   ->                            its seal proves the source
+                              <-    Read
+    Offer                     ->
+    Block, payload            ->                            as often as the offer says, in order
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from events.blocks import ExtraKey
+
+MAGIC = b"wr-kv/1\n"
+LENGTH = struct.Struct("<I")
+
+MOST_READ_BYTES = 16 * 1024 * 1024  # of a request: four million tokens
+MOST_ANSWER_BYTES = 1024 * 1024  # of any other body; a block's tokens and extra keys are the longest
+LONGEST_NAME = 512
+MOST_BLOCKS = 2**24
+
+Name: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
+Index: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_BLOCKS)]
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """The source's first frame: how it can send payloads."""
+
+    # By name, the best first, each with what the reader's end needs, hidden (`Session.hide`).
+    transports: dict[str, bytes] = {}
+
+
+class Read(Struct, frozen=True, tag="read"):
+    """Asks for the blocks of a prompt from `start` to `stop`."""
+
+    model: Name
+    prompt: bytes  # the token ids of the blocks up to `stop`, packed as little-endian uint32
+    start: Index
+    stop: Index
+    kv_layout: Name
+    lora_name: Name | None = None
+    cache_salt: Name | None = None
+    extras: dict[int, list[ExtraKey]] = {}
+    transport: Name = "tcp"
+    patience_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0  # afterwards the reader is gone
+
+
+class Offer(Struct, frozen=True, tag="offer"):
+    """Says how many blocks follow. Without any, `reason` may say why."""
+
+    blocks: Index
+    reason: Name = ""  # `layout`, `model`, `busy`, `invalid`; empty: the cache has no more
+
+
+class Block(Struct, frozen=True, tag="block"):
+    """One block. With "tcp" its payload follows."""
+
+    index: Index
+    tokens: bytes  # packed
+    exact: bytes | None  # its extra keys, as `Chain.exact` has them
+    checksum: bytes  # xxh3_128 of the payload
+    size: int  # of the payload
+    at: bytes = b""  # where the payload lies, if it does not follow
+
+
+class Taken(Struct, frozen=True, tag="taken"):
+    """The reader has copied the payload of this block, which does not follow its header."""
+
+    index: Index
+
+
+FromReader: TypeAlias = Read | Taken
+FromSource: TypeAlias = Welcome | Offer | Block
+
+encode: Callable[[FromReader | FromSource], bytes] = msgspec.msgpack.Encoder().encode
+decode_from_reader: Callable[[bytes | memoryview], FromReader] = msgspec.msgpack.Decoder(FromReader).decode
+decode_from_source: Callable[[bytes | memoryview], FromSource] = msgspec.msgpack.Decoder(FromSource).decode

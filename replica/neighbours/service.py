@@ -1,0 +1,130 @@
+"""Both sides for one engine: it is read, and it reads."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+from replica.block_memory import BlockMemory
+from replica.block_pool import BlockPool
+from replica.config import EngineConfig, KvTransport
+from replica.messages import NeighbourSnapshot
+from replica.neighbours.counts import Counts
+from replica.neighbours.holds import Holds
+from replica.neighbours.nixl import NIXL, NixlReader, NixlSource, NotInstalled
+from replica.neighbours.reader import Reader, ReaderConfig
+from replica.neighbours.source import STREAMS, Source, SourceConfig, StoredBlocks
+from replica.neighbours.transports import TCP, ReaderTransport, SourceTransport, TcpReader, TcpSource
+from replica.neighbours.wanted import Wanted
+from replica.tiers.moves import Pull
+
+log = logging.getLogger(__name__)
+
+RDMA_DEVICES = Path("/sys/class/infiniband")
+
+
+class Transports(Struct, frozen=True):
+    """The transports of both sides, by name, the best first."""
+
+    source: dict[str, SourceTransport]
+    reader: dict[str, ReaderTransport]
+
+
+def make_transports(wanted: KvTransport, block_bytes: int, rdma_devices: Path = RDMA_DEVICES) -> Transports:
+    """Raise ValueError if NIXL is demanded and cannot be had. Over plain Ethernet it is not faster than TCP."""
+    transports = Transports({}, {})
+    has_device = rdma_devices.is_dir() and any(rdma_devices.iterdir())
+    if wanted == NIXL or (wanted == "auto" and has_device):
+        try:
+            transports.source[NIXL] = NixlSource(STREAMS, block_bytes)
+            transports.reader[NIXL] = NixlReader(block_bytes)
+        except NotInstalled as error:
+            if wanted == NIXL:
+                raise ValueError(f"--kv-transport nixl: {error}") from error
+            log.info("blocks of neighbours come by TCP: %s", error)
+    transports.source[TCP] = TcpSource(STREAMS, block_bytes)
+    transports.reader[TCP] = TcpReader(block_bytes)
+    return transports
+
+
+class Neighbours:
+    """A Puller for a mover; once it listens, the engine's thread polls `descriptor` and calls `serve`."""
+
+    def __init__(self, config: EngineConfig, memory: BlockMemory, kv_layout: str) -> None:
+        """Raise ValueError if the configuration demands NIXL and there is none."""
+        assert config.kv_secret is not None and config.kv_read is not None
+        self.kv_layout = kv_layout
+        self._endpoint = config.kv_read
+        self._transports = make_transports(config.kv_transport, memory.block_bytes)
+        self._served = SourceConfig(
+            secret=config.kv_secret.encode(),
+            model=config.model,
+            kv_layout=kv_layout,
+            block_size=config.block_size,
+            most_tokens=config.max_model_len,
+        )
+        read = ReaderConfig(secret=self._served.secret, model=config.model, kv_layout=kv_layout)
+        self._reader = Reader(read, memory, self._transports.reader)
+        self._stopped = threading.Event()
+        self._holds: Holds | None = None
+        self._source: Source | None = None
+
+    # ---- a mover's thread
+
+    def pull(self, pull: Pull) -> int:
+        wanted = Wanted(pull.chain, pull.start, pull.start + len(pull.blocks))
+        deadline_s = time.monotonic() + pull.patience_s
+        return self._reader.pull(pull.endpoint, wanted, pull.blocks, deadline_s, self._stopped)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    # ---- the engine's thread
+
+    def listen(self, pool: BlockPool, stored: StoredBlocks) -> None:
+        """Let neighbours read blocks of this pool; raise OSError if nothing can listen at the endpoint."""
+        self._holds = Holds(pool)
+        self._source = Source(self._served, self._endpoint, self._holds, stored, self._transports.source)
+        names = ", ".join(self._transports.source)
+        log.info("neighbours may read blocks at %s by %s", self._source.endpoint, names)
+
+    @property
+    def descriptor(self) -> int:
+        assert self._holds is not None
+        return self._holds.descriptor
+
+    @property
+    def endpoint(self) -> str:
+        assert self._source is not None
+        return self._source.endpoint
+
+    @property
+    def references(self) -> dict[int, int]:
+        """References to blocks that readers have."""
+        assert self._holds is not None
+        return self._holds.references
+
+    def serve(self) -> None:
+        assert self._holds is not None
+        self._holds.serve()
+
+    def snapshot(self) -> dict[str, NeighbourSnapshot]:
+        """Return the counts of both sides."""
+        assert self._source is not None
+        return {"read": _snapshot(self._source.counts), "pulled": _snapshot(self._reader.counts)}
+
+    def stop(self) -> None:
+        """End what is under way on both sides; `close` ends the rest when no pull runs any more."""
+        self._stopped.set()
+        if self._source is not None:
+            self._source.close()
+        if self._holds is not None:
+            self._holds.close()
+
+
+def _snapshot(counts: Counts) -> NeighbourSnapshot:
+    return NeighbourSnapshot(
+        blocks=counts.blocks, bytes=counts.bytes, seconds=counts.seconds, failures=dict(counts.failures)
+    )

@@ -1,0 +1,256 @@
+"""The server of a replica whose blocks neighbours read. Every peer's cost is bounded in memory, threads and time.
+
+A connection has a thread, and a reader gets one stream at a time. A stream holds blocks only while it runs, which the
+lease bounds; a reader that takes no byte for `STALL_S` loses it sooner. There are `STREAMS` streams, so others wait for
+their turn, and the buffers of these are all the payloads in flight.
+"""
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from xxhash import xxh3_128_digest
+
+from events.blocks import TOKEN_BYTES
+from replica.chain import Chain
+from replica.neighbours.connection import STALL_S, Connection, Patience
+from replica.neighbours.counts import Counts
+from replica.neighbours.endpoints import host_and_port
+from replica.neighbours.holds import BlockSource
+from replica.neighbours.lost import Lost
+from replica.neighbours.messages import MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
+from replica.neighbours.transports import Outlet, SourceTransport
+
+log = logging.getLogger(__name__)
+
+MOST_READERS = 64
+STREAMS = 2
+LEASE_S = 10.0
+HANDSHAKE_S = 2.0
+IDLE_S = 60.0  # a connection without a request
+TURN_S = 1.0  # how long a reader waits for its turn
+HOLD_S = 3.0  # and then for the engine, which may be in a step
+NICENESS = 5  # of the threads: the engine's own come first
+
+
+class SourceConfig(Struct, frozen=True, kw_only=True):
+    """The blocks that a source serves, and its limits."""
+
+    secret: bytes
+    model: str
+    kv_layout: str
+    block_size: int
+    most_tokens: int  # of a prompt
+    lease_s: float = LEASE_S
+    stall_s: float = STALL_S
+    turn_s: float = TURN_S
+    handshake_s: float = HANDSHAKE_S
+    most_readers: int = MOST_READERS
+    streams: int = STREAMS
+
+
+class StoredBlocks(Protocol):
+    """The bytes of blocks that a BlockSource holds; any thread may read them."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def read(self, block: int, into: memoryview) -> None:
+        """Copy the block's bytes, all layers, to a buffer of `block_bytes`."""
+        ...
+
+
+class Source:
+    """Serves until it is closed. Raises OSError if it cannot listen at the endpoint."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        endpoint: str,
+        blocks: BlockSource,
+        memory: StoredBlocks,
+        transports: Mapping[str, SourceTransport],
+    ) -> None:
+        self.counts = Counts()
+        self._config = config
+        self._blocks = blocks
+        self._memory = memory
+        self._transports = transports
+        self._connections: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.kv_layout = config.kv_layout
+        host, port = host_and_port(endpoint)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=config.most_readers)
+        named = f"[{host}]" if ":" in host else host
+        self.endpoint = f"tcp://{named}:{self._listener.getsockname()[1]}"
+        self._free_streams: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for stream in range(config.streams):
+            self._free_streams.put(stream)
+        self._most_read_bytes = min(MOST_READ_BYTES, 2 * TOKEN_BYTES * config.most_tokens + 64 * 1024)
+        threading.Thread(target=self._accept, name="kv-source", daemon=True).start()
+
+    @property
+    def readers(self) -> int:
+        return len(self._connections)
+
+    def close(self) -> None:
+        """End all streams; their threads give their blocks back."""
+        with self._lock:
+            self._is_closed = True
+            for connection in self._connections:
+                connection.shut()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait in `accept`
+        self._listener.close()
+
+    # ---- connections
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError as error:
+                if not self._is_closed:
+                    log.warning("a neighbour cannot be let in: %s", error)
+                    time.sleep(0.1)  # it is short of descriptors: others need the processor
+                continue
+            connection = Connection(connected)
+            if not self._add(connection):
+                self.counts.fail("full")
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="kv-stream", daemon=True).start()
+
+    def _add(self, connection: Connection) -> bool:
+        with self._lock:
+            has_room = not self._is_closed and len(self._connections) < self._config.most_readers
+            if has_room:
+                self._connections.add(connection)
+            return has_room
+
+    def _serve(self, connection: Connection) -> None:
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            self._greet(connection)
+            while True:
+                self._answer(connection, self._next_request(connection))
+        except Lost as lost:
+            if lost.reason != "idle":
+                self.counts.fail(lost.reason)
+                log.debug("a reader is gone: %s", lost)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _greet(self, connection: Connection) -> None:
+        patience = Patience(time.monotonic() + self._config.handshake_s)
+        challenge = Challenge(self._config.secret)
+        connection.send(patience, challenge.sent)
+        try:
+            connection.session = challenge.accept(connection.receive(REPLY_BYTES, patience))
+        except NotProven as error:
+            raise Lost("proof", str(error)) from error
+        session = connection.session
+        connection.send_frame(
+            Welcome({name: session.hide(each.greeting) for name, each in self._transports.items()}), patience
+        )
+
+    def _next_request(self, connection: Connection) -> Read:
+        if not connection.wait_for_more(IDLE_S):
+            raise Lost("idle")
+        patience = Patience(time.monotonic() + self._config.handshake_s)
+        body = connection.receive_frame(self._most_read_bytes, patience)
+        try:
+            request = decode_from_reader(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Lost("protocol", f"a request cannot be read: {error}") from error
+        if not isinstance(request, Read):
+            raise Lost("protocol", f"a {type(request).__name__} came without a stream")
+        return request
+
+    # ---- a stream
+
+    def _answer(self, connection: Connection, request: Read) -> None:
+        until_s = time.monotonic() + min(self._config.lease_s, request.patience_s)
+        patience = Patience(until_s, stall_s=self._config.stall_s)
+        reason = self._refusal(request)
+        if reason:
+            self.counts.fail(reason)
+            connection.send_frame(Offer(0, reason), patience)
+            return
+        try:
+            stream = self._free_streams.get(timeout=max(0.0, min(self._config.turn_s, until_s - time.monotonic())))
+        except queue.Empty:
+            self.counts.fail("busy")
+            connection.send_frame(Offer(0, "busy"), patience)
+            return
+        try:
+            outlet = self._transports[request.transport].outlet(connection, stream)
+            self._stream(request, connection, outlet, patience)
+        finally:
+            self._free_streams.put(stream)
+
+    def _refusal(self, request: Read) -> str:
+        """Return why this is never answered with blocks; empty if it may be."""
+        config = self._config
+        if request.kv_layout != config.kv_layout:
+            return "layout"
+        if request.model != config.model:
+            return "model"
+        if request.transport not in self._transports:
+            return "transport"
+        stop_bytes = request.stop * config.block_size * TOKEN_BYTES
+        is_prompt = len(request.prompt) == stop_bytes <= config.most_tokens * TOKEN_BYTES
+        return "" if is_prompt and request.start < request.stop else "invalid"
+
+    def _stream(self, request: Read, connection: Connection, outlet: Outlet, patience: Patience) -> None:
+        chain = chain_of(request, self._config.block_size)
+        held = self._blocks.hold(chain, request.start, request.stop, HOLD_S)
+        began_s = time.monotonic()
+        try:
+            connection.send_frame(Offer(len(held.blocks), held.reason), patience)
+            for index, block in enumerate(held.blocks, start=request.start):
+                self._send(chain, index, block, outlet, patience)
+                self.counts.add(self._memory.block_bytes)
+            outlet.finish(patience)
+        finally:
+            self._blocks.give_back(held)
+            self.counts.took(time.monotonic() - began_s)
+
+    def _send(self, chain: Chain, index: int, block: int, outlet: Outlet, patience: Patience) -> None:
+        payload = outlet.buffer(patience)
+        self._memory.read(block, payload)
+        size = chain.block_size
+        header = Block(
+            index=index,
+            tokens=chain.tokens[index * size : (index + 1) * size].tobytes(),
+            exact=chain.exact.get(index),
+            checksum=xxh3_128_digest(payload),
+            size=len(payload),
+        )
+        outlet.send(header, patience)
+
+
+def chain_of(request: Read, block_size: int) -> Chain:
+    """Return the request's chain, a token longer than its blocks: a pool matches no chain to its last token."""
+    return Chain(
+        [*memoryview(request.prompt).cast("I"), 0],
+        block_size,
+        request.model,
+        lora_name=request.lora_name,
+        cache_salt=request.cache_salt,
+        extras=request.extras,
+    )

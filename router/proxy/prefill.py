@@ -1,0 +1,279 @@
+"""The first half of a request whose prompt is computed elsewhere: an attempt at a prefill replica, before its own.
+
+However it ends, the request goes on: with the KV that is handed over, or as if nothing had been tried.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from router.members.broken import Broken
+from router.members.members import Member, ServedModel
+from router.placement.decision import Decision
+from router.placement.elsewhere import Split, split, why_not_at_all
+from router.placement.index import Matches
+from router.prompts.prompt import Peek, Prompt
+from router.proxy.admission import Admitted
+from router.proxy.attempt import RESTING, Attempt, Owner, refusal_code
+from router.proxy.exchange import Exchange
+from router.proxy.handover import (
+    HANDS_OVER,
+    MOST_ANSWER_BYTES,
+    Handed,
+    handed_in,
+    prefill_body,
+    why_whole,
+    with_handed,
+)
+from router.proxy.headers import TO_READ, TRACED, request_to
+from router.proxy.log_notes import Notes
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.request_summary import PrefillOutcome, PrefillSummary
+
+if TYPE_CHECKING:
+    from router.core import Router
+
+log = logging.getLogger(__name__)
+
+MOST_PREFILLS = 2  # of one request: a second one if the replica that was to generate is lost, as its KV is still cached
+PAUSE_S = 30.0  # for a replica that hands nothing over, or whose KV could not be read
+PATIENCE, LEAST_PATIENCE_S = 4.0, 5.0  # beyond the estimated time, computing it again is better than waiting
+JSON_TYPE = b"content-type: application/json\r\n"
+
+
+def why_not_from(one: Member, decode: Member, now_s: float) -> str | None:
+    """The reason why `one` cannot hand KV over to the replica that generates, beside what keeps it from any request."""
+    if one.server is decode.server:
+        return "generates the answer"
+    if one.spec.engine != decode.spec.engine:
+        return f"its engine is {one.spec.engine}, that of {decode.name} is {decode.spec.engine}"
+    if one.no_prefill_until_s > now_s:
+        return f"its KV could not be read; tried again in {one.no_prefill_until_s - now_s:.0f} s"
+    return None
+
+
+def split_of(
+    router: "Router", model: ServedModel, prompt: Prompt, decode: Decision, session: str | None, came_s: float | None
+) -> tuple[Split, Mapping[int, Matches]]:
+    """Weigh a prompt at the replica chosen to generate against the best one that could compute it for that one."""
+    mode, placement, now_s = router.config.prefill_elsewhere, router.placement, router.now_s()
+    why_not = "no two replicas have roles" if not model.splits else why_not_at_all(mode, decode)
+    if why_not is not None or decode.chosen is None:
+        return Split(False, why_not or ""), {}
+    member = router.members.by_name[decode.chosen.name]
+    if member.spec.engine not in HANDS_OVER:
+        return Split(False, f"replicas of {member.spec.engine} hand no KV over"), {}
+    excluded = {one.name for one in model.members if why_not_from(one, member, now_s) is not None}
+    question, matches = placement.question(
+        prompt,
+        model.slots if prompt.exact else model.all_slots,
+        now_s,
+        session=session,
+        tried=decode.question.tried | excluded,
+        came_s=came_s,
+        half="prefill",
+        counts=False,
+    )
+    prefill = placement.decide(question, model.candidates, policy="cost")
+    return split(mode, decode, prefill, placement.transfers), matches
+
+
+@dataclass(slots=True, eq=False)
+class Prefill(Owner):
+    """The first half of one request; `go_on` places the request when it has ended."""
+
+    router: "Router"
+    exchange: Exchange
+    admitted: Admitted
+    api: str  # its name
+    peek: Peek
+    go_on: Callable[[], None] | None  # None: the request has ended
+    split: Split | None = None  # the last choice
+    outcome: PrefillOutcome | None = None  # None: none was sent, or it is under way
+    hit: PredictedHit = field(default_factory=PredictedHit)  # at the prefill replica
+    duration_s: float = 0.0
+    _prompt: Prompt | None = None
+    _attempt: Attempt | None = None
+    _answer: bytearray = field(default_factory=bytearray)
+    _handed: Handed | None = None  # to be sent
+    _sent: Handed | None = None  # with the last attempt to generate
+    _prefills: int = 0
+    _is_given_up: bool = False
+
+    @property
+    def model_name(self) -> str | None:
+        return self.peek.model
+
+    def begin(
+        self,
+        decode: Decision,
+        model: ServedModel,
+        prompt: Prompt,
+        body: bytes,
+        *,
+        session: str | None,
+        came_s: float,
+        attempts: list[Attempt],
+        notes: Notes | None,
+        trace: Any = None,
+    ) -> bool:
+        """Send the prompt to a prefill replica, if that gains; return False if the request is to be sent as it is."""
+        if self._is_given_up or self._handed is not None or self._prefills >= MOST_PREFILLS:
+            return False
+        if (why_not := why_whole(self.api, prompt, body)) is not None:
+            self.split = Split(False, why_not)
+            return False
+        found, matches = split_of(self.router, model, prompt, decode, session, came_s)
+        self.split = found
+        if not found.elsewhere or found.prefill is None or found.prefill.chosen is None:
+            return False
+        member = self.router.members.by_name[found.prefill.chosen.name]
+        if notes is not None:
+            notes.decided(next(self.router.order), found.prefill, model.members, self.router.feeds)
+        self._predict(member, found.prefill, prompt, matches)
+        attempts.append(self._send(member, found.prefill, prompt, body, trace))
+        return True
+
+    def _predict(self, member: Member, decision: Decision, prompt: Prompt, matches: Mapping[int, Matches]) -> None:
+        router, hit = self.router, self.hit
+        hit.member, hit.reported_tokens, hit.index_doubt = member, None, router.doubt(member)
+        hit.prediction = router.placement.predict(prompt, decision, member.block_size, matches)
+        hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
+        self._prompt = prompt
+
+    def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes, trace: Any) -> Attempt:
+        speed = member.candidate.prefill_tokens_per_s
+        attempt = self._attempt = self.router.sent(self, member, decision, prompt, True)
+        attempt.takes_frames, attempt.half = False, "prefill"
+        if speed:  # else the estimate is a guess
+            attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
+        self._prefills += 1
+        self.outcome = None
+        self._answer.clear()
+        dropped, types = TO_READ, JSON_TYPE
+        if trace is not None:
+            dropped, types = TRACED[dropped], types + trace.line()
+        whole = prefill_body(self.api, body)
+        request, rest = request_to(member, self.exchange, self.admitted, dropped, types, whole)
+        attempt.sending = member.upstream.send(request, attempt, body=rest)
+        return attempt
+
+    # ---- what the attempt tells
+
+    def begun(self, attempt: Attempt) -> None:
+        self.router.answered(attempt)
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        self.router.computed(attempt)
+        self._answer += body
+        if len(self._answer) > MOST_ANSWER_BYTES:
+            attempt.cancel()
+        elif not complete:
+            return
+        self._handed = handed_in(bytes(self._answer), self.router.now_s())
+        if self._handed is None:
+            self._pause(attempt.member, "hands nothing over: start it with a KV connector (docs/vllm.md)")
+            self._end(attempt, "nothing")
+        else:
+            self.hit.reported_tokens = self._handed.cached_tokens
+            self._end(attempt, "handed")
+
+    def holds(self, pending_bytes: int) -> bool:
+        """Fail: a prefill replica is asked for no frames."""
+        raise AssertionError(f"{pending_bytes} bytes of a frame that nobody asked for")
+
+    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        code = refusal_code(body) if attempt.status in (429, 503) else None
+        if code in RESTING:
+            self.router.rests(attempt)
+        elif attempt.status in (429, 503):
+            self.router.refused_at_once(attempt)
+        if not complete:
+            attempt.cancel()
+        fault = attempt.status >= 500 and code not in RESTING
+        self._end(attempt, "refused", f"it answered {attempt.status}" if fault else None)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        outcome: PrefillOutcome = "late" if broken.late else "lost"
+        self._end(attempt, outcome, broken.fault, refused=broken.refused, silent=broken.silent)
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:  # noqa: ARG002
+        """Agree: the replica that generates can compute the prompt itself."""
+        return True
+
+    def _end(
+        self,
+        attempt: Attempt,
+        outcome: PrefillOutcome,
+        fault: str | None = None,
+        *,
+        refused: bool = False,
+        silent: bool = False,
+    ) -> None:
+        """End the attempt, and go on with the request."""
+        self._attempt, self._answer = None, bytearray()
+        self.router.attempt_over(attempt, fault, refused=refused, silent=silent)
+        self.duration_s = attempt.ended_s - attempt.placed.sent_s
+        self._is_given_up = outcome != "handed"
+        self._tell(attempt.member, outcome)
+        if self.go_on is not None:
+            self.go_on()
+
+    def _tell(self, member: Member, outcome: PrefillOutcome) -> None:
+        self.outcome = outcome
+        member.prefills[outcome] += 1
+        if outcome == "handed":
+            member.prefill_s.observe(self.duration_s)
+
+    def _pause(self, member: Member, why: str) -> None:
+        now_s = self.router.now_s()
+        if member.no_prefill_until_s <= now_s:
+            log.warning("%s %s; no prompt is computed there for %g s", member.name, why, PAUSE_S)
+        member.no_prefill_until_s = now_s + PAUSE_S
+
+    # ---- the second half
+
+    @property
+    def source(self) -> Member | None:
+        """The replica that holds the prompt's KV for one that generates; None: nothing is held."""
+        if self._handed is not None and self.router.now_s() >= self._handed.until_s:
+            self._handed, self._is_given_up = None, True  # it waited too long for room
+        return None if self._handed is None else self.hit.member
+
+    def hand_over(self, body: bytes) -> bytes:
+        """The body for the replica that generates; what it names is read once, so it is not sent again."""
+        handed, self._handed = self._handed, None
+        assert handed is not None, "it is held"
+        self._sent = handed
+        return with_handed(body, handed)
+
+    def give_back(self) -> None:
+        """Keep the parameters for another replica: the last one was not reached."""
+        self._handed, self._sent = self._sent, None
+
+    def unread(self) -> None:
+        """Note that the replica that generates could not read the KV; the prompt is computed there."""
+        self._is_given_up = True
+        if (member := self.hit.member) is not None:
+            member.prefills["unread"] += 1
+            self.outcome = "unread"
+            self._pause(member, "handed KV over that could not be read")
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Cancel what is under way, as the request has ended."""
+        self.go_on = None
+        if (attempt := self._attempt) is not None:
+            attempt.cancel()
+            self._end(attempt, "left")
+
+    def summary(self) -> PrefillSummary | None:
+        """The summary; None if nothing was weighed."""
+        if self.split is None:
+            return None
+        generation = None
+        if self._prompt is not None and self.split.prefill is not None:
+            generation = self.hit.summary(self.peek, self._prompt, self.split.prefill)
+        return PrefillSummary(self.split, self.outcome, self.duration_s, generation)

@@ -1,0 +1,239 @@
+"""Sources and readers for tests: the real pool, with KV memory of numpy whose content tells its block's tokens.
+
+`python -m tests.replica.neighbours.replicas` is a source in a process of its own.
+"""
+
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from replica.block_pool import BlockPool
+from replica.chain import Chain
+from replica.neighbours.holds import Holds
+from replica.neighbours.nixl import NIXL, NixlSource
+from replica.neighbours.reader import Reader, ReaderConfig
+from replica.neighbours.source import STREAMS, Source, SourceConfig
+from replica.neighbours.transports import TCP, SourceTransport, TcpReader, TcpSource
+from replica.neighbours.wanted import Wanted
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.replica.engines import MODEL, SIZE, admit, chain
+
+SECRET = b"a secret of the fleet, not a real one"
+LAYOUT = "layout-1"
+BLOCK_BYTES = 4096
+ANY_PORT = "tcp://127.0.0.1:0"
+
+
+class ArrayMemory:
+    """A BlockMemory; `on_read` and `on_write` are called first, with the block."""
+
+    def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self.block_bytes = block_bytes
+        self.rows = np.zeros((num_blocks, block_bytes), np.uint8)
+        self.on_read: Callable[[int], object] = lambda _: None
+        self.on_write: Callable[[int], object] = lambda _: None
+
+    def read(self, block: int, into: memoryview) -> None:
+        self.on_read(block)
+        into[:] = self.rows[block].data
+
+    def write(self, block: int, payload: memoryview) -> None:
+        self.on_write(block)
+        self.rows[block] = np.frombuffer(payload, np.uint8)
+
+
+def payload_of(of: Chain, index: int, block_bytes: int = BLOCK_BYTES) -> bytes:
+    """Return bytes that a block of another prefix does not have."""
+    prefix = repr((of.lora_name, of.cache_salt, of.tokens[: (index + 1) * of.block_size].tolist(), of.extras))
+    seed = hashlib.sha256(prefix.encode()).digest()
+    return (seed * (block_bytes // len(seed) + 1))[:block_bytes]
+
+
+def tokens_of(blocks: int, first: int = 0) -> list[int]:
+    return list(range(first, first + blocks * SIZE))
+
+
+def wanted(blocks: int, start: int = 0, *, first: int = 0, **extra: Any) -> Wanted:
+    """Return the blocks of `tokens_of`, which a source has if it has served them."""
+    return Wanted(chain([*tokens_of(blocks, first), 1], **extra), start, blocks)
+
+
+class Engine:
+    """A pool and its thread, as an engine's loop would be."""
+
+    def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES, **holds: Any) -> None:
+        self.pool = BlockPool(num_blocks, SIZE)
+        self.memory = ArrayMemory(num_blocks, block_bytes)
+        self.holds = Holds(self.pool, **holds)
+
+    def serve(self, prompt: Chain) -> list[int]:
+        """Compute a prompt, and let its blocks go."""
+        blocks = admit(self.pool, prompt)
+        for index in range(prompt.named, len(prompt.keys)):
+            self.memory.rows[blocks[index]] = np.frombuffer(
+                payload_of(prompt, index, self.memory.block_bytes), np.uint8
+            )
+        self.pool.store(prompt, blocks, len(prompt.keys))
+        self.pool.release(blocks)
+        return blocks
+
+    def turn(self, wait_s: float = 0.01) -> None:
+        """Wait for what other threads ask for, and do it."""
+        select.select([self.holds.descriptor], [], [], wait_s)
+        self.holds.serve()
+
+
+class ServingEngine(Engine):
+    """An engine that answers holds on a thread of its own, and a source beside it."""
+
+    def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES, share: float = 1 / 8, **config: Any) -> None:
+        super().__init__(num_blocks, block_bytes, share=share)
+        self.source = Source(source_config(**config), ANY_PORT, self.holds, self.memory, tcp_source(block_bytes))
+        self._ends = threading.Event()
+        self._steps = threading.Lock()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            with self._steps:
+                self.turn()
+
+    def paused(self) -> threading.Lock:
+        """Return what to hold while the engine is to answer nothing."""
+        return self._steps
+
+    def close(self) -> None:
+        self.source.close()
+        wait_until(lambda: not self.source.readers, "every stream has ended")
+        self._ends.set()
+        self._thread.join()
+        self.holds.close()
+        assert not self.holds.references, "blocks are still held"
+        self.pool.check()
+
+
+def source_config(**changes: Any) -> SourceConfig:
+    fields: dict[str, Any] = {
+        "secret": SECRET,
+        "model": MODEL,
+        "kv_layout": LAYOUT,
+        "block_size": SIZE,
+        "most_tokens": 100_000,
+    }
+    return SourceConfig(**(fields | changes))
+
+
+def reader(memory: ArrayMemory, **changes: Any) -> Reader:
+    config = ReaderConfig(**({"secret": SECRET, "model": MODEL, "kv_layout": LAYOUT} | changes))
+    return Reader(config, memory, {TCP: TcpReader(memory.block_bytes)})
+
+
+def tcp_source(block_bytes: int) -> dict[str, SourceTransport]:
+    return {TCP: TcpSource(STREAMS, block_bytes)}
+
+
+@contextmanager
+def reading(memory: ArrayMemory, **changes: Any) -> Iterator[Reader]:
+    own = reader(memory, **changes)
+    try:
+        yield own
+    finally:
+        own.close()
+
+
+def came(memory: ArrayMemory, want: Wanted, targets: Sequence[int], count: int) -> bool:
+    """Return True if the first `count` targets hold what was wanted."""
+    expected = (payload_of(want.chain, index, memory.block_bytes) for index in range(want.start, want.start + count))
+    return all(memory.rows[target].tobytes() == own for target, own in zip(targets, expected, strict=False))
+
+
+# ---- a process of its own
+
+
+class SourceProcess:
+    def __init__(self, **options: Any) -> None:
+        command = [sys.executable, "-m", "tests.replica.neighbours.replicas", json.dumps(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.endpoint = self.process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ask(self, what: str) -> str:
+        """Send it a command of `_obey`; return the answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@contextmanager
+def source_process(**options: Any) -> Iterator[SourceProcess]:
+    """Run a source that has served `blocks` blocks of `tokens_of`."""
+    started = SourceProcess(**options)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+def _main(
+    blocks: int,
+    num_blocks: int,
+    block_bytes: int = BLOCK_BYTES,
+    share: float = 1 / 8,
+    nixl: bool = False,
+    **config: Any,
+) -> None:
+    transports: dict[str, SourceTransport] = {NIXL: NixlSource(STREAMS, block_bytes)} if nixl else {}
+    transports |= tcp_source(block_bytes)
+    engine = Engine(num_blocks, block_bytes, share=share)
+    engine.serve(chain([*tokens_of(blocks), 1]))
+    source = Source(source_config(**config), ANY_PORT, engine.holds, engine.memory, transports)
+    print(source.endpoint, flush=True)
+    while True:
+        readable, _, _ = select.select([sys.stdin, engine.holds.descriptor], [], [])
+        engine.holds.serve()
+        if sys.stdin in readable:
+            line = os.read(sys.stdin.fileno(), 100).decode().strip()
+            if not line:
+                return
+            print(_obey(engine, line), flush=True)
+
+
+def _obey(engine: Engine, line: str) -> int:
+    if line == "held":
+        return engine.holds.held
+    if line == "cpu_us":
+        return time.process_time_ns() // 1000
+    assert line == "evict"
+    taken = engine.pool.take((), engine.pool.free)
+    assert taken is not None
+    for block in taken:
+        engine.memory.rows[block] = 255
+    engine.pool.release(taken)
+    return len(taken)
+
+
+if __name__ == "__main__":
+    _main(**json.loads(sys.argv[1]))

@@ -1,0 +1,209 @@
+"""Engines whose blocks are moved by real threads, in arrays, host memory and a file."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from replica.block_memory import ArrayMemory
+from replica.clock import VirtualClock
+from replica.config import EngineConfig, SimulatedConfig
+from replica.engine import Engine
+from replica.tiers.disk_file import DiskFile, open_disk_file
+from replica.tiers.lower import DISK, HOST
+from replica.tiers.mover import HostMemory, ThreadedMover
+from replica.tiers.moves import Load, Save, Transfer, Write
+from replica.tiers.record import Record
+from tests.replica.ahead import AheadRunner
+from tests.replica.engines import MODEL, SIZE, RememberingRunner, submit
+from tests.replica.test_scheduler_property import EOS, SAME, answer
+
+BLOCKS, SLOTS, ON_DISK = 12, 10, 40
+LAYERS = 3
+BLOCK_BYTES = LAYERS * 2 * SIZE * 8
+DEADLINE_S = 30.0
+
+
+class ArrayKV(MutableMapping[tuple[int, int], int]):
+    """A runner's values in an array like a model's, once in each layer: a block that is half moved has none."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.bytes = np.zeros((LAYERS, 2, num_blocks, SIZE * 8), np.uint8)
+        self.tokens = self.bytes.view(np.int64)
+
+    def __getitem__(self, place: tuple[int, int]) -> int:
+        found = set(self.tokens[:, :, place[0], place[1]].reshape(-1).tolist())
+        if len(found) > 1 or 0 in found:
+            raise KeyError(place)
+        return int(found.pop())
+
+    def __setitem__(self, place: tuple[int, int], value: int) -> None:
+        self.tokens[:, :, place[0], place[1]] = value
+
+    def __delitem__(self, place: tuple[int, int]) -> None:
+        self.tokens[:, :, place[0], place[1]] = 0
+
+    def __ior__(self, other: Iterable[tuple[tuple[int, int], int]]) -> "ArrayKV":
+        self.update(other)
+        return self
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def disk_file(folder: Path) -> DiskFile:
+    return open_disk_file(folder, kv_layout="x", block_size=SIZE, payload_bytes=BLOCK_BYTES, num_slots=ON_DISK)
+
+
+@contextmanager
+def serving(runner_type: type[RememberingRunner], folder: Path) -> Iterator[Engine]:
+    config = EngineConfig(
+        model=MODEL,
+        engine="simulated",
+        block_size=SIZE,
+        num_blocks=BLOCKS,
+        host_blocks=SLOTS,
+        disk_blocks=ON_DISK,
+        max_num_seqs=4,
+        max_num_batched_tokens=20,
+        max_waiting=50,
+        **SAME | {"simulated": SimulatedConfig(mean_output_tokens=8, prefill_tokens_per_s=1.0)},  # loading pays off
+    )
+    clock = VirtualClock()
+    runner = runner_type(config.simulated, clock, config.vocabulary, config.eos_token_ids)
+    kv = runner.kv = ArrayKV(BLOCKS)  # type: ignore[assignment]
+    mover = ThreadedMover(ArrayMemory(kv.bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk_file(folder))
+    try:
+        yield Engine(config, runner, clock, mover)
+    finally:
+        mover.close()
+
+
+class Visitor:
+    """Asks about a few documents, again and again, and compares the answers; now and then it does not wait for one."""
+
+    def __init__(self, engine: Engine, chance: Random) -> None:
+        self.engine = engine
+        self.chance = chance
+        self.left: dict[int, list[int]] = {}
+        self.count = 0
+
+    def ask(self) -> None:
+        chance = self.chance
+        prompt = [chance.randrange(3, 8)] * chance.randrange(6, 18)
+        self.count += 1
+        self.left[self.count] = list(answer(tuple(prompt), 4, 0))
+        assert submit(self.engine, self.count, prompt, 4, seed=0, stop_token_ids=(EOS,)) is None
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            left = self.left[output.id]
+            assert output.token_ids == left[: len(output.token_ids)]
+            del left[: len(output.token_ids)]
+            if output.finish_reason:
+                assert not self.left.pop(output.id)
+        self.engine.check()
+
+    def visit(self, questions: int) -> None:
+        deadline_s = monotonic() + DEADLINE_S
+        while self.count < questions or self.engine.busy:
+            assert monotonic() < deadline_s, f"{self.left.keys()} have no answer"
+            if self.count < questions and len(self.left) < 6 and self.chance.random() < 0.7:
+                self.ask()
+            if self.left and self.chance.random() < 0.05:
+                number = self.chance.choice(list(self.left))
+                assert self.engine.cancel(number)
+                del self.left[number]
+            self.step()
+        assert not self.left
+
+    def leave(self) -> None:
+        """Wait until nothing moves, and see that nothing is held."""
+        lower, deadline_s = self.engine.pool.lower, monotonic() + DEADLINE_S
+        assert lower is not None
+        self.engine.settle()
+        while lower.writing:
+            assert monotonic() < deadline_s
+            self.engine.settle()
+        self.engine.check()
+        assert [tier.free for tier in lower.tiers] == [SLOTS, ON_DISK]
+        assert self.engine.pool.free == BLOCKS
+
+
+@pytest.mark.parametrize("runner_type", [RememberingRunner, AheadRunner])
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_are_right_while_threads_move_blocks(
+    runner_type: type[RememberingRunner], seed: int, tmp_path: Path
+) -> None:
+    with serving(runner_type, tmp_path) as engine:
+        visitor = Visitor(engine, Random(seed))
+        visitor.visit(150)
+        visitor.leave()
+        assert engine.scheduler.transfers.loaded_tokens.keys() == {HOST, DISK}
+
+
+def test_answers_are_right_after_a_restart_with_a_damaged_file(tmp_path: Path) -> None:
+    with serving(RememberingRunner, tmp_path) as engine:
+        visitor = Visitor(engine, Random(0))
+        visitor.visit(60)
+        visitor.leave()
+    chance = Random(1)
+    (path,) = tmp_path.glob("*.blocks")
+    with path.open("r+b") as file:
+        for offset in chance.sample(range(0, os.path.getsize(path), 256), 400):
+            file.seek(offset)
+            file.write(b"\xff")
+    with serving(RememberingRunner, tmp_path) as engine:
+        visitor = Visitor(engine, Random(2))
+        visitor.visit(60)
+        visitor.leave()
+        assert DISK in engine.scheduler.transfers.loaded_tokens
+
+
+# ---- what cannot be read
+
+
+class Failing(ArrayMemory):
+    """Cannot read the first block."""
+
+    def read(self, block: int, into: memoryview) -> None:
+        if block == 0:
+            raise OSError("the device has fallen off the bus")
+        super().read(block, into)
+
+
+def until(landed: Callable[[], bool]) -> None:
+    deadline_s = monotonic() + DEADLINE_S
+    while not landed():
+        assert monotonic() < deadline_s
+
+
+def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Path) -> None:
+    disk = disk_file(tmp_path)
+    mover = ThreadedMover(Failing(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk)
+    bad, good, never, on_disk = BLOCKS, BLOCKS + 1, BLOCKS + 2, BLOCKS + SLOTS
+    transfers: list[Transfer] = []
+    mover.begin(Transfer([Save(0, bad), Save(2, never)], []))
+    mover.begin(Transfer([Save(1, good)], [Load(good, 3, HOST), Load(bad, 4, HOST), Load(good, 5, HOST)]))
+    until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 2)  # type: ignore[func-returns-value]
+    first, second = transfers
+    assert first.lost == [bad, never]
+    assert (second.came, second.lost) == (1, [bad])
+    record = Record(1, 1, 0, bytes(4 * SIZE))
+    mover.write([Write(bad, on_disk, record), Write(good, on_disk + 1, record)])
+    done: list[bool] = []
+    until(lambda: done.extend(each.done for each in mover.landed()[1]) or len(done) == 2)  # type: ignore[func-returns-value]
+    assert done == [False, True]
+    mover.save([Save(5, bad)])
+    mover.begin(Transfer([], [Load(bad, 6, HOST)]))
+    until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 3)  # type: ignore[func-returns-value]
+    assert transfers[-1].came == 1
+    mover.close()

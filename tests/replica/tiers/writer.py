@@ -1,0 +1,39 @@
+"""`python -m tests.replica.tiers.writer FOLDER`: for each line of input, fork a process that writes without end.
+
+It prints the process's id, then `SLOT IDENTITY` after each record, and `dead` when somebody has killed the process.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+from tests.replica.tiers.disk import NUM_SLOTS, opened, record, write
+
+
+def write_without_end(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with opened(folder) as file:
+        identity = file.recover().last_identity
+        while True:
+            slot, identity = chance.randrange(NUM_SLOTS), identity + 1
+            assert write(file, slot, record(identity))
+            say(f"{slot} {identity}")
+
+
+def say(line: str) -> None:
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def main() -> None:
+    for seed, _ in enumerate(sys.stdin):
+        child = os.fork()
+        if not child:
+            write_without_end(Path(sys.argv[1]), seed)
+        say(str(child))
+        os.waitpid(child, 0)
+        say("dead")
+
+
+if __name__ == "__main__":
+    main()
