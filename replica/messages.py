@@ -138,6 +138,8 @@ class PoolSnapshot(Struct, frozen=True):
     unreferenced: int = 0  # cached and free: reusable until evicted
     referenced: int = 0  # live
     partial_hit_tokens: int = 0  # copied out of blocks that share only their beginning; not part of the hits above
+    retained: int = 0  # given up last, in use or not
+    retention_refused: int = 0  # blocks that were to be retained when there was no room for more
 
     @property
     def utilization(self) -> float:
