@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, field
 from api.constraint_fields import Choices, ResponseFormat, Schema, StructuredOutputs, ToolChoice
 from api.errors import invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
+from api.retention import CacheControl
 from api.unsupported import Unsupported, check_neutral
 
 T = TypeVar("T")
@@ -209,9 +210,10 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str] | list[list
     return cast(list[str], prompt)
 
 
-class TextPart(Struct):
+class TextPart(Struct, omit_defaults=True):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None  # keep the prompt up to here, as Anthropic's API has it
 
 
 class FunctionCall(Struct):
@@ -233,6 +235,7 @@ class Message(Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier thoughts
     reasoning: str | None = None  # its newer name
+    cache_control: CacheControl | None = None  # keep the prompt up to the end of this message
 
     @property
     def text(self) -> str:
@@ -249,10 +252,11 @@ class Function(Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(Struct):
-    """The required fields of a tool. The request keeps the tool as sent: templates show all its fields in order."""
+    """The known fields of a tool. The request keeps the tool as sent: templates show all its fields in order."""
 
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl | None = None  # which templates do not see
 
 
 class _Tools(Struct):
@@ -282,6 +286,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
     reasoning_effort: str | None = None  # handed to the template
     prompt_token_ids: TokenIds | None = None  # used instead of the messages
+    prompt_cache_retention: Identifier | None = None  # "24h": keep the whole prompt; any other: nothing more than usual
 
     def __post_init__(self) -> None:
         super().__post_init__()
