@@ -13,7 +13,15 @@ import msgspec
 from api import chatml
 from api.billing import without_billing
 from api.errors import ApiError, context_length, invalid, too_long
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, SamplingFields, TokenizeRequest
+from api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    RetainRequest,
+    SamplingFields,
+    TokenizeRequest,
+)
 from api.retention import (
     Breakpoint,
     Retain,
@@ -91,9 +99,9 @@ class Prompts:
     def text_ended_at(self, request: ChatRequest, point: Breakpoint) -> str | list[int]:
         """A text, or token ids, that begin as the prompt does up to this point, and go on otherwise; empty: unknown."""
         ended = ended_at(point, request)
-        conversation = self._conversation(request, ended.messages, ended.tools)
-        conversation.add_generation_prompt = conversation.continue_final_message = False
         try:
+            conversation = self._conversation(request, ended.messages, ended.tools)
+            conversation.add_generation_prompt = conversation.continue_final_message = False
             shown = self._shown_with(self.template(bool(ended.tools)), conversation)
         except ApiError:  # a template is a program: it may refuse a conversation only for this end
             return ""
@@ -129,6 +137,20 @@ class Prompts:
             return self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
         text = self._conversation_text(request)
         return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
+
+    def beginning(self, request: RetainRequest) -> list[int]:
+        """The token ids of a prompt to retain; of messages, without the beginning of an answer."""
+        prompt = request.prompt
+        if isinstance(prompt, list):
+            return self._checked(prompt, "prompt")
+        asked = TokenizeRequest(
+            prompt=prompt,
+            messages=request.messages,
+            add_generation_prompt=False,
+            tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        return self._checked(self.tokenize(asked), "messages" if prompt is None else "prompt")
 
     def detokenize(self, request: DetokenizeRequest) -> str:
         self._check_ids(request.tokens, "tokens")

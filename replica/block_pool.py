@@ -211,6 +211,9 @@ class BlockPool:
         """Let these be blocks like any other."""
         self._queue.append(self.retention.end(np.array(blocks, np.intp)))
 
+    def count_retained(self, blocks: Sequence[int]) -> int:
+        return self.retention.count(np.array(blocks, np.intp))
+
     def expire(self, now_s: float) -> None:
         """Tell the time, and end every retention whose time is over."""
         self._queue.append(self.retention.expire(now_s))

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from api.constraints import Constraint
+from api.retention import Retain
 from events.blocks import ExtraKey
 from events.native import Load
 from events.publisher import EventEndpoints
@@ -55,6 +56,7 @@ class Submit(Struct, omit_defaults=True):
     extras: dict[int, list[ExtraKey]] = {}
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
     sources: list[KVSource] = []
+    retain: list[Retain] = []  # beginnings of the prompt to give up last
 
 
 class Learn(Struct, tag="learn"):
@@ -77,6 +79,16 @@ class Reset(Struct, tag="reset"):
     """Forget the whole cache; answered by ResetDone."""
 
     id: int
+
+
+class RetainPrefix(Struct, tag="retain", omit_defaults=True):
+    """Give the cached blocks of a prompt up last, as if a request had used them; answered by PrefixRetained."""
+
+    id: int
+    prompt: bytes  # token ids, packed
+    ttl_s: float  # 0: no longer
+    lora_name: str | None = None
+    cache_salt: str | None = None
 
 
 class Stop(Struct, tag="stop"):
@@ -119,6 +131,12 @@ class Refused(Struct, tag="refused"):
 class ResetDone(Struct, tag="reset_done"):
     id: int
     done: bool
+
+
+class PrefixRetained(Struct, tag="prefix_retained"):
+    id: int
+    cached_blocks: int  # of the prompt, from its start
+    retained_blocks: int  # of these
 
 
 class PoolSnapshot(Struct, frozen=True):
@@ -203,14 +221,14 @@ class Hello(Struct, tag="hello"):
     attention: str = ""  # how it is computed; empty where nothing is
 
 
-ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | Stop
+ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | RetainPrefix | Stop
 
 
 class Loading(Struct, tag="loading"):
     """The engine's process is connected, and begins to load; sent once, before Hello."""
 
 
-FromEngine: TypeAlias = Outputs | Refused | ResetDone | Stats | Hello | Loading
+FromEngine: TypeAlias = Outputs | Refused | ResetDone | PrefixRetained | Stats | Hello | Loading
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -88,6 +88,10 @@ class Retention:
         marked: NDArray[np.bool_] = self._ttl_s[slots] > 0
         return marked
 
+    def count(self, slots: Slots) -> int:
+        """Count the marked ones."""
+        return int(np.count_nonzero(self.is_marked(slots))) if self.limit else 0
+
     def wait(self, slots: Slots) -> None:
         """Begin the time of marked blocks that are no longer used; the first of them are given up first."""
         deadlines = self.now_s + self._ttl_s[slots]
