@@ -131,6 +131,18 @@ def common_tokens(token_ids: Sequence[int], others: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(bool, map(eq, token_ids, others)))
 
 
+def common_packed(packed: bytes, other: bytes) -> int:
+    """The same of token ids that are packed, without a look at each."""
+    same, differ = 0, min(len(packed), len(other)) // 4 + 1
+    while differ - same > 1:
+        middle = (same + differ) // 2
+        if packed[4 * same : 4 * middle] == other[4 * same : 4 * middle]:
+            same = middle
+        else:
+            differ = middle
+    return same
+
+
 def tokens_within(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> int:
     """Count the tokens, from the first, that spell the beginning of a text."""
     encoded = text.encode(errors="replace")
@@ -145,6 +157,10 @@ def tokens_within(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> 
             break
         count, end = count + 1, end + len(piece)
     return count
+
+
+def asks_for_retention(request: "ChatRequest") -> bool:
+    return request.prompt_cache_retention == "24h" or bool(breakpoints(request))
 
 
 def retained(request: "ChatRequest", prompt_tokens: int, tokens_before: Callable[[Breakpoint], int]) -> list[Retain]:

@@ -124,6 +124,7 @@ class ResumableResponse(Struct, eq=False):
             seed=self._seed,
             priority=priority,
             cache_salt=prompt.salt,
+            retain=prompt.retain,
         )
         return envelope(native)
 

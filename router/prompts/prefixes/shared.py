@@ -15,6 +15,7 @@ class Prefix(Struct):
     text: str | None = None
     below: list["Prefix"] = []
     id: str = ""  # named by its first block, it stays the same while the tree changes around it
+    retained_s: float | None = None  # until replicas give it up like any other; None: they do not retain it
 
 
 class Shared(Struct):
