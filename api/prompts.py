@@ -12,6 +12,7 @@ import msgspec
 
 from api import chatml
 from api.billing import without_billing
+from api.breakpoints import ended_at, retained, without_control
 from api.errors import ApiError, context_length, invalid, too_long
 from api.requests import (
     ChatRequest,
@@ -22,16 +23,7 @@ from api.requests import (
     SamplingFields,
     TokenizeRequest,
 )
-from api.retention import (
-    Breakpoint,
-    Retain,
-    common_tokens,
-    ended_at,
-    retained,
-    shows_end,
-    tokens_within,
-    without_control,
-)
+from api.retention import Breakpoint, Retain, common_tokens, shows_end, tokens_within
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer

@@ -167,7 +167,7 @@ class Endpoints:
 
     async def retain(self, request: Request) -> Response:
         async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
-            status, report = await retaining.retain(self._router, body, request.state.admitted)
+            status, report = await retaining.retain(self._router, body)
         return json_response(report, status)
 
     async def retained(self, _: Request) -> Response:

@@ -11,7 +11,7 @@ from api.errors import ApiError, invalid, quoted
 from api.generation_apis import CHAT, COMPLETIONS
 from api.native import unpack_ids
 from api.reading import read
-from api.requests import RetainRequest
+from api.requests import Identifier, RetainRequest
 from api.responses import RetainedPrefix as RetainedAtReplica
 from router.core import Router
 from router.http.adapters import BAD_GATEWAY, MOST_AT_ONCE, MOST_SHOWN, SUCCESS, Failure
@@ -30,16 +30,17 @@ _decode = msgspec.json.Decoder(RetainedAtReplica).decode
 
 class RetainAsked(RetainRequest, kw_only=True):
     replicas: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # at most so many; None: all that hold it
+    key: Identifier | None = None  # the name of the API key whose cache it is in; None: the one that all share
 
 
 class RetainReport(Retained, kw_only=True, omit_defaults=True):
     error: Failure | None = None  # if no replica has done it
 
 
-async def retain(router: Router, body: bytes, admitted: Admitted) -> tuple[int, RetainReport]:
+async def retain(router: Router, body: bytes) -> tuple[int, RetainReport]:
     """Ask the replicas that hold most of the prompt to retain it, or no longer; return a status and their answers."""
     asked = read(body, RetainAsked)
-    prompt = await _prompt_of(router, asked, admitted)
+    prompt = await _prompt_of(router, asked)
     holders = _holders(router, asked.model, prompt)[: asked.replicas]
     packed = prompt.packed[0]
     size = holders[0].block_size if holders else 0
@@ -111,7 +112,12 @@ def _reported(prefix: RetainedPrefix, found: Sequence[RetainedAt]) -> tuple[int,
     return (SUCCESS if error is None else BAD_GATEWAY), report
 
 
-async def _prompt_of(router: Router, asked: RetainAsked, admitted: Admitted) -> Prompt:
+async def _prompt_of(router: Router, asked: RetainAsked) -> Prompt:
+    key = next((key for key in router.admission.keys if key.name == asked.key), None)
+    if asked.key is not None and key is None:
+        raise invalid(
+            f"there is no API key named {quoted(asked.key)}; leave key out for the cache that all share", "key"
+        )
     fields: dict[str, Any] = {"model": asked.model}
     if asked.cache_salt is not None:
         fields["cache_salt"] = asked.cache_salt
@@ -122,7 +128,7 @@ async def _prompt_of(router: Router, asked: RetainAsked, admitted: Admitted) -> 
         api = CHAT
         fields |= {"messages": asked.messages, "tools": asked.tools, "add_generation_prompt": False}
         fields["chat_template_kwargs"] = asked.chat_template_kwargs
-    _, prompt = await read_prompt(router, msgspec.json.encode(fields), admitted, api)
+    _, prompt = await read_prompt(router, msgspec.json.encode(fields), Admitted("", key=key), api)
     if not prompt.exact:
         raise invalid(f"the tokens of {quoted(asked.model)} are not known here: {prompt.why_not}", "model")
     return prompt

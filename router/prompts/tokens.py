@@ -13,12 +13,13 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
+from api.breakpoints import asks_for_retention, breakpoints, retained
 from api.errors import ApiError, invalid
 from api.generation_apis import APIS, COMPLETIONS, GenerationApi
 from api.native import unpack_ids
 from api.prompts import Prompts
 from api.requests import ChatRequest
-from api.retention import Breakpoint, asks_for_retention, breakpoints, common_packed, retained, tokens_within
+from api.retention import Breakpoint, common_packed, tokens_within
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
