@@ -100,7 +100,8 @@ def _is_retained(served: RouterProcess, api: str, sent: dict[str, Any]) -> bool:
         return count
 
     before = retained()
-    text = {"input": api * 50} if api == "responses" else {"messages": [{"role": "user", "content": api * 50}]}
+    # Of a few blocks: all APIs together must stay within a tenant's share.
+    text = {"input": api * 8} if api == "responses" else {"messages": [{"role": "user", "content": api * 8}]}
     assert served.post(APIS[api].path, sent | text).status == 200
     try:
         wait_until(lambda: retained() > before, "blocks are retained")
