@@ -35,6 +35,7 @@ from replica.messages import (
     Refused,
     Reset,
     ResetDone,
+    RetainPrefix,
     Stats,
     Stop,
     Submit,
@@ -262,6 +263,8 @@ class Loop:
             done = self.engine.reset()
             self._publish(self.engine.take_events())
             self._send(ResetDone(message.id, done))
+        elif isinstance(message, RetainPrefix):
+            self._send(self.engine.retain(message))
         elif isinstance(message, Stop):
             self.stopped = True
 
@@ -284,6 +287,7 @@ class Loop:
 
     def _report(self) -> None:
         self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
+        self.engine.expire_retention()
         stats = self.engine.stats()
         if self.neighbours is not None:
             stats.neighbours = self.neighbours.snapshot()

@@ -203,6 +203,18 @@ SETTINGS: dict[str, list[Setting]] = {
             "A folder for blocks that survive a restart, behind the host's memory; other models' are never read.",
         ),
         derived("disk_kv_gb", FiniteRange(0, LARGEST, min_open=True), "GB", "Size of --disk-kv (10^9 bytes).", 10.0),
+        engine(
+            "retained_share",
+            FiniteRange(0, 1),
+            "FRACTION",
+            "The most of the cache that clients may keep by cache_control, to be given up last; 0: none.",
+        ),
+        engine(
+            "retained_tenant_share",
+            FiniteRange(0, 1, min_open=True),
+            "FRACTION",
+            "The most of --retained-share for one cache salt, or for all requests without one.",
+        ),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
             "partial_reuse",

@@ -53,6 +53,7 @@ GAUGES: tuple[Row, ...] = (
     ("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", "pool.cached"),
     ("warmroute:unreferenced_blocks", "Cached blocks that no request holds.", "pool.unreferenced"),
     ("warmroute:referenced_blocks", "Blocks held by live requests.", "pool.referenced"),
+    ("warmroute:retained_blocks", "Cached blocks that are given up last.", "pool.retained"),
     (
         "warmroute:unreferenced_fraction",
         "Unreferenced blocks as a fraction of the pool.",
@@ -108,6 +109,11 @@ COUNTERS: tuple[Row, ...] = (
         "pool.preempted_hit_tokens",
     ),
     ("warmroute:evictions", "Cached blocks whose slot was given away.", "pool.evictions"),
+    (
+        "warmroute:retention_refused_blocks",
+        "Blocks that a client asked to keep when its share was in use.",
+        "pool.retention_refused",
+    ),
     (
         "warmroute:collisions_refused",
         "Hits refused because the block's tokens or parent were others.",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from replica.block_pool import BlockPool, Match
+from replica.block_pool import BlockPool
+from replica.matches import Match
 from replica.request import Request
 from replica.tiers.moves import PULLED, Pull, Save, Transfer
 
