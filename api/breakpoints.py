@@ -79,7 +79,7 @@ def asks_for_retention(request: ChatRequest) -> bool:
 
 
 def retained(request: ChatRequest, prompt_tokens: int, tokens_before: Callable[[Breakpoint], int]) -> list[Retain]:
-    """What a request asks to keep; the beginnings in order, each longer than the one before."""
+    """The beginnings that a request asks to keep, in order, each longer than the one before."""
     kept: list[Retain] = []
     for point in breakpoints(request):
         tokens = tokens_before(point)

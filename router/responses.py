@@ -158,7 +158,7 @@ class Explanation(Struct, kw_only=True):
 
 
 class RetainedAt(Struct, omit_defaults=True):
-    """What one replica retains of a prefix; only POST and DELETE ask it for blocks."""
+    """The part of a prefix that one replica retains; only POST and DELETE ask it for blocks."""
 
     name: str
     cached_blocks: int | None = None

@@ -103,7 +103,11 @@ class HostMemory:
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         self.num_slots = num_slots
         count = num_slots * block_bytes
-        self._blocks = np.frombuffer(_pages(count), np.uint8, count).reshape(num_slots, block_bytes)
+        try:
+            pages = _pages(count)
+        except OSError as error:
+            raise MemoryError(f"--host-kv-gb {count / 1e9:g}: this is more memory than there is; give less") from error
+        self._blocks = np.frombuffer(pages, np.uint8, count).reshape(num_slots, block_bytes)
 
     def __getitem__(self, slot: int) -> memoryview:
         return memoryview(self._blocks[slot])

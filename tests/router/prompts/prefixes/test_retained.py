@@ -1,4 +1,4 @@
-"""What the router knows of retained prefixes, within bounds."""
+"""The router's knowledge of retained prefixes, within bounds."""
 
 import pytest
 
