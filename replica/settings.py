@@ -198,7 +198,7 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         derived(
             "disk_kv",
-            click.Path(file_okay=False),
+            click.Path(),  # made if it is not there
             "DIR",
             "A folder for blocks that survive a restart, behind the host's memory; other models' are never read.",
         ),
