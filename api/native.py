@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.errors import invalid
+from api.retention import Retained
 
 REQUEST_TYPE = "application/x-warmroute-request"
 FRAMES_TYPE = "application/x-warmroute-frames"
@@ -48,6 +49,7 @@ class Native(Struct, omit_defaults=True):
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
     cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
     kv_sources: Annotated[list[KvSource], Meta(max_length=MAX_KV_SOURCES)] = []  # the best is first; for one prompt
+    retain: Retained = []  # beginnings of the prompt to keep in the cache; they count where `prompts` is given
 
 
 _encode = msgspec.msgpack.Encoder().encode

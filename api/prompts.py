@@ -12,8 +12,18 @@ import msgspec
 
 from api import chatml
 from api.billing import without_billing
+from api.breakpoints import ended_at, retained, without_control
 from api.errors import ApiError, context_length, invalid, too_long
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, SamplingFields, TokenizeRequest
+from api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    RetainRequest,
+    SamplingFields,
+    TokenizeRequest,
+)
+from api.retention import Breakpoint, Retain, common_tokens, shows_end, tokens_within
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer
@@ -67,6 +77,30 @@ class Prompts:
             return self._checked(request.prompt_token_ids, "prompt_token_ids")
         return self._conversation_text(request, max_model_len)
 
+    def retained(self, request: ChatRequest, token_ids: Sequence[int]) -> list[Retain]:
+        """The beginnings of the prompt with these token ids that the client asks to keep."""
+
+        def tokens_before(point: Breakpoint) -> int:
+            text = self.text_ended_at(request, point)
+            if isinstance(text, list):
+                return common_tokens(token_ids, text)
+            return tokens_within(self.tokenizer, token_ids, text)
+
+        return retained(request, len(token_ids), tokens_before)
+
+    def text_ended_at(self, request: ChatRequest, point: Breakpoint) -> str | list[int]:
+        """A text, or token ids, that begin as the prompt does up to this point, and go on otherwise; empty: unknown."""
+        ended = ended_at(point, request)
+        try:
+            conversation = self._conversation(request, ended.messages, ended.tools)
+            conversation.add_generation_prompt = conversation.continue_final_message = False
+            shown = self._shown_with(self.template(bool(ended.tools)), conversation)
+        except ApiError:  # a template is a program: it may refuse a conversation only for this end
+            return ""
+        if isinstance(shown, str):
+            return shown if shows_end(shown) else ""
+        return chatml.encode(shown)
+
     def completion(self, request: CompletionRequest, max_model_len: int | None = None) -> list[list[int]]:
         """The token ids of each prompt; raise ApiError 400 as `chat` does."""
         add_special_tokens = request.add_special_tokens is not False
@@ -95,6 +129,20 @@ class Prompts:
             return self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
         text = self._conversation_text(request)
         return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
+
+    def beginning(self, request: RetainRequest) -> list[int]:
+        """The token ids of a prompt to retain; of messages, without the beginning of an answer."""
+        prompt = request.prompt
+        if isinstance(prompt, list):
+            return self._checked(prompt, "prompt")
+        asked = TokenizeRequest(
+            prompt=prompt,
+            messages=request.messages,
+            add_generation_prompt=False,
+            tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        return self._checked(self.tokenize(asked), "messages" if prompt is None else "prompt")
 
     def detokenize(self, request: DetokenizeRequest) -> str:
         self._check_ids(request.tokens, "tokens")
@@ -140,9 +188,21 @@ class Prompts:
         except RecursionError:
             raise _too_deep() from None
 
-    def _conversation(self, request: ChatRequest | TokenizeRequest) -> Conversation:
+    def _conversation(
+        self,
+        request: ChatRequest | TokenizeRequest,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> Conversation:
+        """The request's conversation, or one with these messages and tools instead of its own."""
         template = self.template(bool(request.tools))
-        return _conversation(request, template is not None and "developer" in template.source)
+        developer = template is not None and "developer" in template.source
+        return _conversation(
+            request,
+            (request.messages or ()) if messages is None else messages,
+            request.tools if tools is None else tools,
+            developer,
+        )
 
     def template(self, with_tools: bool) -> ChatTemplate | None:
         """The chat template; None: the byte tokenizer's own. Raise ApiError if there is none."""
@@ -200,7 +260,12 @@ def _params(prompts: int) -> list[str]:
     return [f"prompt[{i}]" for i in range(prompts)] if prompts > 1 else ["prompt"]
 
 
-def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Conversation:
+def _conversation(
+    request: ChatRequest | TokenizeRequest,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    developer: bool,
+) -> Conversation:
     generation_prompt = request.add_generation_prompt
     if generation_prompt is None:
         generation_prompt = not request.continue_final_message
@@ -208,8 +273,8 @@ def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Co
     if request.reasoning_effort is not None:
         kwargs = {"reasoning_effort": request.reasoning_effort} | kwargs
     return Conversation(
-        messages=[_message(message, i, developer) for i, message in enumerate(request.messages or ())],
-        tools=request.tools,
+        messages=[_message(message, i, developer) for i, message in enumerate(messages)],
+        tools=list(map(without_control, tools)),
         add_generation_prompt=generation_prompt,
         continue_final_message=request.continue_final_message,
         kwargs=kwargs,
@@ -219,6 +284,7 @@ def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Co
 def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     """A message for templates: text joined, arguments of calls parsed, missing fields left out."""
     seen: dict[str, Any] = msgspec.to_builtins(message)
+    seen.pop("cache_control", None)
     if message.content is not None:
         seen["content"] = _unbilled_text(seen["content"]) if message.role == "system" else message.text
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content

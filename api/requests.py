@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from api.constraint_fields import Choices, ResponseFormat, Schema, StructuredOutputs, ToolChoice
-from api.errors import invalid
+from api.errors import ApiError, invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
+from api.retention import MAX_TTL_S, CacheControl
 from api.unsupported import Unsupported, check_neutral
 
 T = TypeVar("T")
@@ -209,9 +210,10 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str] | list[list
     return cast(list[str], prompt)
 
 
-class TextPart(Struct):
+class TextPart(Struct, omit_defaults=True):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None  # keep the prompt up to here, as Anthropic's API has it
 
 
 class FunctionCall(Struct):
@@ -233,6 +235,7 @@ class Message(Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier thoughts
     reasoning: str | None = None  # its newer name
+    cache_control: CacheControl | None = None  # keep the prompt up to the end of this message
 
     @property
     def text(self) -> str:
@@ -249,10 +252,11 @@ class Function(Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(Struct):
-    """The required fields of a tool. The request keeps the tool as sent: templates show all its fields in order."""
+    """The known fields of a tool. The request keeps the tool as sent: templates show all its fields in order."""
 
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl | None = None  # which templates do not see
 
 
 class _Tools(Struct):
@@ -282,6 +286,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
     reasoning_effort: str | None = None  # handed to the template
     prompt_token_ids: TokenIds | None = None  # used instead of the messages
+    prompt_cache_retention: Identifier | None = None  # "24h": keep the whole prompt; any other: nothing more than usual
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -334,15 +339,39 @@ class TokenizeRequest(Struct, kw_only=True):
         _fill_nulls(self)
         check_tools(self.tools)
         if (self.prompt is None) == (self.messages is None):
-            found = "neither" if self.prompt is None else "both"
-            raise invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
+            raise _not_one(self.prompt)
         if self.messages is not None:
             check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
+
+
+class RetainRequest(Struct, kw_only=True):
+    """A prompt or messages whose cached beginning is to be given up last, until nobody has used it for `ttl_s`."""
+
+    model: str
+    ttl_s: Annotated[float, Meta(ge=0, le=MAX_TTL_S)]  # 0: no longer
+    prompt: str | TokenIds | None = None
+    messages: Messages | None = None
+    tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)
+    chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+
+    def __post_init__(self) -> None:
+        _fill_nulls(self)
+        check_tools(self.tools)
+        if (self.prompt is None) == (self.messages is None):
+            raise _not_one(self.prompt)
+        if self.messages is not None:
+            check_conversation(self.messages, None, continued=False)
 
 
 class DetokenizeRequest(Struct, kw_only=True):
     model: str | None = None
     tokens: list[TokenId]
+
+
+def _not_one(prompt: object) -> ApiError:
+    found = "neither" if prompt is None else "both"
+    return invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
 
 
 def _fill_nulls(request: Struct) -> None:

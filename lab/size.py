@@ -10,6 +10,10 @@ from replica.model.config import ModelConfig
 from replica.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
 
 MEGABYTE = 10**6
+HOST_BYTES_PER_S = 25e9  # half of a PCIe 5 bus, shared by reading and writing
+DISK_BYTES_PER_S = 5e9  # an NVMe disk
+PREFILL_TOKENS_PER_S = 8000.0  # an 8B model on a large device
+LOADED_TOKENS = 8192  # of a prompt whose loading and computing are compared
 REQUEST_TOKENS = (2048, 8192)  # and the model's longest
 
 
@@ -21,6 +25,19 @@ class Room(NamedTuple):
     utilization: float = 0.9
     weights: float | None = None  # None: of the model's parameters
     workspace: float = 0.0
+
+
+class Below(NamedTuple):
+    """Memory below the cache, for one device; 0: none."""
+
+    host: float = 0.0
+    disk: float = 0.0
+    host_bytes_per_s: float = HOST_BYTES_PER_S
+    disk_bytes_per_s: float = DISK_BYTES_PER_S
+    prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
+
+
+NOTHING_BELOW = Below()
 
 
 class Format(NamedTuple):
@@ -37,6 +54,17 @@ class Fitting(Struct, frozen=True):
 
     tokens: int
     requests: int
+
+
+class Lower(Struct, frozen=True):
+    """A medium below the cache, and how long a prompt of LOADED_TOKENS takes to come from there."""
+
+    medium: str
+    bytes: int
+    blocks: int
+    tokens: int
+    load_s: float
+    compute_s: float
 
 
 class Published(Struct, frozen=True, omit_defaults=True):
@@ -62,13 +90,14 @@ class Size(Struct, frozen=True, kw_only=True):
     tokens: int
     fitting: list[Fitting]
     published: Published | None
+    below: list[Lower] = []  # memory below the cache
 
 
 class DoesNotFit(Exception):
     """Says how much is missing."""
 
 
-def size_of(name: str, shape: Shape, room: Room, form: Format) -> Size:
+def size_of(name: str, shape: Shape, room: Room, form: Format, below: Below = NOTHING_BELOW) -> Size:
     """DoesNotFit where there is not even room for a block; Unusable for heads that cannot be shared out."""
     config = shape.config
     per_token = kv_bytes_per_token(config.num_layers, heads_of_one(config, form.devices), config.head_dim, form.kv)
@@ -94,6 +123,28 @@ def size_of(name: str, shape: Shape, room: Room, form: Format) -> Size:
             for length in (*lengths, config.max_position_embeddings)
         ],
         published=published(shape, room, form, per_block),
+        below=[
+            _lower(medium, size, bytes_per_s, form.block_size, per_token, below.prefill_tokens_per_s)
+            for medium, size, bytes_per_s in (
+                ("host memory", below.host, below.host_bytes_per_s),
+                ("disk", below.disk, below.disk_bytes_per_s),
+            )
+            if size
+        ],
+    )
+
+
+def _lower(
+    medium: str, size: float, bytes_per_s: float, block_size: int, per_token: int, prefill_tokens_per_s: float
+) -> Lower:
+    blocks = blocks_in(size, block_size, per_token)
+    return Lower(
+        medium,
+        round(size),
+        blocks,
+        blocks * block_size,
+        LOADED_TOKENS * per_token / bytes_per_s,
+        LOADED_TOKENS / prefill_tokens_per_s,
     )
 
 

@@ -25,55 +25,23 @@ block, in a named block or in the last block of a request, which is not full (`r
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import chain as chain_of
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
 from replica.chain import Chain
 from replica.contents import Contents
 from replica.free_queue import FreeQueue
+from replica.matches import NO_MATCH, NO_PART, Lookups, Match, PartialBlock
 from replica.messages import PoolSnapshot
 from replica.names import NOBODY, Names, Slots
+from replica.retention import Retention
 from replica.tails import find_beginning, keep_tail
 from replica.tiers.lower import LowerTiers
 
 MEDIUM = "GPU"
-
-
-class Lookups(Struct):
-    """Tokens and blocks that admitted requests looked up and found; preempted requests are counted apart."""
-
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    query_blocks: int = 0
-    hit_blocks: int = 0
-    partial_hit_tokens: int = 0
-    preempted_query_tokens: int = 0
-    preempted_hit_tokens: int = 0
-
-
-class Match(NamedTuple):
-    """The longest cached prefix of a chain: the blocks that hold it, and the identity of the last (0: none)."""
-
-    blocks: list[int]
-    identity: int
-    refused: bool = False  # the next block's key is here, with other content
-    lower: Sequence[int] = ()  # the slots of lower media that hold the blocks after these
-
-
-class PartialBlock(NamedTuple):
-    """The first `tokens` of a chain's next block, as the block `source` holds them."""
-
-    source: int
-    tokens: int
-    adoptable: bool  # they are all that it holds, and nobody uses it: it may be taken as a hit and written on
-
-
-NO_MATCH = Match([], 0)
-NO_PART = PartialBlock(NOBODY, 0, adoptable=False)
 
 
 class BlockPool:
@@ -89,6 +57,8 @@ class BlockPool:
         events: bool = True,
         host_slots: int = 0,
         disk_slots: int = 0,
+        retained_blocks: int = 0,
+        retained_per_tenant: int = 0,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
@@ -107,7 +77,8 @@ class BlockPool:
         # In memory seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
         self._references = array("i", bytes(4 * num_blocks))
         self._many_references = np.frombuffer(self._references, np.int32)
-        self._queue = FreeQueue(num_blocks)
+        self._queue = FreeQueue(num_blocks)  # without idle blocks that are retained
+        self.retention = Retention(num_blocks, retained_blocks, retained_per_tenant)
         self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
         # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies` as they were made.
         self._names = Names(num_blocks)
@@ -120,7 +91,7 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks without a reference."""
-        return self._queue.length
+        return self._queue.length + self.retention.idle
 
     # ---- look up
 
@@ -196,10 +167,15 @@ class BlockPool:
                 rescued.append(block)
                 self.unreferenced -= filled[block] == self.block_size
             references[block] += 1
+        if self.retention.idle and rescued:
+            rescued = self.retention.use(np.array(rescued, np.intp)).tolist()
         self._queue.remove(rescued)
 
     def _hand_out(self, count: int) -> list[int]:
         """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
+        lacking = count - self._queue.length
+        if lacking > 0:
+            self._queue.append(self.retention.give_up(lacking))
         blocks = self._queue.pop(count)
         slots = np.array(blocks, np.intp)
         self._many_references[slots] = 1
@@ -215,10 +191,31 @@ class BlockPool:
         assert not left.size or left.min() >= 0, f"a block of {blocks} is released more often than taken"
         self._many_references[slots] = left
         unused = slots[left == 0]
+        self.unreferenced += int(np.count_nonzero(self._contents.is_full(unused)))
+        if self.retention.marked:
+            is_marked = self.retention.is_marked(unused)
+            self.retention.wait(unused[is_marked])
+            unused = unused[~is_marked]
         is_findable = self._contents.is_findable(unused)
         self._queue.append(unused[is_findable])
         self._queue.prepend(unused[~is_findable])
-        self.unreferenced += int(np.count_nonzero(self._contents.is_full(unused)))
+
+    # ---- retain
+
+    def retain(self, blocks: Sequence[int], tenant: str | None, ttl_s: float) -> None:
+        """Give these named blocks up last, until nobody has used them for so long; they are in use now."""
+        self._queue.append(self.retention.mark(np.array(blocks, np.intp), tenant, ttl_s))
+
+    def end_retention(self, blocks: Sequence[int]) -> None:
+        """Let these be blocks like any other."""
+        self._queue.append(self.retention.end(np.array(blocks, np.intp)))
+
+    def count_retained(self, blocks: Sequence[int]) -> int:
+        return self.retention.count(np.array(blocks, np.intp))
+
+    def expire(self, now_s: float) -> None:
+        """Tell the time, and end every retention whose time is over."""
+        self._queue.append(self.retention.expire(now_s))
 
     # ---- name and forget
 
@@ -354,6 +351,8 @@ class BlockPool:
         self._names.clear()
         self._copies.clear()
         self._contents.clear()
+        self._queue.append(self.retention.order())
+        self.retention.clear()
         self.unreferenced = self.named = 0
         if self.events:
             self._events.append(AllBlocksCleared())
@@ -381,11 +380,13 @@ class BlockPool:
             cached=self.named,
             unreferenced=self.unreferenced,
             referenced=self.num_blocks - self.free,
+            retained=self.retention.marked,
+            retention_refused=self.retention.refused,
         )
 
     def free_queue(self) -> Iterator[int]:
         """The blocks without a reference, in the order they would be handed out."""
-        return iter(self._queue)
+        return chain_of(self._queue, self.retention.order().tolist())
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -400,12 +401,16 @@ class BlockPool:
         self._contents.check()
         if self.lower is not None:
             self.lower.check()
-        contents, queue = self._contents, set(self._queue)
+        self.retention.check()
+        contents, queue = self._contents, set(self.free_queue())
+        assert len(queue) == self.free, "a retained block is in the free queue, too"
         unused = {block for block in range(self.num_blocks) if self._references[block] == 0}
         assert unused == queue, f"{unused ^ queue} are free and not queued, or queued and not free"
         assert min(self._references) >= 0, "a reference count is negative"
         named = {block for block in range(self.num_blocks) if contents.filled[block] == self.block_size}
         assert self.unreferenced == len(named & unused), f"{self.unreferenced} are counted as unreferenced"
+        retained = set(self.retention.blocks().tolist())
+        assert retained <= named, f"{retained - named} are retained without a name"
         assert self.named == len(named), f"{self.named} are counted as named, {len(named)} are"
         empty = contents.filled[: self.num_blocks].count(0)
         assert self.partial or len(named) == self.num_blocks - empty, "a tail, without partial reuse"

@@ -28,10 +28,12 @@ from replica.messages import (
     Output,
     Outputs,
     PoolSnapshot,
+    PrefixRetained,
     Rates,
     Refused,
     Reset,
     ResetDone,
+    RetainPrefix,
     Stats,
     Stop,
     Submit,
@@ -128,6 +130,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._streams: dict[int, OutputStream] = {}
         self._resets: dict[int, asyncio.Future[bool]] = {}
+        self._retained: dict[int, asyncio.Future[PrefixRetained]] = {}
         self._greeted: asyncio.Future[Hello] = loop.create_future()
         self._heard_s = loop.time()
         self._read_soon = False
@@ -218,6 +221,16 @@ class EngineClient:
         answered: bool = await done
         return answered
 
+    async def retain(self, prompt: bytes, ttl_s: float, cache_salt: str | None) -> PrefixRetained:
+        """Have the cached blocks of a prompt given up last for this time; 0 ends it."""
+        if self._death.done():
+            raise EngineDied(self._death.result())
+        id = self.new_id()
+        answer = self._retained[id] = self._loop.create_future()
+        self._send(RetainPrefix(id, prompt, ttl_s, cache_salt=cache_salt))
+        found: PrefixRetained = await answer
+        return found
+
     async def close(self) -> None:
         """End the process, and wait for it."""
         if not self._death.done():
@@ -277,6 +290,10 @@ class EngineClient:
                 waiting = self._resets.pop(id, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(done)
+            case PrefixRetained(id):
+                asked = self._retained.pop(id, None)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
             case Loading():
                 self._remove_folder()  # the connected sockets live on, and nothing is left behind whoever dies how
             case Hello():
@@ -308,12 +325,13 @@ class EngineClient:
         for stream in set(self._streams.values()):
             stream.fail(failure)
         self._streams.clear()
-        waiting: list[asyncio.Future[Any]] = [self._greeted, *self._resets.values()]
+        waiting: list[asyncio.Future[Any]] = [self._greeted, *self._resets.values(), *self._retained.values()]
         for future in waiting:
             if not future.done():
                 future.set_exception(failure)
                 future.exception()  # looked at, so that a future nobody waits for is no warning
         self._resets.clear()
+        self._retained.clear()
         return ending
 
 

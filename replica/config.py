@@ -46,6 +46,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_model_len: int = 8192
     max_waiting: int = 1024
     enable_prefix_caching: bool = True
+    retained_share: float = 0.25  # of the cache: the most that may be given up last
+    retained_tenant_share: float = 0.5  # of that: the most for one cache salt
     enable_partial_reuse: bool = True  # of the beginning of a block, where the rest differs
     model_path: str = ""  # native: the folder with config.json and the weights
     dtype: DType = "float32"  # native: of weights, activations and KV
@@ -73,6 +75,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     kv_transport: KvTransport = "auto"
     log_interval_s: float = 10.0
     log_level: str = "info"
+
+    @property
+    def retention_size(self) -> int:
+        """The block size, in which prompts are retained; 0: they are not."""
+        return self.block_size if self.enable_prefix_caching and self.retained_share else 0
 
 
 class AnswerRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

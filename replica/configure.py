@@ -68,6 +68,9 @@ def check_combinations(ctx: click.Context) -> None:
             f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
             "the native engine asks its model"
         )
+    disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
+    if values["disk_kv"] is None and not is_default:
+        raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
     if values["engine"] == "native" and values["simulated_answers"]:
         raise Unusable(
             f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
@@ -201,6 +204,10 @@ def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, An
         return sizes
     if model is None:
         raise Unusable(f"--disk-kv {values['disk_kv']}: a simulated engine has no KV to keep; leave it out")
+    if not values["disk_kv"] or (Path(values["disk_kv"]).exists() and not Path(values["disk_kv"]).is_dir()):
+        raise Unusable(f"--disk-kv {values['disk_kv']!r} is no folder; give one, or one that is to be made")
+    if not values["enable_prefix_caching"]:
+        raise Unusable(f"--disk-kv {values['disk_kv']} is of no use without prefix caching; leave one of them out")
     if not sizes["host_blocks"]:
         raise Unusable(
             f"--disk-kv {values['disk_kv']}: blocks go to the disk through the host's memory, and --host-kv-gb "

@@ -18,7 +18,7 @@ from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
 from replica.grammar.matcher import Matcher
-from replica.messages import Output, Refused, Stats, Submit, TierSnapshot
+from replica.messages import DiskCounters, Output, PrefixRetained, Refused, RetainPrefix, Stats, Submit, TierSnapshot
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
@@ -56,7 +56,10 @@ class Engine:
             events=events,
             host_slots=config.host_blocks if mover is not None else 0,
             disk_slots=config.disk_blocks if mover is not None else 0,
+            retained_blocks=int(config.num_blocks * config.retained_share),
+            retained_per_tenant=int(config.num_blocks * config.retained_share * config.retained_tenant_share),
         )
+        self.pool.expire(clock.now_s())
         if mover is not None and self.pool.lower is not None:
             self.pool.lower.restore(mover.recover())
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
@@ -123,6 +126,7 @@ class Engine:
             priority,
             matcher=matcher,
             sources=submit.sources if self.mover else (),
+            retain=submit.retain,
         )
         try:
             self.scheduler.submit(request)
@@ -172,7 +176,7 @@ class Engine:
         landed_s = self.clock.now_s()
         # Until the step before it landed, only that one was computed.
         self._measure(flight.batch, landed_s - max(flight.began_s, self._landed_s))
-        self._landed_s = landed_s
+        self._landed_s = self.pool.retention.now_s = landed_s
         return self.scheduler.commit(flight.batch, sampled)
 
     # ---- lower media
@@ -241,7 +245,36 @@ class Engine:
 
     def reset(self) -> bool:
         """Forget the cache; refused while requests run."""
-        return self.pool.reset()
+        done = self.pool.reset()
+        if done and self.mover is not None:
+            self.mover.clear()
+        return done
+
+    # ---- retention
+
+    def retain(self, asked: RetainPrefix) -> PrefixRetained:
+        """Retain the cached blocks of a prompt from now on, or no longer."""
+        # One token more, since a hit leaves the last token of a prompt out.
+        tokens = array("I", asked.prompt) + array("I", (0,))
+        chain = Chain(
+            tokens,
+            self.config.block_size,
+            self.config.model,
+            lora_name=asked.lora_name,
+            cache_salt=asked.cache_salt,
+        )
+        blocks = self.pool.match(chain).blocks
+        if asked.ttl_s:
+            self.pool.touch(blocks)
+            self.pool.retain(blocks, asked.cache_salt, asked.ttl_s)
+            self.pool.release(blocks)
+        else:
+            self.pool.end_retention(blocks)
+        return PrefixRetained(asked.id, len(blocks), self.pool.count_retained(blocks))
+
+    def expire_retention(self) -> None:
+        """End what has not been used for its time; to be called a few times a second."""
+        self.pool.expire(self.clock.now_s())
 
     def take_events(self) -> list[KnownEvent]:
         events = self.pool.take_events()
@@ -263,7 +296,7 @@ class Engine:
         )
 
     def stats(self) -> Stats:
-        scheduler = self.scheduler
+        scheduler, lower = self.scheduler, self.pool.lower
         stats = Stats(
             load=self.load(),
             pool=self.pool.snapshot(),
@@ -276,6 +309,8 @@ class Engine:
             kv_events=self.kv_events,
             constraint_failures=scheduler.constraint_failures,
             tiers=self._tiers(),
+            disk=DiskCounters() if self.mover is None else self.mover.disk_counters,
+            disk_skipped_writes=0 if lower is None else lower.unwritten,
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)
         return stats

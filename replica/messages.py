@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from api.constraints import Constraint
+from api.retention import Retain
 from events.blocks import ExtraKey
 from events.native import Load
 from events.publisher import EventEndpoints
@@ -55,6 +56,7 @@ class Submit(Struct, omit_defaults=True):
     extras: dict[int, list[ExtraKey]] = {}
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
     sources: list[KVSource] = []  # neighbours to ask for the beginning of the prompt
+    retain: list[Retain] = []  # beginnings of the prompt to give up last
 
 
 class Learn(Struct, tag="learn"):
@@ -77,6 +79,16 @@ class Reset(Struct, tag="reset"):
     """Forget the whole cache; answered by ResetDone."""
 
     id: int
+
+
+class RetainPrefix(Struct, tag="retain", omit_defaults=True):
+    """Give the cached blocks of a prompt up last, as if a request had used them; answered by PrefixRetained."""
+
+    id: int
+    prompt: bytes  # token ids, packed
+    ttl_s: float  # 0: no longer
+    lora_name: str | None = None
+    cache_salt: str | None = None
 
 
 class Stop(Struct, tag="stop"):
@@ -121,6 +133,12 @@ class ResetDone(Struct, tag="reset_done"):
     done: bool
 
 
+class PrefixRetained(Struct, tag="prefix_retained"):
+    id: int
+    cached_blocks: int  # of the prompt, from its start
+    retained_blocks: int  # of these
+
+
 class PoolSnapshot(Struct, frozen=True):
     """The block pool's counters since the start, and its current state."""
 
@@ -138,6 +156,8 @@ class PoolSnapshot(Struct, frozen=True):
     unreferenced: int = 0  # cached and free: reusable until evicted
     referenced: int = 0  # live
     partial_hit_tokens: int = 0  # copied out of blocks that share only their beginning; not part of the hits above
+    retained: int = 0  # given up last, in use or not
+    retention_refused: int = 0  # blocks that were to be retained when there was no room for more
 
     @property
     def utilization(self) -> float:
@@ -159,6 +179,17 @@ class TierSnapshot(Struct, frozen=True):
     load_tokens_per_s: float = 0.0  # lately; 0: not known
 
 
+class DiskCounters(Struct):
+    """Records of the disk tier's file since the start."""
+
+    written: int = 0
+    refused_writes: int = 0  # their extra keys are too long
+    failed_writes: int = 0  # and failed erasures
+    read: int = 0
+    failed_reads: int = 0
+    wrong_reads: int = 0  # torn, damaged, or another record than expected
+
+
 class Rates(Struct, frozen=True):
     """The same over the last seconds."""
 
@@ -172,7 +203,7 @@ class Rates(Struct, frozen=True):
 
 
 class NeighbourSnapshot(Struct, frozen=True):
-    """What one side of reading blocks between replicas has brought and cost, since the start."""
+    """The counts of one side of reading blocks between replicas, since the start."""
 
     blocks: int = 0
     bytes: int = 0
@@ -196,6 +227,8 @@ class Stats(Struct, tag="stats"):
     constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
     tiers: dict[str, TierSnapshot] = {}  # by medium
     neighbours: dict[str, NeighbourSnapshot] = {}  # `read`, by neighbours, and `pulled` from them
+    disk: DiskCounters = field(default_factory=DiskCounters)
+    disk_skipped_writes: int = 0  # blocks that the disk was too slow for
 
 
 class Hello(Struct, tag="hello"):
@@ -213,14 +246,14 @@ class Hello(Struct, tag="hello"):
     kv_layout: str = ""  # its blocks are of use to replicas with the same one
 
 
-ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | Stop
+ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | RetainPrefix | Stop
 
 
 class Loading(Struct, tag="loading"):
     """The engine's process is connected, and begins to load; sent once, before Hello."""
 
 
-FromEngine: TypeAlias = Outputs | Refused | ResetDone | Stats | Hello | Loading
+FromEngine: TypeAlias = Outputs | Refused | ResetDone | PrefixRetained | Stats | Hello | Loading
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

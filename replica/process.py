@@ -4,6 +4,7 @@ It shares nothing with the HTTP process but one pair of sockets, so HTTP never h
 to, or with its parent. SIGUSR1 has it verify every invariant between two steps, and log what it found.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -35,6 +36,7 @@ from replica.messages import (
     Refused,
     Reset,
     ResetDone,
+    RetainPrefix,
     Stats,
     Stop,
     Submit,
@@ -44,6 +46,7 @@ from replica.messages import (
 )
 from replica.neighbours.service import Neighbours
 from replica.runner import Runner
+from replica.sizing import GIGABYTE
 from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
@@ -52,6 +55,7 @@ from replica.tiers.simulated import SimulatedMover
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
+TOO_LARGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BESIDE_POLL_S = 0.001  # with nothing to compute, but constraints or blocks under way on other threads
 
 
@@ -129,13 +133,21 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: N
 
 
 def open_disk(config: EngineConfig, runner: Runner, block_bytes: int) -> DiskFile:
-    return open_disk_file(
-        Path(config.disk_kv),
-        kv_layout=kv_layout_of(config, runner),
-        block_size=config.block_size,
-        payload_bytes=block_bytes,
-        num_slots=config.disk_blocks,
-    )
+    kv_layout = kv_layout_of(config, runner)
+    try:
+        return open_disk_file(
+            Path(config.disk_kv),
+            kv_layout=kv_layout,
+            block_size=config.block_size,
+            payload_bytes=block_bytes,
+            num_slots=config.disk_blocks,
+        )
+    except OSError as error:
+        where, why = f"--disk-kv {config.disk_kv}", error.strerror or str(error)
+        if error.errno in TOO_LARGE:
+            size_gb = config.disk_blocks * block_bytes / GIGABYTE
+            raise OSError(f"{where}: {why}; give less than --disk-kv-gb {size_gb:.3g}, or another folder") from error
+        raise OSError(f"{where} cannot be used: {why}; give a folder that this user can write to") from error
 
 
 def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
@@ -262,6 +274,8 @@ class Loop:
             done = self.engine.reset()
             self._publish(self.engine.take_events())
             self._send(ResetDone(message.id, done))
+        elif isinstance(message, RetainPrefix):
+            self._send(self.engine.retain(message))
         elif isinstance(message, Stop):
             self.stopped = True
 
@@ -284,6 +298,7 @@ class Loop:
 
     def _report(self) -> None:
         self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
+        self.engine.expire_retention()
         stats = self.engine.stats()
         if self.neighbours is not None:
             stats.neighbours = self.neighbours.snapshot()

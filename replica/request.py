@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from api.retention import Retain
 from events.blocks import TOKEN_BYTES
 from kernels.spans import Copy
 from replica.chain import Chain
@@ -34,6 +35,7 @@ class Request:
     launched: int = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
     length: int = field(init=False)  # the chain's tokens, and those after them that are being drawn
     limit: int = field(init=False)  # of the length; the scheduler knows if the model takes less
+    retain: Sequence[Retain] = ()  # beginnings of the prompt to give up last
     sources: Sequence[KVSource] = ()  # neighbours to ask for what is not here; each is asked once
     is_loading: bool = False  # it has blocks, and waits for what lower media or a neighbour hold of its prompt
     preemptions: int = 0

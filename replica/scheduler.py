@@ -17,8 +17,9 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from kernels.spans import Copy
-from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match, PartialBlock
+from replica.block_pool import BlockPool
 from replica.config import EngineConfig
+from replica.matches import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.messages import Output
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
@@ -107,8 +108,16 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.priority, key=_priority)]
         self.pool.keep_tail(request.chain, request.blocks, request.computed)
+        self._retain(request)
         self.pool.release(request.blocks)
         request.blocks = []
+
+    def _retain(self, request: Request) -> None:
+        """Mark the blocks of the beginnings to keep, as far as they are named."""
+        chain, size = request.chain, self.pool.block_size
+        for beginning in request.retain:
+            count = min(beginning.tokens, request.prompt_tokens) // size
+            self.pool.retain(request.blocks[: min(count, chain.named)], chain.cache_salt, beginning.ttl_s)
 
     # ---- one step
 

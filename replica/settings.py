@@ -198,11 +198,23 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         derived(
             "disk_kv",
-            PATH,
+            click.Path(),  # made if it is not there
             "DIR",
             "A folder for blocks that survive a restart, behind the host's memory; other models' are never read.",
         ),
         derived("disk_kv_gb", FiniteRange(0, LARGEST, min_open=True), "GB", "Size of --disk-kv (10^9 bytes).", 10.0),
+        engine(
+            "retained_share",
+            FiniteRange(0, 1),
+            "FRACTION",
+            "The most of the cache that clients may keep by cache_control, to be given up last; 0: none.",
+        ),
+        engine(
+            "retained_tenant_share",
+            FiniteRange(0, 1, min_open=True),
+            "FRACTION",
+            "The most of --retained-share for one cache salt, or for all requests without one.",
+        ),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
             "partial_reuse",
@@ -274,7 +286,7 @@ SETTINGS: dict[str, list[Setting]] = {
             secret=True,
         ),
         derived("kv_host", TEXT, "HOST", "The address at which neighbours read blocks; *: all.", "127.0.0.1"),
-        derived("kv_port", click.IntRange(0, 65535), "PORT", "The port for that; 0: any free one.", 5561),
+        derived("kv_port", click.IntRange(0, 65535), "PORT", "The port for that; 0: any free one.", 5556),
         engine(
             "kv_transport",
             click.Choice(["auto", "tcp", "nixl"]),

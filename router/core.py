@@ -27,6 +27,7 @@ from router.placement.index import Matches
 from router.placement.placement import Placement, Prompt
 from router.placement.waiting import Waiting
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
+from router.prompts.prefixes.retained import RetainedPrefixes
 from router.prompts.prompt import beginning_of
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
@@ -90,6 +91,7 @@ class Router:
         self.counts = RequestCounts()
         self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
         self.recent = RecentPrompts(config.recent_prompts)
+        self.retained = RetainedPrefixes()
         self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
         self.on_answer: Callable[[Line], None] | None = None  # the access log
         self.request_log: RequestLog | None = None
@@ -331,6 +333,9 @@ class Router:
             text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
+            if summary.first_byte_s and member.native and size:
+                retain = generation.prompt.retain
+                self.retained.asked(member.name, peek.model, size, keys, retain, summary.ended_s)
             usual_keys = generation.prompt.keys(size) if lookahead else keys
             count_request(member.tally(peek.model), summary, generation, usual_keys)
             if generation.prediction is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -44,23 +44,24 @@ class Told(NamedTuple):
     routed: Sequence[RecentPrompt]
     kinds: dict[Run, KeySpace]
     runs: list[Run]
+    retained: dict[Run, float]  # when the retention of all that have any ends
 
 
 async def told(router: Router, limit: int) -> Told:
     routed = router.recent.all()
-    kinds, runs = await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES))
-    return Told(routed, kinds, runs)
+    until_s = router.retained.until_s(router.now_s())
+    return await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES), until_s)
 
 
 async def shared(router: Router, limit: int) -> Shared:
-    routed, kinds, chosen = await told(router, limit)
+    routed, kinds, chosen, retained = await told(router, limit)
     now_s = router.now_s()
     beginnings: list[Prefix] = []
     made: dict[Run, Prefix] = {}
     for run in chosen:
         await asyncio.sleep(0)  # requests come first
         path = run.path()
-        prefix = made[run] = prefix_of(router, kinds[path[0]], path, now_s)
+        prefix = made[run] = prefix_of(router, kinds[path[0]], path, now_s, retained.get(run))
         above = made.get(path[-2]) if len(path) > 1 else None
         (beginnings if above is None else above.below).append(prefix)
     return Shared(
@@ -71,7 +72,7 @@ async def shared(router: Router, limit: int) -> Shared:
     )
 
 
-def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, KeySpace], list[Run]]:
+def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]) -> Told:
     trees: dict[KeySpace, Tree] = {}
     for number, one in enumerate(routed):
         kind = KeySpace(one.model, one.block_size, one.lookahead)
@@ -83,12 +84,25 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, KeyS
             time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
+    retained = _retained(trees.values(), until_s) if until_s else {}
     for tree in trees.values():
         tree.release()
-    return kinds, runs
+    return Told(routed, kinds, runs, retained)
 
 
-def prefix_of(router: Router, kind: KeySpace, path: Sequence[Run], now_s: float) -> Prefix:
+def _retained(trees: Iterable[Tree], until_s: Mapping[int, float]) -> dict[Run, float]:
+    """When the retention of each run ends: of one that ends in it, and of those that go on below it."""
+    found: dict[Run, float] = {}
+    for run in chain.from_iterable(tree.runs() for tree in trees):
+        for key in until_s.keys() & run.keys:
+            for each in run.path():
+                found[each] = max(found.get(each, 0.0), until_s[key])
+    return found
+
+
+def prefix_of(
+    router: Router, kind: KeySpace, path: Sequence[Run], now_s: float, retained_until_s: float | None = None
+) -> Prefix:
     run = path[-1]
     before = sum(len(each.keys) for each in path[:-1])
     holders = _holders(router, kind, list(chain.from_iterable(each.keys for each in path)))
@@ -105,6 +119,7 @@ def prefix_of(router: Router, kind: KeySpace, path: Sequence[Run], now_s: float)
         below=[],
         id=f"{kind.model} {run.keys[0]:016x}",
         sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
+        retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
     )
 
 

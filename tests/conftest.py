@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ NOWHERE = pytest.StashKey[list[str]]()
 
 
 def runs_nowhere(folder: Path, marks: set[str], text: str) -> bool:
-    """Whether no target of the Makefile would find this test of a file with this text."""
+    """Return True if no target of the Makefile would find this test of a file with this text."""
     slow = bool(marks & {"chaos", "peers", "grid"})
     says_slow = re.search(r"mark\.(chaos|peers|grid)", text) is not None  # SLOW_FILES
     if folder == HERE / "chaos":  # which FAST ignores
@@ -56,9 +57,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
 
 
-def pytest_collection_finish() -> None:
-    """Ten thousand tests and all that they import live until the end: no collection need look at them."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests and all that they import live until the end: no collection of garbage need look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

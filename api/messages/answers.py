@@ -1,27 +1,47 @@
 """Responses of the Messages API, whole and as events."""
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
 from api.responses import encode
+from api.retention import TTL_S, Retain
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
+class CacheCreation(Struct, kw_only=True):
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
 class MessageUsage(Struct, kw_only=True):
-    """`input_tokens` leaves out the prompt's tokens that were read from the cache. Creation costs nothing."""
+    """`input_tokens` leaves out the prompt's tokens that were read from the cache, or written for `cache_control`."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
+    cache_creation: CacheCreation
     output_tokens: int
 
 
-def usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> MessageUsage:
+def usage(prompt_tokens: int, output_tokens: int, cached_tokens: int, retained: Sequence[Retain] = ()) -> MessageUsage:
+    """The usage of a prompt of which these beginnings, each longer than the one before, are kept in the cache."""
+    written = CacheCreation()
+    end = cached_tokens
+    for beginning in retained:
+        tokens = max(0, beginning.tokens - end)
+        end += tokens
+        if beginning.ttl_s >= TTL_S["1h"]:
+            written.ephemeral_1h_input_tokens += tokens
+        else:
+            written.ephemeral_5m_input_tokens += tokens
     return MessageUsage(
-        input_tokens=prompt_tokens - cached_tokens,
+        input_tokens=prompt_tokens - end,
+        cache_creation_input_tokens=end - cached_tokens,
         cache_read_input_tokens=cached_tokens,
+        cache_creation=written,
         output_tokens=output_tokens,
     )
 

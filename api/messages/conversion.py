@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import to_builtins
 
 from api.billing import BILLING_HEADER
 from api.errors import invalid, quoted
@@ -26,6 +27,7 @@ from api.messages.requests import (
 )
 from api.reading import converted
 from api.requests import ChatRequest, TextPart
+from api.retention import CacheControl
 
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens", "cache_salt", "prompt_cache_key")
 
@@ -51,6 +53,8 @@ def chat_fields(request: Conversation) -> Fields:
     made = list(_system(request.system))
     for i, message in enumerate(request.messages):
         made += _messages(message, f"messages[{i}]")
+    if made and request.cache_control is not None:
+        made[-1] |= _control(request.cache_control)
     fields: Fields = {"model": request.model, "messages": made}
     if request.tools:
         fields["tools"] = [_tool(tool) for tool in request.tools]
@@ -79,10 +83,20 @@ def _add_output(request: Conversation, fields: Fields) -> None:
 
 
 def _system(system: str | Sequence[TextPart] | None) -> Iterator[Fields]:
-    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    kept = [text for text in texts if text and not text.startswith(BILLING_HEADER)]
-    if kept:
-        yield {"role": "system", "content": "\n".join(kept)}
+    blocks = [TextPart("text", system)] if isinstance(system, str) else system or ()
+    kept = [block for block in blocks if block.text and not block.text.startswith(BILLING_HEADER)]
+    if len(kept) > 1 and any(block.cache_control is not None for block in kept):
+        yield {"role": "system", "content": [_part(block.text, block.cache_control) for block in kept]}
+    elif kept:
+        yield {"role": "system", "content": "\n".join(block.text for block in kept)} | _control(kept[-1].cache_control)
+
+
+def _part(text: str, control: CacheControl | None) -> Fields:
+    return {"type": "text", "text": text} | _control(control)
+
+
+def _control(control: CacheControl | None) -> Fields:
+    return {} if control is None else {"cache_control": to_builtins(control)}
 
 
 def _is_begun(last: Turn, made: Fields) -> bool:
@@ -115,7 +129,7 @@ def _check_role(role: str, block: Block, where: str) -> None:
 
 def _message(message: Turn, where: str) -> Fields:
     made: Fields = {"role": message.role}
-    texts: list[str] = []
+    parts: list[Fields] = []
     thoughts: list[str] = []
     calls: list[Fields] = []
     for i, block in enumerate(message.content):
@@ -125,17 +139,29 @@ def _message(message: Turn, where: str) -> Fields:
             case ToolUseBlock():
                 calls.append(_call(block))
             case TextBlock() | ImageBlock() | DocumentBlock():
-                texts.append(_text(block, f"{where}.content[{i}]"))
+                if text := _text(block, f"{where}.content[{i}]"):
+                    control = block.cache_control if not isinstance(block, ImageBlock) else None
+                    parts.append(_part(text, control if _may_end(message, i) else None))
             case ToolResultBlock() | RedactedThinkingBlock():
                 pass
-    if any(texts):
-        parts = [{"type": "text", "text": text} for text in texts if text]
-        made["content"] = parts if len(parts) > 1 else parts[0]["text"]
+    if len(parts) == 1 and not (calls and "cache_control" in parts[0]):
+        [part] = parts
+        made |= {name: value for name, value in part.items() if name == "cache_control"} | {"content": part["text"]}
+    elif parts:
+        made["content"] = parts
     if thoughts:
         made["reasoning_content"] = "".join(thoughts)
     if calls:
         made["tool_calls"] = calls
+        last = message.content[-1]
+        if isinstance(last, ToolUseBlock):
+            made |= _control(last.cache_control)
     return made
+
+
+def _may_end(message: Turn, i: int) -> bool:
+    """Tell whether all that the chat shows up to the end of a block stands before it in the message, too."""
+    return not any(isinstance(block, ToolResultBlock) for block in message.content[i + 1 :])
 
 
 def _call(block: ToolUseBlock) -> Fields:
@@ -147,7 +173,8 @@ def _result(block: ToolResultBlock, where: str) -> Fields:
     content = block.content
     if isinstance(content, list):
         content = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
+    made = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
+    return made | _control(block.cache_control)
 
 
 def _text(block: ResultBlock | Block, where: str) -> str:
@@ -168,7 +195,7 @@ def _tool(tool: ClientTool) -> Fields:
     function["parameters"] = schema if "type" in schema else {"type": "object"} | schema
     if tool.strict is not None:
         function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function} | _control(tool.cache_control)
 
 
 def _choice(choice: ToolChoice) -> Any:

@@ -6,12 +6,14 @@ from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
 from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, StopString, TextPart
+from api.retention import CacheControl
 
 MAX_STOP_SEQUENCES = 16
 
 
 class TextBlock(Struct, tag="text"):
     text: str
+    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Struct, tag="thinking"):
@@ -26,6 +28,7 @@ class ToolUseBlock(Struct, tag="tool_use", kw_only=True):
     id: str
     name: str
     input: dict[str, Any] = {}
+    cache_control: CacheControl | None = None
 
 
 class TextSource(Struct, tag="text"):
@@ -55,6 +58,7 @@ class ImageBlock(Struct, tag="image"):
 class DocumentBlock(Struct, tag="document", kw_only=True):
     source: TextSource | Base64Source | UrlSource | FileSource | ContentSource
     title: str | None = None
+    cache_control: CacheControl | None = None
 
 
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
@@ -64,6 +68,7 @@ class ToolResultBlock(Struct, tag="tool_result", kw_only=True):
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 Block: TypeAlias = (
@@ -84,6 +89,7 @@ class ClientTool(Struct, kw_only=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(Struct, kw_only=True):
@@ -118,6 +124,7 @@ class Conversation(Struct, kw_only=True):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's addition
     mcp_servers: list[Any] | None = None
+    cache_control: CacheControl | None = None  # of the last message
 
     def __post_init__(self) -> None:
         if self.mcp_servers:

@@ -13,7 +13,7 @@ Fields: TypeAlias = dict[str, Any]
 
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens"),
-    *("cache_salt", "prompt_cache_key", "user", "chat_template_kwargs"),
+    *("cache_salt", "prompt_cache_key", "prompt_cache_retention", "user", "chat_template_kwargs"),
 )
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"})
 

@@ -100,6 +100,7 @@ class ResponsesRequest(Struct, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     user: Identifier | None = None
     prompt_cache_key: Identifier | None = None
+    prompt_cache_retention: Identifier | None = None
     # Additions that other requests have, too:
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     seed: Seed | None = None

@@ -29,7 +29,7 @@ from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launcher, OnRay
-from fleet.up.planning import KEY, check_alone, complete, one_model, router_config
+from fleet.up.planning import KEY, check_alone, complete, one_model, router_config, with_kv_secrets
 from fleet.up.running import FleetRun, Job
 from fleet.up.watching import CannotStart
 from replica.settings import MODEL
@@ -38,7 +38,6 @@ from router.settings import SECRET
 from router.watched_file import WatchedFile
 
 FLEET_KEY = "WARMROUTE_FLEET_KEY"
-KV_SECRET = "WARMROUTE_KV_SECRET"
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
 NO_RAY = (
     "Ray is not installed. Install it with: pip install 'warmroute[ray]'\n"
@@ -159,8 +158,6 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     """
     if api_key:
         os.environ[KEY] = api_key  # a replica's command line is for everybody to read
-    if options["address"] is None:
-        os.environ.setdefault(KV_SECRET, secrets.token_urlsafe(32))  # a cluster's outlives this process: it is given
     check_alone(ctx, config, IN_THE_FILE)
     plan = plan_of(config, options)
     settings = Settings(**{name: options[name] for name in Settings._fields})
@@ -169,6 +166,8 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
         if config is None:
             raise click.UsageError("--follow needs a --config, the file to follow")
         return follow(plan, settings, config, lambda: plan_of(config, options))
+    if settings.address is None:  # a cluster's fleet outlives this process, and would restart for another secret
+        plan = with_kv_secrets(plan)
     with ExitStack() as after:
         return start(plan, settings, after)
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import secrets
 from collections.abc import Collection, Sequence
 
 import click
@@ -22,6 +23,7 @@ from router.configure import config_from as router_config_from
 OWN_OF_EACH = ("host", "port", "events_host", "events_port", "kv_host", "kv_port", "replica_name", "die_with_parent")
 OWN_OF_THE_FLEET = ("model", "engine")
 KEY = "WARMROUTE_API_KEY"
+KV_SECRET = "WARMROUTE_KV_SECRET"
 
 
 def replica_config(model: str, engine: str, options: Sequence[str]) -> ReplicaConfig:
@@ -84,6 +86,19 @@ def settings_here() -> dict[str, str]:
     """The settings of replicas in the environment, which processes on other machines do not inherit."""
     names = (f"WARMROUTE_{key.upper()}" for key in REPLICA_TABLE.all if key not in (*OWN_OF_EACH, *OWN_OF_THE_FLEET))
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def with_kv_secrets(plan: FleetPlan) -> FleetPlan:
+    """Give each model a random secret with which its replicas read each other's blocks, unless it has one."""
+    return msgspec.structs.replace(
+        plan,
+        models=tuple(
+            msgspec.structs.replace(model, environment={KV_SECRET: secrets.token_urlsafe(32)} | model.environment)
+            if model.engine == "native"
+            else model
+            for model in plan.models
+        ),
+    )
 
 
 def router_config(plan: FleetPlan, host: str, port: int) -> RouterConfig:

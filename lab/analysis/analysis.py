@@ -12,6 +12,7 @@ from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
 from lab.trace.requests import Trace
 from replica.sizing import GIGABYTE
 
+HOST_SIZES = (2, 5, 10)  # host memory, as a multiple of the cache before it
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -23,6 +24,15 @@ class Cache(Struct, frozen=True, omit_defaults=True):
     hit_rate: float
     share: float
     gb: float | None = None
+
+
+class WithHost(Struct, frozen=True):
+    """Hits with host memory behind a cache: `loaded_rate` of all prompt tokens come from there."""
+
+    host_tokens: int
+    hit_rate: float
+    loaded_rate: float
+    saved_s: float  # prefill time, less that of loading
 
 
 class Needed(Struct, frozen=True, kw_only=True):
@@ -59,6 +69,7 @@ class Analysis(Struct, frozen=True, kw_only=True, omit_defaults=True):
     curve: list[Cache]
     block_sizes: list[Coarser]
     at_capacity: Cache | None = None
+    with_host: list[WithHost] = []  # behind that
     breaks: Breaks | None = None  # None: a trace, which has no text
     order: Ordered | None = None
 
@@ -67,6 +78,8 @@ class AnalysisOptions(Struct, frozen=True, kw_only=True):
     target: float = 0.9
     kv_bytes_per_token: int | None = None
     capacity_tokens: int | None = None
+    prefill_tokens_per_s: float = 8000.0
+    load_tokens_per_s: float = 100_000.0
     ordered: bool = False
 
 
@@ -100,6 +113,7 @@ def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> An
         curve=[_cache(curve, curve.needed(share), options) for share in SHARES],
         block_sizes=list(coarser(accesses)),
         at_capacity=at_capacity,
+        with_host=[] if at_capacity is None else [_with_host(curve, at_capacity, size, options) for size in HOST_SIZES],
         breaks=breaks,
         order=None if order is None else _ordered(accesses, order, curve, capacity_tokens),
     )
@@ -111,6 +125,16 @@ def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:
     per_token = options.kv_bytes_per_token
     gb = None if per_token is None else tokens * per_token / GIGABYTE
     return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
+
+
+def _with_host(curve: HitRateCurve, cache: Cache, size: int, options: AnalysisOptions) -> WithHost:
+    """Host memory keeps what the cache evicts, so both together find what one cache of their size would."""
+    host_blocks = size * cache.blocks
+    hit_rate = curve.hit_rate(cache.blocks + host_blocks)
+    loaded_rate = hit_rate - cache.hit_rate
+    token_s = 1 / options.prefill_tokens_per_s - 1 / options.load_tokens_per_s
+    saved_s = loaded_rate * curve.input_tokens * max(0.0, token_s)
+    return WithHost(host_blocks * curve.block_tokens, hit_rate, loaded_rate, saved_s)
 
 
 def _ordered(accesses: Accesses, order: Integers, curve: HitRateCurve, capacity_tokens: int) -> Ordered:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.analysis.analysis import Analysis, Breaks, Cache, Needed, Ordered
+from lab.analysis.analysis import HOST_SIZES, Analysis, Breaks, Cache, Needed, Ordered, WithHost
 from lab.analysis.breaks.finding import Finding
 from lab.analysis.curve import HitRateCurve
 from lab.analysis.sharing import Coarser, Sharing
@@ -24,6 +24,9 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from _block_sizes(analysis.block_sizes)
     yield ""
     yield from _breaks(analysis.breaks)
+    if analysis.with_host:
+        yield ""
+        yield from _with_host(analysis.with_host)
     if analysis.order is not None:
         yield ""
         yield from _order(analysis.order)
@@ -102,6 +105,13 @@ def _finding(finding: Finding) -> Iterator[str]:
 def _shown(text: str) -> str:
     """On one line, and nothing that a terminal would obey."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _with_host(sizes: list[WithHost]) -> Iterator[str]:
+    yield f"{'host memory behind it':<24}{'hit rate':>10}{'loaded':>10}{'tokens':>16}{'prefill saved':>16}"
+    for size, one in zip(HOST_SIZES, sizes, strict=True):
+        rates = f"{one.hit_rate:>10.1%}{one.loaded_rate:>10.1%}"
+        yield f"{f'{size} times the cache':<24}{rates}{one.host_tokens:>16,}{f'{one.saved_s:,.0f} s':>16}"
 
 
 def _order(order: Ordered) -> Iterator[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lab.analysis.analysis import AnalysisOptions, AnalysisResult
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
+RATE = FiniteRange(min=1e-3, max=1e9)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -32,7 +33,28 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=SHARE,
     default=0.9,
 )
-@option("--capacity-tokens", "C", "Compute the hit rate of a cache of this size.", type=click.IntRange(1))
+@option(
+    "--capacity-tokens",
+    "C",
+    "Compute the hit rate of a cache of this size, and what host memory behind it would add.",
+    type=click.IntRange(1),
+)
+@option(
+    "--prefill-rate",
+    "R",
+    "Tokens/s that a replica prefills, for the time that host memory saves.",
+    name="prefill_tokens_per_s",
+    type=RATE,
+    default=8000.0,
+)
+@option(
+    "--load-rate",
+    "R",
+    "Tokens/s loaded from host memory, likewise.",
+    name="load_tokens_per_s",
+    type=RATE,
+    default=100_000.0,
+)
 @option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
@@ -50,6 +72,8 @@ def analyze(
     path: Path,
     target: float,
     capacity_tokens: int | None,
+    prefill_tokens_per_s: float,
+    load_tokens_per_s: float,
     kv_bytes: int | None,
     model: str | None,
     block_tokens: int | None,
@@ -85,7 +109,12 @@ def analyze(
     from lab.analysis.analysis import AnalysisOptions
 
     options = AnalysisOptions(
-        target=target, kv_bytes_per_token=kv_bytes, capacity_tokens=capacity_tokens, ordered=order_path is not None
+        target=target,
+        kv_bytes_per_token=kv_bytes,
+        capacity_tokens=capacity_tokens,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        load_tokens_per_s=load_tokens_per_s,
+        ordered=order_path is not None,
     )
     result = _analyzed(path, block_tokens, options)
     found = result.analysis

@@ -8,7 +8,20 @@ import msgspec
 from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.shapes import DEVICES_GB, shape_of
-from lab.size import MEGABYTE, DoesNotFit, Format, Room, Size, gigabytes, size_of
+from lab.size import (
+    DISK_BYTES_PER_S,
+    HOST_BYTES_PER_S,
+    LOADED_TOKENS,
+    MEGABYTE,
+    PREFILL_TOKENS_PER_S,
+    Below,
+    DoesNotFit,
+    Format,
+    Room,
+    Size,
+    gigabytes,
+    size_of,
+)
 from replica.sizing import GIGABYTE
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
@@ -39,6 +52,11 @@ COMPUTED = ("float32", "bfloat16", "float16")
 @option(
     "--kv-dtype", "TYPE", "Of the KV: one of those, or fp8.  [default: --dtype]", type=click.Choice([*COMPUTED, "fp8"])
 )
+@option("--host-gb", "GB", "Host memory behind the cache.", type=AT_LEAST_0)
+@option("--disk-gb", "GB", "Disk behind that.", type=AT_LEAST_0)
+@option("--host-gb-per-s", "R", f"Speed of host memory.  [default: {HOST_BYTES_PER_S / GIGABYTE:g}]", type=ABOVE_0)
+@option("--disk-gb-per-s", "R", f"Speed of the disk.  [default: {DISK_BYTES_PER_S / GIGABYTE:g}]", type=ABOVE_0)
+@option("--prefill-rate", "R", f"Tokens/s computed, to compare.  [default: {PREFILL_TOKENS_PER_S:g}]", type=ABOVE_0)
 @option("--block-size", "TOKENS", "Tokens in a block.", type=click.IntRange(1, 4096), default=16)
 @option("--tensor-parallel", "N", "Devices that share the model.", type=click.IntRange(1, 1024), default=1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
@@ -53,6 +71,11 @@ def size(
     dtype: str | None,
     quantization: str,
     kv_dtype: str | None,
+    host_gb: float | None,
+    disk_gb: float | None,
+    host_gb_per_s: float | None,
+    disk_gb_per_s: float | None,
+    prefill_rate: float | None,
     block_size: int,
     tensor_parallel: int,
     as_json: bool,
@@ -66,24 +89,27 @@ def size(
       blocks = (memory x utilization - weights - workspace)
                / (2 x block size x KV heads x head dimension x bytes x layers)
 
-    rounded down. A GB is 10^9 bytes. With --tensor-parallel every figure is of one of the devices.
+    rounded down; the same for --host-gb and --disk-gb, with the time that a prompt takes to come back. A GB is 10^9
+    bytes. With --tensor-parallel every figure is of one of the devices.
 
     \b
     Examples:
       warmroute size llama-3-8b --device h100
       warmroute size llama-3-70b --kv-gb 45 --quantization int4
+      warmroute size llama-3-8b --device h100 --host-gb 500 --disk-gb 2000
       warmroute size path/to/model --memory-gb 24 --workspace-gb 1.5 --json
 
     Exit status: 0 it fits, 1 it does not, 2 invalid value.
     """
     given = {"utilization": utilization, "weights": _bytes(weights_gb), "workspace": _bytes(workspace_gb)}
     room = _room(device, memory_gb, kv_gb, {name: value for name, value in given.items() if value is not None})
+    below = _below(host_gb, disk_gb, host_gb_per_s, disk_gb_per_s, prefill_rate)
     shape = shape_of(model)
     dtype = dtype or shape.config.dtype
     weights = dtype if quantization == "none" else quantization
     form = Format(weights, kv_dtype or dtype, block_size, tensor_parallel)
     try:
-        answer = size_of(model, shape, room, form)
+        answer = size_of(model, shape, room, form, below)
     except DoesNotFit as error:
         fix = "give a larger device, --quantization, or more devices with --tensor-parallel"
         if room.memory is None:
@@ -107,6 +133,30 @@ def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest
     return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
 
 
+def _below(
+    host_gb: float | None,
+    disk_gb: float | None,
+    host_gb_per_s: float | None,
+    disk_gb_per_s: float | None,
+    prefill_rate: float | None,
+) -> Below:
+    for flag, value, needed, there in (
+        ("--disk-gb", disk_gb, "--host-gb", host_gb),
+        ("--host-gb-per-s", host_gb_per_s, "--host-gb", host_gb),
+        ("--disk-gb-per-s", disk_gb_per_s, "--disk-gb", disk_gb),
+        ("--prefill-rate", prefill_rate, "--host-gb", host_gb),
+    ):
+        if value is not None and not there:
+            raise Unusable(f"{flag} {value:g} has no effect without {needed}; give both, or leave it out")
+    return Below(
+        host=_bytes(host_gb) or 0.0,
+        disk=_bytes(disk_gb) or 0.0,
+        host_bytes_per_s=_bytes(host_gb_per_s) or HOST_BYTES_PER_S,
+        disk_bytes_per_s=_bytes(disk_gb_per_s) or DISK_BYTES_PER_S,
+        prefill_tokens_per_s=prefill_rate or PREFILL_TOKENS_PER_S,
+    )
+
+
 def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
     each = f", on each of {form.devices} devices" if form.devices > 1 else ""
     weights = f"{gigabytes(answer.weights_bytes)}  {'as given' if room.weights is not None else form.weights}{each}"
@@ -122,6 +172,10 @@ def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
         yield f"{name:<15}{value}"
     for fitting in answer.fitting:
         yield f"{'':<15}{fitting.requests:,} requests of {fitting.tokens:,} tokens at once"
+    for one in answer.below:
+        yield f"{one.medium:<15}{one.blocks:,} blocks = {one.tokens:,} tokens  in {gigabytes(one.bytes)}"
+        times = f"come back in {one.load_s:.3f} s, and are computed in {one.compute_s:.3f} s"
+        yield f"{'':<15}{LOADED_TOKENS:,} tokens {times}"
     if answer.published:
         yield _published(answer)
 

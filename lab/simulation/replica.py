@@ -17,8 +17,9 @@ from events.native import Load
 from lab.simulation.agenda import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
-from replica.block_pool import BlockPool, Match
+from replica.block_pool import BlockPool
 from replica.chain import Chain
+from replica.matches import Match
 from replica.tiers.moves import PULLED, Written
 
 

@@ -32,8 +32,8 @@ from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import REFERENCE, ResponsesRequest, response_of
 from api.parsing.formats import answer_formats
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
-from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, Tokens
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest, read
+from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
@@ -44,6 +44,7 @@ from replica.http.errors import add_error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
 from replica.http.request_reader import Reader
+from replica.http.retaining import retain
 from replica.http.scripted_answers import ScriptedAnswers
 from replica.http.stored_responses import Conversation, StoredResponses
 from replica.http.work import Served, plan, size_of_plan
@@ -113,7 +114,9 @@ class Endpoints:
         parsed = await self.reader.generation(request, api, hello.max_model_len, complete)
         tokenizer = self.prompts.tokenizer
         eos_token_ids = self.config.engine.eos_token_ids
-        served = Served(hello.max_model_len, tokenizer, eos_token_ids, self.formats, self.answers)
+        served = Served(
+            hello.max_model_len, tokenizer, eos_token_ids, self.formats, self.answers, self.config.engine.retention_size
+        )
         work = await self.reader.aside(
             request, size_of_plan(parsed), lambda: plan(*parsed[:3], served, self.engine.new_id, *parsed[3:])
         )
@@ -221,6 +224,10 @@ class Endpoints:
             raise ApiError(409, message, code="cache_in_use")
         return json_response(DONE)
 
+    async def retain(self, request: Request) -> Response:
+        self._open()
+        return await retain(request, self.engine, self.reader, self.config.engine.block_size)
+
     async def health(self, _: Request) -> Response:
         return json_response(DONE)
 
@@ -309,6 +316,7 @@ ROUTES = (
     _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, request=TokenizeRequest, answer=Tokens),
     _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, request=DetokenizeRequest, answer=DetokenizedPrompt),
     _route(GET, "/tokenizer_info", CLIENT, Endpoints.tokenizer_info),
+    _route(POST, "/retain", CLIENT, Endpoints.retain, request=RetainRequest, answer=RetainedPrefix),
     _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),

@@ -90,7 +90,7 @@ class MessageForm(ConversationForm):
         return messages.MessageAnswer(id=self.id, model=self.model, content=content, usage=self._usage(output_tokens))
 
     def _usage(self, output_tokens: int) -> messages.MessageUsage:
-        return messages.usage(self._prompt_tokens, output_tokens, self._cached_in_prompts)
+        return messages.usage(self._prompt_tokens, output_tokens, self._cached_in_prompts, self.work.retain)
 
     def _stop_reason(self) -> messages.StopReason:
         if self.choice.finish_reason == "length":

@@ -53,6 +53,7 @@ GAUGES: tuple[Row, ...] = (
     ("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", "pool.cached"),
     ("warmroute:unreferenced_blocks", "Cached blocks that no request holds.", "pool.unreferenced"),
     ("warmroute:referenced_blocks", "Blocks held by live requests.", "pool.referenced"),
+    ("warmroute:retained_blocks", "Cached blocks that are given up last.", "pool.retained"),
     (
         "warmroute:unreferenced_fraction",
         "Unreferenced blocks as a fraction of the pool.",
@@ -109,6 +110,11 @@ COUNTERS: tuple[Row, ...] = (
     ),
     ("warmroute:evictions", "Cached blocks whose slot was given away.", "pool.evictions"),
     (
+        "warmroute:retention_refused_blocks",
+        "Blocks that a client asked to keep when its share was in use.",
+        "pool.retention_refused",
+    ),
+    (
         "warmroute:collisions_refused",
         "Hits refused because the block's tokens or parent were others.",
         "pool.collisions_refused",
@@ -116,6 +122,13 @@ COUNTERS: tuple[Row, ...] = (
     ("warmroute:computed_prompt_tokens", "Prompt tokens that went through prefill.", "computed_prompt_tokens"),
     ("warmroute:engine_steps", "Steps of the engine's loop.", "steps"),
     ("warmroute:kv_events", "Cache events published.", "kv_events"),
+    ("warmroute:disk_written_blocks", "Blocks written to the disk.", "disk.written"),
+    ("warmroute:disk_read_blocks", "Blocks read from the disk, and verified.", "disk.read"),
+    ("warmroute:disk_skipped_writes", "Blocks not written because the disk was too slow.", "disk_skipped_writes"),
+    ("warmroute:disk_refused_writes", "Blocks not written because of long extra keys.", "disk.refused_writes"),
+    ("warmroute:disk_failed_writes", "Writes and erasures that the disk failed to do.", "disk.failed_writes"),
+    ("warmroute:disk_failed_reads", "Reads that the disk failed to do.", "disk.failed_reads"),
+    ("warmroute:disk_wrong_reads", "Blocks not used because they were torn or damaged.", "disk.wrong_reads"),
 )
 
 # The same for each medium below the cache.

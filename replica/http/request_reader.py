@@ -145,6 +145,8 @@ class Reader:
             request.resume_token_ids = [unpack_ids(packed) for packed in native.resume_token_ids]
         if isinstance(request, ChatRequest):
             prompts = [self.prompts.chat(request, max_model_len)]
+            if not native.prompts:
+                native.retain = self.prompts.retained(request, prompts[0])
         else:
             prompts = self.prompts.completion(request, max_model_len)
         return ParsedRequest(request, native, prompts, api, original)

@@ -17,6 +17,7 @@ from api.parsing.formats import AnswerFormats
 from api.parsing.parsed import AnswerParser
 from api.prompts import check_room
 from api.requests import ChatRequest
+from api.retention import Retain
 from api.tokenizer import Tokenizer
 from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
@@ -39,6 +40,7 @@ class Served(Struct, frozen=True):
     eos_token_ids: tuple[int, ...] = ()  # the model's, which the tokenizer need not know
     formats: AnswerFormats = AnswerFormats()
     answers: ScriptedAnswers | None = None  # of the simulated engine
+    block_size: int = 0  # 0: nothing is retained
 
 
 class ChoiceWork(NamedTuple):
@@ -61,6 +63,7 @@ class Work(Struct):
     api: GenerationApi
     original: Any = None  # the client's own request, where it is of another API
     asked: Asked | None = None  # the form that the answers must have
+    retain: Sequence[Retain] = ()  # beginnings of the prompt, in whole blocks, to keep in the cache
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,6 +95,7 @@ def plan(
     seed = _seed(request, native)
     answer_id = native.response_id or api.new_id()
     script = b"" if served.answers is None else served.answers.token_ids(request)
+    retain = _in_blocks(native.retain, served.block_size)
     parts: list[ChoiceWork] = []
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
@@ -104,6 +108,7 @@ def plan(
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
             sources=[KVSource(*astuple(each)) for each in native.kv_sources] if len(prompts) == 1 else [],
+            retain=retain,
         )
         for _ in range(request.candidates):
             choice = Choice(len(parts), ending, served.tokenizer)
@@ -121,7 +126,16 @@ def plan(
         api=api,
         original=original,
         asked=asked,
+        retain=retain,
     )
+
+
+def _in_blocks(retain: Sequence[Retain], block_size: int) -> list[Retain]:
+    """The beginnings as far as they fill blocks."""
+    if not block_size:
+        return []
+    whole = (replace(beginning, tokens=beginning.tokens // block_size * block_size) for beginning in retain)
+    return [beginning for beginning in whole if beginning.tokens]
 
 
 def _part(

@@ -1,11 +1,11 @@
-"""What reading blocks from neighbours, or being read, has brought and cost."""
+"""Blocks, bytes, seconds and failures of reading from neighbours, or of being read."""
 
 import threading
 from collections import Counter
 
 
 class Counts:
-    """Of all peers; its writers are threads."""
+    """The sums of all peers; several threads add to them."""
 
     def __init__(self) -> None:
         self.blocks = 0

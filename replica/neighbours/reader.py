@@ -41,7 +41,7 @@ FULL = ("", "busy")  # reasons of an offer that say nothing bad of the source
 
 
 class ReaderConfig(Struct, frozen=True, kw_only=True):
-    """What a reader proves and compares."""
+    """The names and the secret that a reader shows to a source."""
 
     secret: bytes
     model: str

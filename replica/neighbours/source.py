@@ -43,7 +43,7 @@ NICENESS = 5  # of the threads: the engine's own come first
 
 
 class SourceConfig(Struct, frozen=True, kw_only=True):
-    """What a source serves, and its limits."""
+    """The blocks that a source serves, and its limits."""
 
     secret: bytes
     model: str
@@ -59,7 +59,7 @@ class SourceConfig(Struct, frozen=True, kw_only=True):
 
 
 class StoredBlocks(Protocol):
-    """What a BlockSource holds, as bytes; any thread may read it."""
+    """The bytes of blocks that a BlockSource holds; any thread may read them."""
 
     @property
     def block_bytes(self) -> int: ...

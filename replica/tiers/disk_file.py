@@ -11,26 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
 from xxhash import xxh3_128_digest
 
+from replica.messages import DiskCounters
 from replica.tiers.disk_folder import DiskFolder
 from replica.tiers.page_io import CLOSED, PageIO, read_all, write_all
 from replica.tiers.record import GROUP_SLOTS, PAGE, FileLayout, Head, Header, Record, file_fingerprint
 from replica.tiers.recovery import Recovered, Recovery, findable
 
 log = logging.getLogger(__name__)
-
-
-class DiskCounters(Struct):
-    """Records since the start."""
-
-    written: int = 0
-    refused_writes: int = 0  # their extra keys are too long
-    failed_writes: int = 0  # and failed erasures
-    read: int = 0
-    failed_reads: int = 0
-    wrong_reads: int = 0  # torn, damaged, or another record than expected
 
 
 def open_disk_file(folder: Path, *, kv_layout: str, block_size: int, payload_bytes: int, num_slots: int) -> "DiskFile":
@@ -175,7 +164,7 @@ class DiskFile:
     # ---- read
 
     def read(self, slot: int, record: Record, into: memoryview) -> bool:
-        """Whether `into` now holds the payload of exactly this record; if not, it holds anything."""
+        """Fill `into` with the payload of exactly this record. False: it is not there, and `into` may hold anything."""
         assert 0 <= slot < self.num_slots and len(into) == self.layout.payload_bytes
         page = memoryview(bytearray(self.layout.header_bytes))
         try:

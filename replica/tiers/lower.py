@@ -254,9 +254,8 @@ class LowerTiers:
                 self._erasures.update(own)
 
     def clear(self) -> None:
-        """Forget everything; the contents are cleared elsewhere, after this."""
-        if self.disk is not None:
-            self._erasures.update(self.disk.slots().tolist())
+        """Forget everything; the contents, and the disk itself, are cleared elsewhere, after this."""
+        self._erasures.clear()
         for tier in self.tiers:
             tier.clear()
 

@@ -5,6 +5,7 @@ loads, one writes to the disk.
 """
 
 import logging
+import mmap
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from replica.block_memory import BlockMemory
+from replica.messages import DiskCounters
 from replica.tiers.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
 from replica.tiers.record import Record
 from replica.tiers.recovery import NOTHING, Recovery
@@ -30,6 +32,7 @@ Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 
 class Mover(Protocol):
     speeds: LoadSpeeds
+    disk_counters: DiskCounters
 
     def recover(self) -> Recovery:
         """Read what the disk has; called once, before anything moves."""
@@ -47,6 +50,10 @@ class Mover(Protocol):
         """Begin to make these slots of the disk unreadable."""
         ...
 
+    def clear(self) -> None:
+        """Make all slots of the disk unreadable before the call returns. Writes that have not begun do not happen."""
+        ...
+
     def begin(self, transfer: Transfer) -> None:
         """Begin to save, then to load. What could not be saved is lost, also to transfers and writes after this."""
         ...
@@ -61,6 +68,8 @@ class Mover(Protocol):
 class DiskSlots(Protocol):
     """The disk as a mover sees it; its slots are counted from 0."""
 
+    counters: DiskCounters
+
     def recover(self) -> Recovery: ...
 
     def write(self, slot: int, record: Record, payload: memoryview) -> bool:
@@ -72,6 +81,8 @@ class DiskSlots(Protocol):
         ...
 
     def erase(self, slot: int) -> bool: ...
+
+    def clear(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -91,10 +102,20 @@ class HostMemory:
 
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         self.num_slots = num_slots
-        self._blocks = np.zeros((num_slots, block_bytes), np.uint8)
+        count = num_slots * block_bytes
+        try:
+            pages = _pages(count)
+        except OSError as error:
+            raise MemoryError(f"--host-kv-gb {count / 1e9:g}: this is more memory than there is; give less") from error
+        self._blocks = np.frombuffer(pages, np.uint8, count).reshape(num_slots, block_bytes)
 
     def __getitem__(self, slot: int) -> memoryview:
         return memoryview(self._blocks[slot])
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Make memory that begins at a page: from there a disk takes blocks of whole pages without another copy."""
+    return mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class ThreadedMover:
@@ -115,7 +136,9 @@ class ThreadedMover:
         self._first_on_disk = first_slot + host.num_slots
         self._disk = disk
         self._puller = puller
-        self._staging = memoryview(bytearray(memory.block_bytes if disk is not None else 0))
+        self.disk_counters = DiskCounters() if disk is None else disk.counters
+        self._clears = 0
+        self._staging = memoryview(_pages(memory.block_bytes))[: memory.block_bytes]
         self._unsaved: set[int] = set()  # slots without what their names say
         self._landed: deque[Transfer] = deque()
         self._written: deque[Written] = deque()
@@ -148,11 +171,16 @@ class ThreadedMover:
 
     def write(self, writes: Sequence[Write]) -> None:
         for write in writes:
-            self._writer.submit(self._write, write)
+            self._writer.submit(self._write, write, self._clears)
 
     def erase(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._writer.submit(self._erase, slot)
+
+    def clear(self) -> None:
+        if self._disk is not None:
+            self._clears += 1
+            self._writer.submit(self._disk.clear).result()
 
     def landed(self) -> Landed:
         return _drained(self._landed), _drained(self._written)
@@ -215,14 +243,13 @@ class ThreadedMover:
         self._memory.write(load.block, self._staging)
         return True
 
-    def _write(self, write: Write) -> None:
+    def _write(self, write: Write, clears: int) -> None:
         assert self._disk is not None
         done = False
         try:
-            payload = self._host[write.source - self._first_slot]
-            done = write.source not in self._unsaved and self._disk.write(
-                write.slot - self._first_on_disk, write.record, payload
-            )
+            if clears == self._clears and write.source not in self._unsaved:
+                payload = self._host[write.source - self._first_slot]
+                done = self._disk.write(write.slot - self._first_on_disk, write.record, payload)
         except Exception:
             log.exception("a block could not be written")
         finally:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from replica.chain import Chain
 from replica.clock import Clock
+from replica.messages import DiskCounters
 from replica.tiers.lower import DISK
 from replica.tiers.mover import Landed
 from replica.tiers.moves import PULLED, Pull, Save, Transfer, Write, Written
@@ -26,6 +27,7 @@ class SimulatedMover:
         read: Callable[[str, Chain], int] = lambda endpoint, chain: 0,  # noqa: ARG005
     ) -> None:
         self.speeds = LoadSpeeds(clock.now_s)
+        self.disk_counters = DiskCounters()
         self._clock = clock
         self._tokens_per_s = tokens_per_s
         self._block_size = block_size
@@ -52,6 +54,8 @@ class SimulatedMover:
             self._writing.append((self._written_s, write))
 
     def erase(self, slots: Sequence[int]) -> None: ...
+
+    def clear(self) -> None: ...
 
     def begin(self, transfer: Transfer) -> None:
         self._ready_s = max(self._clock.now_s(), self._ready_s)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from replica.block_pool import BlockPool, Match
+from replica.block_pool import BlockPool
+from replica.matches import Match
 from replica.request import Request
 from replica.tiers.moves import PULLED, Pull, Save, Transfer
 
@@ -17,7 +18,7 @@ LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0
 
 
 class Judgement(NamedTuple):
-    """What is known of speeds."""
+    """The speeds that are known, as answers to two questions."""
 
     pays_off: Callable[[str], bool]  # whether tokens are sooner brought from this medium than computed
     compute_s: Callable[[int], float]  # how long so many tokens take to compute; 0: not known

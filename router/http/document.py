@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from api import schema
 from api.generation_apis import APIS
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
 
@@ -65,6 +65,13 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = _answers("Which replicas have it", _ANY) | {"requestBody": _body(_ADAPTER)}
         case _, "/reset_prefix_cache":
             found = _answers("Which replicas have cleared their caches", _ANY)
+        case "POST", "/retain":
+            asked = schema.reference(RetainRequest)
+            found = _answers("Which replicas retain it", _ANY) | {"requestBody": _body(asked)}
+        case "GET", "/retain":
+            found = _answers("What is retained, the last used first", _ANY)
+        case _, "/retain/{id}":
+            found = _answers("It has ended", _ANY) | {"parameters": [_in_path("id")]}
         case _, "/explain":
             asked = {"anyOf": [schema.reference(api.request_type) for api in APIS.values()]}
             found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked), "parameters": [_API]}

@@ -22,6 +22,7 @@ from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
+from router.http import retaining
 from router.http.adapters import change_adapter
 from router.http.cache_resets import reset_caches
 from router.http.explaining import explained
@@ -160,6 +161,20 @@ class Endpoints:
 
     async def reset_caches(self, request: Request) -> Response:
         status, report = await reset_caches(self._router, request.query_params.multi_items())
+        return json_response(report, status)
+
+    # ---- retention
+
+    async def retain(self, request: Request) -> Response:
+        async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
+            status, report = await retaining.retain(self._router, body)
+        return json_response(report, status)
+
+    async def retained(self, _: Request) -> Response:
+        return json_response(retaining.listed(self._router))
+
+    async def end_retention(self, request: Request) -> Response:
+        status, report = await retaining.end(self._router, request.path_params["id"])
         return json_response(report, status)
 
     # ---- why

@@ -52,7 +52,7 @@ async def explained(
 
     `named` is the API of the request; None: the one that its fields tell.
     """
-    peek, prompt = await _read(router, body, admitted, _api_of(named, body))
+    peek, prompt = await read_prompt(router, body, admitted, _api_of(named, body))
     model = router.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
     decision, matches = router.decide(model, prompt, None if session is None else session.key)
@@ -165,7 +165,10 @@ def _known_by_fields(asked: _Asked) -> GenerationApi:
     return MESSAGES if asked.system is not None or has_schema else CHAT
 
 
-async def _read(router: Router, body: bytes, admitted: Admitted, api: GenerationApi | None) -> tuple[Peek, Prompt]:
+async def read_prompt(
+    router: Router, body: bytes, admitted: Admitted, api: GenerationApi | None
+) -> tuple[Peek, Prompt]:
+    """Make the prompt of a request that is not sent; a large one in another process."""
     if api is not None and is_quick(body):
         peek = peek_into(api, body)
         model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)

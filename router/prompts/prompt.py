@@ -15,6 +15,7 @@ from xxhash import xxh3_64_hexdigest
 from api.billing import BILLING_HEADER, without_billing
 from api.errors import ApiError, invalid
 from api.reading import read
+from api.retention import Retain
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
 
 APPROXIMATE = 0  # in place of a block size: blocks of the prompt's bytes
@@ -144,6 +145,7 @@ class Prompt(Struct):
     shape: str | None = None  # of the request; None: it needs no verifying, or cannot be verified
     unverified: bytes | None = None  # the token ids that are its prompt if its shape turns out to be verified
     doubt: str | None = None  # why it is not called exact although its tokens are used
+    retain: list[Retain] = []  # beginnings that replicas are asked to keep in their cache
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.

@@ -8,14 +8,18 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from msgspec import Struct, field
 
+from api.breakpoints import asks_for_retention, breakpoints, retained
 from api.errors import ApiError, invalid
 from api.generation_apis import APIS, COMPLETIONS, GenerationApi
+from api.native import unpack_ids
 from api.prompts import Prompts
 from api.requests import ChatRequest
+from api.retention import Breakpoint, common_packed, tokens_within
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
@@ -242,7 +246,7 @@ class Encoding:
     """The texts of one request on their way to token ids."""
 
     __slots__ = (
-        *("_asked", "_cache", "_chat", "_compare", "_found", "_named", "_prompts", "_tokens"),
+        *("_asked", "_cache", "_chat", "_compare", "_ended", "_found", "_named", "_prompts", "_tokens"),
         "unknown_bytes",
     )
 
@@ -264,7 +268,8 @@ class Encoding:
         self._compare = compare
         self._cache = None if asked.special_tokens and tokens.special_ids is None else cache
         self._found = [self._look_up(text) for text in asked.texts]
-        self.unknown_bytes = sum(map(_unknown_bytes, self._found))
+        self._ended = {point: self._look_up(text) for point, text in asked.ended.items()}
+        self.unknown_bytes = sum(map(_unknown_bytes, (*self._found, *self._ended.values())))
         self._count()
 
     def _look_up(self, text: Text) -> Found:
@@ -283,7 +288,17 @@ class Encoding:
             self._compare_with_whole(packed)
         if not all(packed):
             return self._of_nothing(packed.index(b""))
-        return self._tokens.made(self._named, packed, self._asked)
+        prompt = self._tokens.made(self._named, packed, self._asked)
+        if prompt.exact and self._asked.retaining is not None:
+            prompt.retain = retained(self._asked.retaining, prompt.tokens, partial(self._tokens_before, packed[0]))
+        return prompt
+
+    def _tokens_before(self, packed: bytes, point: Breakpoint) -> int:
+        """Count the prompt's tokens that stand before a breakpoint."""
+        found = self._ended[point]
+        if isinstance(found, str):
+            return tokens_within(self._prompts.tokenizer, unpack_ids(packed), found)
+        return common_packed(packed, self._packed(found))
 
     def _packed(self, found: Found) -> bytes:
         if isinstance(found, str):
@@ -318,6 +333,9 @@ def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_
         request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):
         asked = Asked([prompts.chat_text(request, max_model_len)], request.candidates, bool(request.add_special_tokens))
+        if strict and asks_for_retention(request):  # other engines do not know it
+            asked.retaining = request
+            asked.ended = {point: prompts.text_ended_at(request, point) for point in breakpoints(request)}
         if not (strict or _is_plain(request)):
             asked.doubt = UNFOLLOWED
         return asked

@@ -69,4 +69,5 @@ def prompt_from(
         shape=made.shape,
         unverified=made.packed[0] if made.exact and not exact else None,
         doubt=doubt or made.doubt,
+        retain=made.retain if exact else [],
     )

@@ -127,6 +127,7 @@ class ResumableResponse(Struct, eq=False):
             seed=self._seed,
             priority=priority,
             cache_salt=prompt.salt,
+            retain=prompt.retain,
         )
         if len(prompt.packed) == 1:
             native.kv_sources = [KvSource(one.endpoint, one.tokens) for one in neighbours]

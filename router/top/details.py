@@ -149,6 +149,7 @@ def _usage(prefix: Prefix) -> Pairs:
     named = ", ".join(map(prefix.named, sorted(prefix.replicas, key=natural))) or "nobody"
     more = prefix.held_by - len(prefix.replicas)
     yield "held by", f"{named} and {more:,} more" if more > 0 else named
+    yield "retained", "" if prefix.retained_s is None else f"for {ago(prefix.retained_s)} after no more use"
     yield "a cache saves", f"{count(saved_tokens(prefix), 'token')} of these prompts"
     yield "continued by", count(len(prefix.below), "prefix").replace("prefixs", "prefixes") if prefix.below else ""
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest
 
 # What is right for some field and wrong for others.
 VALUES: list[Any] = [
@@ -36,6 +36,7 @@ REQUIRED: dict[type[Struct], dict[str, Any]] = {
     CountTokensRequest: {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
     ResponsesRequest: {"model": "demo", "input": "Hello"},
     TokenizeRequest: {"prompt": "Hello"},
+    RetainRequest: {"model": "demo", "prompt": "Hello", "ttl_s": 60},
     DetokenizeRequest: {"tokens": [1, 2]},
 }
 

@@ -33,10 +33,11 @@ PARTS = (
     "spread",
 )
 # Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/.
-# The last one writes to docs/, with tmux.
+# `terminal` writes to docs/, with tmux.
 BY_NAME = (
     "agents",
     "bodies",
+    "disk_kv",
     "kv_tiers",
     "masks",
     "peers",
@@ -49,6 +50,7 @@ BY_NAME = (
     "heap",
     "soak",
     "terminal",
+    "tiered_policies",
 )
 SIZED = ("native", "kv_tiers", "peers", "heap")
 

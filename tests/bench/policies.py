@@ -86,7 +86,7 @@ def run(rounds: int) -> None:
             processes,
             "trace",
             {
-                (_name(source), name): Case(source, "cost", _settings(8), _load(source), constants)
+                (name_of(source), name): Case(source, "cost", _settings(8), load_of(source), constants)
                 for source in sources
                 for name, constants in EFFECTS.items()
             },
@@ -96,14 +96,16 @@ def run(rounds: int) -> None:
             processes,
             "trace",
             {
-                (_name(source), name): Case(source, "cost", _settings(8, **told), _load(source))
+                (name_of(source), name): Case(source, "cost", _settings(8, **told), load_of(source))
                 for source in sources
                 for name, told in CAUTIONS.items()
             },
         )
         print(f"\nThe engine's own scheduler, chunks and batches, {ENGINE_REQUESTS:,} requests, 8 replicas:\n")
         _table(
-            processes, "trace", {(_name(source), name): case for source in sources for name, case in _on_engine(source)}
+            processes,
+            "trace",
+            {(name_of(source), name): case for source in sources for name, case in _on_engine(source)},
         )
 
 
@@ -119,12 +121,12 @@ def traces() -> list[str]:
     return files
 
 
-def _name(trace: str) -> str:
+def name_of(trace: str) -> str:
     return Path(trace).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
-def _load(trace: str) -> float:
-    return LOADS.get(_name(trace), LOAD)
+def load_of(trace: str) -> float:
+    return LOADS.get(name_of(trace), LOAD)
 
 
 def _fleet(replicas: int) -> str:
@@ -153,18 +155,18 @@ def _known(processes: ProcessPoolExecutor, sources: Sequence[str]) -> None:
     for source in sources:
         for name, more in KNOWN.items():
             policy = name.partition(",")[0]
-            cases[_name(source), name] = Case(source, policy, _settings(8, **more), LOAD, runs=1, jitter_s=0.0)
-        cases[_name(source), "pooled"] = Case(source, "pooled", _settings(8), LOAD, runs=1, jitter_s=0.0)
+            cases[name_of(source), name] = Case(source, policy, _settings(8, **more), LOAD, runs=1, jitter_s=0.0)
+        cases[name_of(source), "pooled"] = Case(source, "pooled", _settings(8), LOAD, runs=1, jitter_s=0.0)
     _table(processes, "trace", cases)
 
 
 def _grid(processes: ProcessPoolExecutor, source: str) -> None:
     policies = ("least-loaded", "cost", "pooled")
-    print(f"\n{_name(source)}, load {_load(source)}: hits, mean and 99th percentile of TTFT\n")
+    print(f"\n{name_of(source)}, load {load_of(source)}: hits, mean and 99th percentile of TTFT\n")
     print(f"| replicas, cache of each | least-loaded | **cost** | pooled |\n| {'--- | ' * 4}")
     fleets = [(replicas, tokens) for replicas in (4, 8, 16) for tokens in CAPACITIES]
     cells = [
-        Case(source, policy, Settings(replicas=replicas, capacity_tokens=tokens), _load(source))
+        Case(source, policy, Settings(replicas=replicas, capacity_tokens=tokens), load_of(source))
         for replicas, tokens in fleets
         for policy in policies
     ]

@@ -37,7 +37,13 @@ def transport(name: str, block_bytes: int) -> dict[str, ReaderTransport]:
 def measure(what: str, transports: dict[str, ReaderTransport], count: int, block_bytes: int, rounds: int) -> None:
     memory = ArrayMemory(1, block_bytes)
     reader = Reader(ReaderConfig(secret=SECRET, model=MODEL, kv_layout=LAYOUT), memory, transports)
-    options = {"blocks": count, "num_blocks": 3 * count, "block_bytes": block_bytes, "nixl": NIXL in transports}
+    options = {
+        "blocks": count,
+        "num_blocks": 3 * count,
+        "block_bytes": block_bytes,
+        "nixl": NIXL in transports,
+        "lease_s": LIMIT_S,
+    }
     speeds, own_cpu, source_cpu = [], [], []
     with source_process(share=1.0, **options) as source:
         pull(reader, source, count)  # the first one connects

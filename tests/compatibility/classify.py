@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2
 import msgspec
 
 from api.generation_apis import APIS
 from tests.chaos.routers import RouterProcess, router
 from tests.compatibility.probes import BASES, ENDING, Probe, probe_of
 from tests.compatibility.sdk import KINDS, fields, kinds
+from tests.events.processes import wait_until
 from tests.replica.models import saved
 from tests.replica.natives import native
 from tests.replica.serving import Answer
@@ -75,9 +77,11 @@ def outcome(served: RouterProcess, api: str, name: str) -> Outcome:
     assert answer.status == 200, (api, name, answer.body)
     if name == "cache_salt":  # all prompts were asked before, without it
         return Outcome(DONE if cached(served.post(path, before)) > cached(answer) else IGNORED, probe.value)
+    if name in ("cache_control", "prompt_cache_retention"):
+        return Outcome(DONE if _is_retained(served, api, sent) else IGNORED, probe.value)
     if name == "store":
-        kept = api == "responses" and served.get(f"{path}/{answer.json['id']}").status == 200
-        return Outcome(IGNORED if api != "responses" or kept else DONE, probe.value)
+        is_kept = api == "responses" and served.get(f"{path}/{answer.json['id']}").status == 200
+        return Outcome(IGNORED if api != "responses" or is_kept else DONE, probe.value)
     if name == "prompt_cache_key":
         return Outcome(DONE if probe.value in served.decisions(1)[0]["session"] else IGNORED, probe.value)
     plain = served.post(path, before)
@@ -85,6 +89,25 @@ def outcome(served: RouterProcess, api: str, name: str) -> Outcome:
     if shown(plain, api) != shown(answer, api):
         return Outcome(DONE, probe.value)
     return Outcome(TOLD if whole(plain) != whole(answer) else IGNORED, probe.value)
+
+
+def _is_retained(served: RouterProcess, api: str, sent: dict[str, Any]) -> bool:
+    """Send the request with a prompt of several blocks; tell whether the replica retains more of them than before."""
+    [replica] = served.get("/replicas").json["replicas"]
+
+    def retained() -> int:
+        count: int = httpx2.get(f"{replica['url']}/load", trust_env=False).json()["pool"]["retained"]
+        return count
+
+    before = retained()
+    # Of a few blocks: all APIs together must stay within a tenant's share.
+    text = {"input": api * 8} if api == "responses" else {"messages": [{"role": "user", "content": api * 8}]}
+    assert served.post(APIS[api].path, sent | text).status == 200
+    try:
+        wait_until(lambda: retained() > before, "blocks are retained")
+    except AssertionError:
+        return False
+    return True
 
 
 def _previous(served: RouterProcess) -> Probe:

@@ -40,7 +40,7 @@ Through a router, at replicas of ours:
 
 | word | meaning |
 | --- | --- |
-| done | the answer with the field differs from the one without it, in what the model said or in its shape |
+| done | the answer with the field differs from the one without it, in its words or its shape; or the cache does |
 | told | accepted; only the answer's copy of the request shows it |
 | ignored | accepted, and changes nothing |
 | refused | status 400, which names the field; null and values that ask for nothing are accepted |

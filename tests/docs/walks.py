@@ -117,6 +117,7 @@ WALKS = {
     "docs/metrics.md": Walk({}, (Scene("", ROUTED),)),
     "docs/doctor.md": Walk({"warmroute doctor": Ends((0, 1))}, (Scene("", ROUTED),)),
     "docs/replica.md": Walk(),
+    "docs/kv-tiers.md": Walk({"WARMROUTE_KV_SECRET": REPLICA}),
     "docs/agents.md": Walk({}, (Scene("", ("""echo '{"text": "I wrote a.txt."}' > answers.jsonl""",)),)),
     "docs/fetch.md": Walk({}, (Scene("", TWO),)),
     "docs/fleet.md": Walk(),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.plan import FleetPlan, ModelPlan
-from fleet.up.planning import complete, drain_timeout_s, one_model, router_config
+from fleet.up.planning import complete, drain_timeout_s, one_model, router_config, with_kv_secrets
 
 
 def planned(*options: str, model: str = "demo", engine: str = "simulated") -> FleetPlan:
@@ -72,3 +72,17 @@ def test_replicas_are_not_taken_from_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WARMROUTE_QUEUE_SIZE", "7")
     config = router_config(FleetPlan(models=()), "127.0.0.1", 0)
     assert (config.replicas, config.model_dirs, config.queue_size) == ((), {}, 7)
+
+
+def test_native_replicas_of_a_model_share_a_random_secret_unless_they_are_given_one() -> None:
+    given = {"WARMROUTE_KV_SECRET": "one of my own"}
+    models = (
+        ModelPlan(name="a", model="demo"),
+        ModelPlan(name="b", model="demo"),
+        ModelPlan(name="c", model="demo", environment=given),
+        ModelPlan(name="d", model="demo", engine="vllm"),
+        ModelPlan(name="e", model="demo", engine="simulated"),
+    )
+    a, b, c, d, e = (model.environment for model in with_kv_secrets(FleetPlan(models=models)).models)
+    assert len(a["WARMROUTE_KV_SECRET"]) > 40 and a != b
+    assert (c, d, e) == (given, {}, {})

@@ -16,7 +16,7 @@ OTHERS = {
     "Secret": {
         "warmroute-keys": {"admin-key", "keys.toml"},
         "warmroute-fleet": {"fleet-key"},
-        "warmroute-replicas": {"api-key"},
+        "warmroute-replicas": {"api-key", "kv-secret"},
         "warmroute-hub": {"token"},
         "warmroute-curve": {"replica.key", "replica.key_secret", "router.key", "router.key_secret"},
         "warmroute-redis": {"password"},

@@ -144,8 +144,23 @@ def test_the_cache_there_is_can_be_asked_about(small: Path) -> None:
         "suggested_best_tokens": 12,
     }
     said = shown(small, "--block-tokens", "4", "--capacity-tokens", "20")
+    assert "host memory behind it     hit rate    loaded          tokens   prefill saved" in said
     assert "--capacity-tokens            27.3%             5              20" in said
     assert "  in the suggested one       36.4%" in said
+
+
+def test_host_memory_behind_a_cache_finds_what_one_cache_of_their_size_would(small: Path) -> None:
+    rates = ("--prefill-rate", "2", "--load-rate", "10")
+    twice, *_, tenfold = answer(small, "--block-tokens", "4", "--capacity-tokens", "16", *rates)["with_host"]
+    assert twice == {
+        "host_tokens": 32,
+        "hit_rate": pytest.approx(16 / 44),
+        "loaded_rate": pytest.approx(12 / 44),
+        "saved_s": pytest.approx(12 / 2 - 12 / 10),
+    }
+    assert tenfold["host_tokens"] == 160
+    slow = answer(small, "--block-tokens", "4", "--capacity-tokens", "16", "--load-rate", "1000")["with_host"]
+    assert [one["saved_s"] for one in slow] == [0, 0, 0], "loading is slower than computing"
 
 
 def test_an_order_of_a_trace_names_its_lines(small: Path, tmp_path: Path) -> None:

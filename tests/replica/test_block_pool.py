@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match, PartialBlock
+from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
+from replica.matches import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.messages import PoolSnapshot
 from tests.replica.engines import SIZE, admit, chain, forged, serve
 

@@ -18,9 +18,10 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from events.blocks import ExtraKey
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
-from replica.block_pool import NO_PART, BlockPool, Match, PartialBlock
+from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
+from replica.matches import NO_PART, Match, PartialBlock
 from replica.names import Slots
 
 MODEL = "model"
@@ -32,6 +33,7 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 loras, salts = (st.sampled_from([None, None, None, "x"]) for _ in range(2))
 images: st.SearchStrategy[dict[int, list[ExtraKey]]] = st.sampled_from([{}, {}, {0: [("cat", 0)]}, {1: [b"dog"]}])
 indices = st.integers(0, 100)
+ttls = st.sampled_from([0.0, 3.0, 10.0])
 
 
 class Held(NamedTuple):
@@ -51,11 +53,21 @@ class Held(NamedTuple):
         return lora, salt, tuple(self.chain.tokens[: self.chain.named * self.chain.block_size + tokens]), extras
 
 
+class Mark(NamedTuple):
+    tenant: str | None
+    ttl_s: float
+
+
 class Model:
     """A pool as it would be explained on a blackboard."""
 
-    def __init__(self, num_blocks: int, size: int) -> None:
+    def __init__(self, num_blocks: int, size: int, limit: int = 0, tenant_limit: int = 0) -> None:
         self.size = size
+        self.limit, self.tenant_limit = limit, tenant_limit
+        self.marks: dict[int, Mark] = {}
+        self.resting: list[tuple[float, int, int]] = []  # deadline, a number that grows, block
+        self.rested = 0
+        self.now_s = 0.0
         self.tails: dict[int, Content] = {}
         self.queue = list(range(num_blocks))
         self.references = [0] * num_blocks
@@ -98,12 +110,14 @@ class Model:
         assert chain.named == index
 
     def take(self, hits: list[int], new: int) -> list[int] | None:
-        rest = [block for block in self.queue if block not in hits]
+        rest = [block for block in self.free if block not in hits]
         if len(rest) < new:
             return None
-        self.queue = rest[new:]
+        for block in [*hits, *rest[:new]]:
+            self.rescue(block)
         for block in rest[:new]:
             self.tails.pop(block, None)
+            self.marks.pop(block, None)
             if block in self.named:
                 self.evictions += 1
                 key, _ = self.named.pop(block)
@@ -130,9 +144,58 @@ class Model:
         unnamed: list[int] = []
         for block in reversed(list(blocks)):
             self.references[block] -= 1
-            if not self.references[block]:
+            if not self.references[block] and block in self.marks:
+                self.rested += 1
+                self.resting.append((self.now_s + self.marks[block].ttl_s, self.rested, block))
+            elif not self.references[block]:
                 (self.queue if block in self.named or block in self.tails else unnamed).append(block)
         self.queue = unnamed + self.queue
+
+    @property
+    def free(self) -> list[int]:
+        return [*self.queue, *(block for *_, block in sorted(self.resting))]
+
+    def rescue(self, block: int) -> None:
+        if block in self.queue:
+            self.queue.remove(block)
+        self.resting = [rest for rest in self.resting if rest[-1] != block]
+
+    def retain(self, blocks: Iterable[int], tenant: str | None, ttl_s: float) -> None:
+        for block in blocks:
+            if block in self.marks:
+                self.marks[block] = Mark(tenant, max(ttl_s, self.marks[block].ttl_s))
+            elif self.has_room_to_mark(tenant, self.now_s + ttl_s):
+                self.marks[block] = Mark(tenant, ttl_s)
+            else:
+                return
+
+    def has_room_to_mark(self, tenant: str | None, before_s: float) -> bool:
+        own = [block for block, mark in self.marks.items() if mark.tenant == tenant]
+        if len(self.marks) < self.limit and len(own) < self.tenant_limit:
+            return True
+        oldest = min((rest for rest in self.resting if rest[-1] in own and rest[0] < before_s), default=None)
+        if oldest is not None:
+            self.let_go(oldest)
+        return oldest is not None
+
+    def let_go(self, rest: tuple[float, int, int]) -> None:
+        """Let a resting block be one like any other."""
+        self.resting.remove(rest)
+        del self.marks[rest[-1]]
+        self.queue.append(rest[-1])
+
+    def end_retention(self, blocks: Iterable[int]) -> None:
+        ended = set(blocks)
+        for rest in sorted(self.resting):
+            if rest[-1] in ended:
+                self.let_go(rest)
+        self.marks = {block: mark for block, mark in self.marks.items() if block not in ended}
+
+    def expire(self, now_s: float) -> None:
+        self.now_s = now_s
+        for rest in sorted(self.resting):
+            if rest[0] <= now_s:
+                self.let_go(rest)
 
 
 class World(RuleBasedStateMachine):
@@ -147,10 +210,17 @@ class World(RuleBasedStateMachine):
         bits=st.integers(1, 4),
         at_once=st.booleans(),
         partial=st.booleans(),
+        limits=st.sampled_from([(0, 0), (3, 1), (5, 3), (12, 12)]),
     )
-    def begin(self, num_blocks: int, size: int, bits: int, at_once: bool, partial: bool) -> None:
-        self.pool = self.pool_type(num_blocks, size, partial=partial)
-        self.model = Model(num_blocks, size)
+    def begin(
+        self, num_blocks: int, size: int, bits: int, at_once: bool, partial: bool, limits: tuple[int, int]
+    ) -> None:
+        limit, tenant_limit = limits
+        self.pool = self.pool_type(
+            num_blocks, size, partial=partial, retained_blocks=limit, retained_per_tenant=tenant_limit
+        )
+        self.pool.retention.at_once = 1
+        self.model = Model(num_blocks, size, limit, tenant_limit)
         self.mask = (1 << bits) - 1 if self.weak else 2**64 - 1
         self.at_once = at_once
         self.requests: list[Held] = []
@@ -298,6 +368,43 @@ class World(RuleBasedStateMachine):
     def come_back(self) -> None:
         self.start(self.preempted.pop(0))
 
+    # ---- retention
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices, count=st.integers(0, 8), ttl_s=st.sampled_from([3.0, 10.0]))
+    def retain_and_end(self, which: int, count: int, ttl_s: float) -> None:
+        request = self.requests[which % len(self.requests)]
+        self.fill(request, 100)
+        self.retain(request, count, ttl_s)
+        self.stop(which)
+
+    def retain(self, request: Held, count: int, ttl_s: float) -> None:
+        blocks = request.blocks[: min(count, request.chain.named)]
+        self.pool.retain(blocks, request.chain.cache_salt, ttl_s)
+        self.model.retain(blocks, request.chain.cache_salt, ttl_s)
+
+    @precondition(lambda self: self.past)
+    @rule(which=indices, ttl_s=ttls)
+    def retain_what_is_cached(self, which: int, ttl_s: float) -> None:
+        """Retain a prefix without a request, as an operator does, or end its retention."""
+        chain = self.past[which % len(self.past)]
+        request = Held(chain, self.pool.match(chain).blocks)
+        if not ttl_s:
+            self.pool.end_retention(request.blocks)
+            self.model.end_retention(request.blocks)
+            return
+        self.pool.touch(request.blocks)
+        assert self.model.take(request.blocks, 0) is not None
+        self.pool.retain(request.blocks, chain.cache_salt, ttl_s)
+        self.model.retain(request.blocks, chain.cache_salt, ttl_s)
+        self.pool.release(request.blocks)
+        self.model.release(request.blocks)
+
+    @rule(seconds=st.sampled_from([1, 5, 20]))
+    def time_passes(self, seconds: int) -> None:
+        self.pool.expire(self.model.now_s + seconds)
+        self.model.expire(self.model.now_s + seconds)
+
     @rule()
     def reset(self) -> None:
         done = not any(self.model.references)
@@ -306,6 +413,9 @@ class World(RuleBasedStateMachine):
             self.model.named.clear()
             self.model.tails.clear()
             self.model.holders.clear()
+            self.model.queue += [block for *_, block in sorted(self.model.resting)]
+            self.model.marks.clear()
+            self.model.resting.clear()
 
     # ---- invariants
 
@@ -315,7 +425,7 @@ class World(RuleBasedStateMachine):
             return
         pool, model = self.pool, self.model
         pool.check()
-        assert list(pool.free_queue()) == model.queue
+        assert list(pool.free_queue()) == model.free
         assert [pool.references(block) for block in range(pool.num_blocks)] == model.references
         assert pool.resident() == {key for key, holders in model.holders.items() if holders}
         for block in range(pool.num_blocks):
@@ -324,8 +434,9 @@ class World(RuleBasedStateMachine):
             assert pool.findable_tokens(block) == expected
         snapshot = pool.snapshot()
         assert snapshot.cached == len(model.named)
-        assert snapshot.free == len(model.queue) == pool.num_blocks - snapshot.referenced
-        assert snapshot.unreferenced == len(model.named.keys() & set(model.queue))
+        assert snapshot.free == len(model.free) == pool.num_blocks - snapshot.referenced
+        assert snapshot.unreferenced == len(model.named.keys() & set(model.free))
+        assert snapshot.retained == len(model.marks)
         assert snapshot.evictions == model.evictions
         assert self.weak or snapshot.collisions_refused == 0
         self.hear()
@@ -426,9 +537,34 @@ class Hoarding(BlockPool):
             super().keep_tail(chain, blocks, computed)
 
 
+class Unfair(BlockPool):
+    """Retains all prefixes as those of one tenant."""
+
+    def retain(self, blocks: Sequence[int], tenant: str | None, ttl_s: float) -> None:  # noqa: ARG002
+        super().retain(blocks, None, ttl_s)
+
+
+class Eternal(BlockPool):
+    """Never ends a retention."""
+
+    def expire(self, now_s: float) -> None:
+        self.retention.now_s = now_s
+
+
+class Unkind(BlockPool):
+    """Gives retained blocks up first."""
+
+    def _hand_out(self, count: int) -> list[int]:
+        self._queue.prepend(self.retention.give_up(count))
+        return super()._hand_out(count)
+
+
 @pytest.mark.parametrize(
     ("world", "broken"),
-    [(WeakWorld, Trusting), *((World, broken) for broken in (Doubling, Forgetful, Blind, Undying, Hoarding))],
+    [
+        (WeakWorld, Trusting),
+        *((World, broken) for broken in (Doubling, Forgetful, Blind, Undying, Hoarding, Unfair, Eternal, Unkind)),
+    ],
     ids=lambda of: of.__name__,
 )
 def test_the_property_fails_for_a_pool_that_leaves_out_a_precaution(

@@ -15,10 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.resolver import Resolver
-from replica.block_pool import BlockPool, Match, PartialBlock
+from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.config import SimulatedConfig
 from replica.engine import Engine
+from replica.matches import Match, PartialBlock
 from replica.messages import Output
 from replica.names import Slots
 from replica.request import Scheduled

@@ -146,7 +146,7 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "endpoint"),
     [
-        ((), "tcp://127.0.0.1:5561"),
+        ((), "tcp://127.0.0.1:5556"),
         (("--kv-host", "*", "--kv-port", "0"), "tcp://*:0"),
         (("--kv-host", "::1", "--kv-port", "7"), "tcp://[::1]:7"),
     ],
@@ -430,6 +430,19 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
         (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),
         (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),
+        (("--disk-kv-gb", "5"), "--disk-kv-gb 5 is the size of --disk-kv; give --disk-kv DIR too, or leave it out"),
+        (("--disk-kv", __file__), "test_settings.py' is no folder; give one, or one that is to be made"),
+        (("--disk-kv", ""), "--disk-kv '' is no folder; give one, or one that is to be made"),
+        (
+            ("--disk-kv", "x", "--host-kv-gb", "0"),
+            "--host-kv-gb 0 holds none; give more",
+        ),
+        (("--disk-kv", "x", "--no-enable-prefix-caching"), "--disk-kv x is of no use without prefix caching"),
+        (("--disk-kv", "x", "--disk-kv-gb", "0.000001"), "--disk-kv-gb 1e-06 holds no block of 4,096 bytes; give more"),
+        (
+            ("--disk-kv", "x", "--engine", "simulated"),
+            "a simulated engine has no KV to keep; leave it out",
+        ),
     ],
 )
 def test_settings_that_the_native_engine_cannot_use_are_reported_in_one_line(
@@ -438,6 +451,11 @@ def test_settings_that_the_native_engine_cannot_use_are_reported_in_one_line(
     whole = error(*arguments, base=native)
     assert said in whole
     assert whole.count("\n") == 1
+
+
+def test_a_folder_for_blocks_need_not_be_there(native: tuple[str, ...], tmp_path: Path) -> None:
+    engine = config("--disk-kv", str(tmp_path / "new"), "--host-kv-gb", "1", "--disk-kv-gb", "2", base=native).engine
+    assert (engine.disk_kv, engine.disk_blocks) == (str(tmp_path / "new"), 2 * 10**9 // 4096)
 
 
 def test_a_model_that_does_not_run_is_refused_with_what_does(tmp_path: Path) -> None:

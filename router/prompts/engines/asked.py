@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest
 
+from api.requests import ChatRequest
+from api.retention import Breakpoint
+
 Text: TypeAlias = str | list[int]  # token ids need no encoding
 
 MOST_SHAPE = 400  # characters of a name; a longer one is cut and numbered, so that it stays one shape
@@ -27,6 +30,8 @@ class Asked(Struct):
     special_tokens: bool = False  # to be added around a text
     shape: str | None = None  # None: there is nothing to verify, as in a prompt of token ids
     doubt: str | None = None  # why its tokens are not called exact, for an engine whose prompts are not followed
+    retaining: ChatRequest | None = None  # the request, if it asks to keep a beginning of its prompt
+    ended: dict[Breakpoint, Text] = {}  # where that ends: a text that goes on otherwise from there
 
 
 class Question(Struct, frozen=True):

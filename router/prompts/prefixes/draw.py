@@ -73,8 +73,10 @@ def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool
 
 
 def holders(prefix: Prefix) -> str:
+    """The replicas that hold it, and for how long they give it up last."""
     if not prefix.held_by:
         return "nobody"
     named = ", ".join(printable(prefix.named(name)) for name in prefix.replicas[:NAMED])
     more = prefix.held_by - min(NAMED, len(prefix.replicas))
-    return named + (f" and {more:,} more" if more else "")
+    kept = "" if prefix.retained_s is None else f", kept {ago(prefix.retained_s)}"
+    return named + (f" and {more:,} more" if more else "") + kept

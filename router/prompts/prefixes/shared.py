@@ -18,6 +18,7 @@ class Prefix(Struct):
     below: list["Prefix"] = []
     id: str = ""  # named by its first block, it stays the same while the tree changes around it
     sources: dict[str, str] = {}  # of `replicas` that hold a part only in slower memory: CPU, or STORAGE
+    retained_s: float | None = None  # until replicas give it up like any other; None: they do not retain it
 
     def named(self, replica: str) -> str:
         """The replica's name, and the slower memory if it needs it."""

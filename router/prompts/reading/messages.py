@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError
+from api.retention import Retain
 from api.special_tokens import SpecialTokensInText
 from router.prompts.tokens import TokenCounts
 
@@ -74,6 +75,7 @@ class Made(Struct, tag=True):
     beginning: str = ""
     shape: str | None = None  # of the request, if it has to be verified
     doubt: str | None = None  # why its tokens are not called exact
+    retain: list[Retain] = []  # beginnings that replicas are asked to keep
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
 
 

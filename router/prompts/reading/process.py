@@ -161,6 +161,7 @@ class Process:
             beginning=beginning_of(peek, TEXT_BYTES).decode(errors="replace") if reads_text else "",
             shape=prompt.shape,
             doubt=prompt.doubt,
+            retain=prompt.retain,
             counts=tokens.counts,
         )
 

@@ -1,4 +1,4 @@
-"""What a source, or a reader, can do wrong: each costs its neighbour a bounded time, and nothing wrong is used."""
+"""Sources and readers that go, lie, stop or flood: each costs a bounded time, and nothing wrong is used."""
 
 import os
 import random

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from replica.clock import VirtualClock
 from replica.config import EngineConfig
 from replica.engine import Engine
+from replica.messages import DiskCounters
 from replica.request import Scheduled
 from replica.runner import Finish, SampledToken
 from replica.tiers.mover import Landed
@@ -80,6 +81,7 @@ class RememberingMover:
 
     def __init__(self, runner: RememberingRunner, size: int, first_on_disk: int, chance: Random) -> None:
         self.speeds = LoadSpeeds(runner.clock.now_s)
+        self.disk_counters = DiskCounters()
         self.runner = runner
         self.size = size
         self.first_on_disk = first_on_disk
@@ -127,6 +129,11 @@ class RememberingMover:
             self.verify("an erasure", used((), [("slot", slot)]), [*self.of_transfers(), *self.of_writes()])
             self.writing.append(Erasure(slot))
         self.go_on()
+
+    def clear(self) -> None:
+        self._written += [Written(move, False) for move in self.writing if isinstance(move, Write)]
+        self.writing.clear()
+        self.disk.clear()
 
     def landed(self) -> Landed:
         self.go_on(at_least=1)

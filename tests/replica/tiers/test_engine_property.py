@@ -122,7 +122,7 @@ class TieredWorld(World):
 
     @rule()
     def settle(self) -> None:
-        """What a replica without requests does."""
+        """Do what a replica without requests does."""
         if not self.engine.busy:
             self.engine.settle()
             self.verify()
@@ -153,7 +153,7 @@ class TieredWorld(World):
         assert self.engine.scheduler.requests.keys() == self.expected.keys()
 
     def verify_disk(self) -> None:
-        """What is named there has been written, and stays."""
+        """Verify that all named slots have been written, and stay as they are."""
         lower = self.engine.pool.lower
         assert lower is not None
         if lower.disk is None:

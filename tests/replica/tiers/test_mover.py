@@ -168,6 +168,25 @@ def test_answers_are_right_after_a_restart_with_a_damaged_file(tmp_path: Path) -
         assert DISK in engine.scheduler.transfers.loaded_tokens
 
 
+def test_a_reset_is_a_cold_start_also_for_what_waits_to_be_written(tmp_path: Path) -> None:
+    with serving(RememberingRunner, tmp_path) as engine:
+        visitor = Visitor(engine, Random(0))
+        visitor.visit(30)
+        visitor.leave()
+        for seed in range(3, 8):
+            assert submit(engine, 100 + seed, [seed] * 17, 4, seed=0) is None
+        while engine.busy:
+            engine.step()
+        assert engine.mover is not None and engine.mover.disk_counters.written
+        assert engine.reset()
+    with disk_file(tmp_path) as reopened:
+        assert not reopened.recover().records
+    with serving(RememberingRunner, tmp_path) as engine:
+        visitor = Visitor(engine, Random(1))
+        visitor.visit(30)
+        visitor.leave()
+
+
 # ---- what cannot be read
 
 

@@ -365,7 +365,7 @@ class TieredWorld(World):
         assert self.pool.reset() == done
         if done:
             model = self.model
-            model.erasures.update(model.disk.named)
+            model.erasures.clear()  # the mover clears the whole disk
             for records in (model.named, model.tails, model.holders, model.host.named, model.disk.named):
                 records.clear()
 

@@ -1,7 +1,7 @@
 /** What prefixes share and who holds them: as bars to zoom into, as a list, and one of them closely. */
 
 import { el, fill, mark } from "./dom.js";
-import { ago, plural, plurals, shortened, whole } from "./format.js";
+import { age, ago, plural, plurals, shortened, whole } from "./format.js";
 import { Icicle } from "./icicle.js";
 import { card } from "./parts.js";
 import { replica } from "./places.js";
@@ -133,7 +133,7 @@ export class PrefixTree {
       weight: this._by === "prompts" ? prefix.prompts : tokens,
       tokens,
       title: shortened(firstLine(prefix.text) || `from token ${whole(prefix.begin)}`, 120),
-      under: `${sized(prefix)}, ${plural(prefix.prompts, this._noun)}`,
+      under: `${sized(prefix)}, ${plural(prefix.prompts, this._noun)}${kept(prefix)}`,
       label: this._told(prefix),
       holders: prefix.replicas.map((name) => ({ name, hue: this._hue(name) })),
       prefix,
@@ -201,7 +201,7 @@ export class PrefixTree {
     const words = prefix.text ? `: ${shortened(firstLine(prefix.text), 80)}` : "";
     const counted = plural(prefix.prompts, this._noun);
     const where = `${sized(prefix)} from token ${whole(prefix.begin)}`;
-    return `${where}, ${counted}, last ${ago(prefix.idle_s)}, ${heldBy(prefix)}${words}`;
+    return `${where}, ${counted}, last ${ago(prefix.idle_s)}, ${heldBy(prefix)}${kept(prefix)}${words}`;
   }
 
   _close(prefix) {
@@ -215,7 +215,7 @@ export class PrefixTree {
             { class: "prefix-text", tabindex: "0", role: "region", "aria-label": "How it begins" },
             prefix.text,
           );
-    return [el("p", {}, el("strong", {}, sized(prefix)), ` ${where}`), this._holdersOf(prefix), text];
+    return [el("p", {}, el("strong", {}, sized(prefix)), ` ${where}`), this._holdersOf(prefix), retention(prefix), text];
   }
 
   _holdersOf({ held_by: count, replicas, sources }) {
@@ -257,6 +257,12 @@ function heldBy({ held_by: count, replicas, sources }) {
   const more = count > replicas.length ? ` and ${count - replicas.length} more` : "";
   return `held by ${replicas.map((name) => name + slower(sources, name)).join(", ")}${more}`;
 }
+
+/** For how long replicas give it up last, if they do; a recording says nothing of it. */
+const kept = ({ retained_s: left }) => (left == null ? "" : `, kept ${age(left)}`);
+
+const retention = ({ retained_s: left }) =>
+  left == null ? null : el("p", { class: "note" }, `Given up last for another ${age(left)}; each use renews it.`);
 
 /** How many there are, those below them included. */
 export const counted = (prefixes) => prefixes.reduce((sum, { below }) => sum + 1 + counted(below), 0);

@@ -1,0 +1,176 @@
+"""Has replicas give a prefix up last that they hold already; computes and moves nothing for it."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from api.errors import ApiError, invalid, quoted
+from api.generation_apis import CHAT, COMPLETIONS
+from api.native import unpack_ids
+from api.reading import read
+from api.requests import Identifier, RetainRequest
+from api.responses import RetainedPrefix as RetainedAtReplica
+from router.core import Router
+from router.http.adapters import BAD_GATEWAY, MOST_AT_ONCE, MOST_SHOWN, SUCCESS, Failure
+from router.http.explaining import read_prompt, runs_of
+from router.members.broken import Broken
+from router.members.fetch import fetch
+from router.members.members import Member
+from router.prompts.prefixes.retained import Full, RetainedPrefix
+from router.prompts.prompt import Prompt
+from router.proxy.admission import Admitted
+from router.responses import Retained, RetainedAt, RetainedList
+
+RETAIN_S = 10.0  # for a replica to answer
+_decode = msgspec.json.Decoder(RetainedAtReplica).decode
+
+
+class RetainAsked(RetainRequest, kw_only=True):
+    replicas: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # at most so many; None: all that hold it
+    key: Identifier | None = None  # the name of the API key whose cache it is in; None: the one that all share
+
+
+class RetainReport(Retained, kw_only=True, omit_defaults=True):
+    error: Failure | None = None  # if no replica has done it
+
+
+async def retain(router: Router, body: bytes) -> tuple[int, RetainReport]:
+    """Ask the replicas that hold most of the prompt to retain it, or no longer; return a status and their answers."""
+    asked = read(body, RetainAsked)
+    prompt = await _prompt_of(router, asked)
+    holders = _holders(router, asked.model, prompt)[: asked.replicas]
+    packed = prompt.packed[0]
+    size = holders[0].block_size if holders else 0
+    keys = prompt.keys(size) if size else []
+    key = keys[-1] if keys else 0
+    if asked.ttl_s and keys:
+        try:
+            router.retained.check_room(key, packed, router.now_s())
+        except Full as full:
+            raise ApiError(409, str(full), code="retention_full") from full
+    found = await _ask_all(holders, asked.model, packed, prompt.salt, asked.ttl_s)
+    now_s = router.now_s()
+    prefix = RetainedPrefix(key, asked.model, size, len(keys) * size, asked.ttl_s, {}, packed, prompt.salt)
+    prefix.until_s = {one.name: now_s + asked.ttl_s for one in found if one.retained_blocks}
+    if asked.ttl_s and prefix.until_s:
+        router.retained.retain(prefix)
+    elif not asked.ttl_s:
+        router.retained.end(key)
+    return _reported(prefix, found)
+
+
+async def end(router: Router, id: str) -> tuple[int, RetainReport]:
+    """End an operator's retention; ApiError 404 or 409."""
+    router.retained.expire(router.now_s())
+    prefix = router.retained.find(id)
+    if prefix is None:
+        raise ApiError(404, f"nothing is retained as {quoted(id)}; see GET /retain", code="retention_not_found")
+    if not prefix.is_operators:
+        fix = "its tokens are not kept here: send its messages and ttl_s 0 to POST /retain, or let its time pass"
+        raise ApiError(409, f"{quoted(id)} is retained for a client; {fix}", code="retained_by_client")
+    members = [member for name in prefix.until_s if (member := router.members.by_name.get(name)) is not None]
+    found = await _ask_all(members, prefix.model, prefix.packed, prefix.salt, 0)
+    router.retained.end(prefix.key)
+    prefix.ttl_s = 0
+    return _reported(prefix, found)
+
+
+def listed(router: Router) -> RetainedList:
+    now_s = router.now_s()
+    return RetainedList([_shown(prefix, now_s) for prefix in router.retained.all(now_s)])
+
+
+def _shown(prefix: RetainedPrefix, now_s: float) -> Retained:
+    return Retained(
+        id=prefix.id,
+        model=prefix.model,
+        tokens=prefix.tokens,
+        ttl_s=prefix.ttl_s,
+        by="operator" if prefix.is_operators else "client",
+        replicas=[RetainedAt(name, left_s=round(until_s - now_s, 3)) for name, until_s in prefix.until_s.items()],
+    )
+
+
+def _reported(prefix: RetainedPrefix, found: Sequence[RetainedAt]) -> tuple[int, RetainReport]:
+    failed = [one for one in found if one.error is not None]
+    error = None
+    if failed and len(failed) == len(found):
+        message = f"none of {len(found)} replicas has done it; {failed[0].name} says: {failed[0].error}"
+        error = Failure(message, "server_error", "not_retained")
+    report = RetainReport(
+        id=prefix.id if prefix.tokens else "",
+        model=prefix.model,
+        tokens=prefix.tokens,
+        ttl_s=prefix.ttl_s,
+        by="operator",
+        replicas=list(found),
+        error=error,
+    )
+    return (SUCCESS if error is None else BAD_GATEWAY), report
+
+
+async def _prompt_of(router: Router, asked: RetainAsked) -> Prompt:
+    key = next((key for key in router.admission.keys if key.name == asked.key), None)
+    if asked.key is not None and key is None:
+        raise invalid(
+            f"there is no API key named {quoted(asked.key)}; leave key out for the cache that all share", "key"
+        )
+    fields: dict[str, Any] = {"model": asked.model}
+    if asked.cache_salt is not None:
+        fields["cache_salt"] = asked.cache_salt
+    if asked.messages is None:
+        api = COMPLETIONS
+        fields |= {"prompt": asked.prompt}
+    else:
+        api = CHAT
+        fields |= {"messages": asked.messages, "tools": asked.tools, "add_generation_prompt": False}
+        fields["chat_template_kwargs"] = asked.chat_template_kwargs
+    _, prompt = await read_prompt(router, msgspec.json.encode(fields), Admitted("", key=key), api)
+    if not prompt.exact:
+        raise invalid(f"the tokens of {quoted(asked.model)} are not known here: {prompt.why_not}", "model")
+    return prompt
+
+
+def _holders(router: Router, model: str, prompt: Prompt) -> list[Member]:
+    """Replicas of ours that hold something of the prompt, those that hold most first."""
+    held: list[tuple[int, Member]] = []
+    for member in router.members.model(model).members:
+        size = member.block_size
+        if member.native and size:
+            runs = runs_of(router.placement.index_of(size).holders(prompt.keys(size))).get(member.slot, [])
+            if runs and not runs[0][0]:
+                held.append((runs[0][1] + 1, member))
+    return [member for _, member in sorted(held, key=lambda one: (-one[0], one[1].name))]
+
+
+async def _ask_all(
+    members: Sequence[Member], model: str, packed: bytes, salt: str | None, ttl_s: float
+) -> list[RetainedAt]:
+    fields: dict[str, Any] = {"model": model, "ttl_s": ttl_s}
+    if salt is not None:
+        fields["cache_salt"] = salt
+    body = msgspec.json.encode(fields | {"prompt": unpack_ids(packed)}) if members else b""
+    at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def at(member: Member) -> RetainedAt:
+        async with at_once:
+            return await _ask(member, body, ttl_s)
+
+    return list(await asyncio.gather(*map(at, members)))
+
+
+async def _ask(member: Member, body: bytes, ttl_s: float) -> RetainedAt:
+    server = member.server
+    try:
+        answer = await fetch(server.upstream, "/retain", body=body, lines=server.key_line, timeout_s=RETAIN_S)
+        if answer.status == SUCCESS:
+            found = _decode(answer.body)
+            left_s = ttl_s if found.retained_blocks else 0.0
+            return RetainedAt(member.name, found.cached_blocks, found.retained_blocks, left_s)
+        message = answer.body[: 4 * MOST_SHOWN].decode(errors="replace")[:MOST_SHOWN]
+    except (Broken, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        message = str(error)
+    return RetainedAt(member.name, error=message)
