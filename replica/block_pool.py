@@ -232,7 +232,7 @@ class BlockPool:
         if self.events:
             self._announce(chain, start, stop, copies)
         if self.lower is not None and self.lower.saved_early:
-            self._save_early(np.array([blocks[index] for index in range(start, stop) if index not in copies], np.intp))
+            self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
 
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
         """As `_name_each` does, at once; False, and nothing done, unless each is a first copy of a new content.
@@ -318,14 +318,11 @@ class BlockPool:
             keys: list[Hash] = [self._names.keys[block] for block in slots.tolist()]
             self._events.append(BlockRemoved(keys, MEDIUM))
 
-    def _save(self, slots: Slots) -> None:
-        """Keep named blocks, heads first, in the medium below."""
+    def _save(self, slots: Slots, *, early: bool = False) -> None:
+        """Keep named blocks, heads first, in the medium below; `early`: the pool keeps them, too."""
         if self.lower is not None and slots.size:
-            self.lower.save(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
-
-    def _save_early(self, slots: Slots) -> None:
-        if self.lower is not None and slots.size:
-            self.lower.save_early(slots, np.frombuffer(self._names.keys, np.uint64)[slots])
+            keys = np.frombuffer(self._names.keys, np.uint64)[slots]
+            (self.lower.save_early if early else self.lower.save)(slots, keys)
 
     def _forget_copy(self, block: int) -> bool:
         """Drop one copy of several; False if it is the only one."""
