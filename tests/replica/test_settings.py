@@ -433,10 +433,16 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--disk-kv-gb", "5"), "--disk-kv-gb 5 is the size of --disk-kv; give --disk-kv DIR too, or leave it out"),
         (("--disk-kv", __file__), "test_settings.py' is no folder; give one, or one that is to be made"),
         (("--disk-kv", ""), "--disk-kv '' is no folder; give one, or one that is to be made"),
-        (("--disk-kv", "x", "--host-kv-gb", "0"), "through the host's memory, and --host-kv-gb 0 holds none; give more"),
+        (
+            ("--disk-kv", "x", "--host-kv-gb", "0"),
+            "through the host's memory, and --host-kv-gb 0 holds none; give more",
+        ),
         (("--disk-kv", "x", "--no-enable-prefix-caching"), "--disk-kv x is of no use without prefix caching"),
         (("--disk-kv", "x", "--disk-kv-gb", "0.000001"), "--disk-kv-gb 1e-06 holds no block of 4,096 bytes; give more"),
-        (("--disk-kv", "x", "--engine", "simulated"), "--disk-kv x: a simulated engine has no KV to keep; leave it out"),
+        (
+            ("--disk-kv", "x", "--engine", "simulated"),
+            "--disk-kv x: a simulated engine has no KV to keep; leave it out",
+        ),
     ],
 )
 def test_settings_that_the_native_engine_cannot_use_are_reported_in_one_line(
