@@ -146,7 +146,7 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "endpoint"),
     [
-        ((), "tcp://127.0.0.1:5556"),
+        ((), "tcp://127.0.0.1:5561"),
         (("--kv-host", "*", "--kv-port", "0"), "tcp://*:0"),
         (("--kv-host", "::1", "--kv-port", "7"), "tcp://[::1]:7"),
     ],
@@ -435,13 +435,13 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--disk-kv", ""), "--disk-kv '' is no folder; give one, or one that is to be made"),
         (
             ("--disk-kv", "x", "--host-kv-gb", "0"),
-            "--host-kv-gb 0 holds none; give more",
+            "through the host's memory, and --host-kv-gb 0 holds none; give more",
         ),
         (("--disk-kv", "x", "--no-enable-prefix-caching"), "--disk-kv x is of no use without prefix caching"),
         (("--disk-kv", "x", "--disk-kv-gb", "0.000001"), "--disk-kv-gb 1e-06 holds no block of 4,096 bytes; give more"),
         (
             ("--disk-kv", "x", "--engine", "simulated"),
-            "a simulated engine has no KV to keep; leave it out",
+            "--disk-kv x: a simulated engine has no KV to keep; leave it out",
         ),
     ],
 )

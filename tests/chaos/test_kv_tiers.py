@@ -1,0 +1,416 @@
+"""Replicas with host memory, a disk and neighbours, behind a router, while all of these fail.
+
+Nothing may ever fail for a client, and each answer is, byte for byte, that of one replica that nobody disturbs.
+"""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from api.native import REQUEST_TYPE, KvSource, envelope
+from api.native import Native as Additions
+from replica.tiers.record import FileLayout
+from tests.chaos.routers import RouterProcess, router, without_chance
+from tests.chaos.tiered import (
+    BLOCK,
+    BLOCK_BYTES,
+    CLIENTS,
+    DISK,
+    START_S,
+    Tiered,
+    Undisturbed,
+    answer,
+    answers,
+    body,
+    cached_tokens,
+    conversations,
+    index_of,
+    text,
+    tiered,
+)
+from tests.events.processes import tool, wait_until
+from tests.fleet.test_up import starting
+from tests.replica.models import saved
+from tests.replica.serving import Replica
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+MOST = ("--num-blocks", 4096, "--host-kv-gb", 0)
+
+
+class Site(NamedTuple):
+    one: Tiered
+    two: Tiered
+    undisturbed: Undisturbed
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("kv")
+    with (
+        tiered("one", model, folder / "one", ready=False) as one,
+        tiered("two", model, folder / "two", ready=False) as two,
+        tiered("undisturbed", model, None, *MOST, ready=False) as undisturbed,
+    ):
+        for each in (one, two, undisturbed):
+            each.wait_ready()
+        yield Site(one, two, Undisturbed(undisturbed.served))
+
+
+@pytest.fixture(scope="module")
+def one(site: Site) -> Tiered:
+    return site.one
+
+
+@pytest.fixture(scope="module")
+def two(site: Site) -> Tiered:
+    return site.two
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Site) -> Undisturbed:
+    return site.undisturbed
+
+
+@pytest.fixture(scope="module")
+def front(one: Tiered, two: Tiered) -> Iterator[RouterProcess]:
+    with router(*one.spec, *two.spec, "--log-level", "error") as running:
+        yield running
+
+
+@contextmanager
+def loading(served: RouterProcess, prompts: list[str]) -> Iterator[list[Future[bytes]]]:
+    """Send all prompts from several clients, while the body runs; each has to succeed."""
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        asked = [clients.submit(answer, served, prompt) for prompt in prompts]
+        yield asked
+        for each in asked:
+            each.result()
+
+
+def some_done(asked: list[Future[bytes]], count: int) -> None:
+    wait_until(lambda: sum(each.done() for each in asked) >= count, f"{count} requests have ended")
+
+
+def is_exact(running: RouterProcess, name: str) -> bool:
+    events = running.status_of(name)["events"]
+    return bool(events["exact"] and events["connected"])
+
+
+# ---- host memory
+
+
+def test_conversations_beyond_the_cache_come_back_from_host_memory(
+    front: RouterProcess, one: Tiered, two: Tiered, undisturbed: Undisturbed
+) -> None:
+    prompts = conversations("host", 8)
+    for _ in range(2):
+        assert answers(front, prompts) == undisturbed(prompts)
+    loaded = sum(each.metric("loaded_tokens_total", medium="CPU") for each in (one, two))
+    assert loaded > 0
+    for each in (one, two):
+        wait_until(lambda: index_of(front, each.name).get("CPU"), "the router knows of host memory")  # noqa: B023
+        each.served.check()
+
+
+def test_the_router_says_that_a_prompt_comes_from_host_memory(front: RouterProcess, one: Tiered) -> None:
+    prompt, others = text("explained"), [text(f"others {number}") for number in range(5)]
+    for each in (prompt, *others):
+        answer(one.served, each)
+
+    def sources() -> set[str]:
+        explained = front.post("/explain", {"model": "model", "prompt": prompt}).json
+        return {each["source"] for candidate in explained["candidates"] for each in candidate["portions"]}
+
+    wait_until(lambda: "CPU" in sources(), "it would come from host memory")
+    command = [sys.executable, "-m", "fleet", "explain", prompt, "--router", front.url]
+    assert "from host memory" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_tools_and_a_late_router_find_every_medium(front: RouterProcess, one: Tiered, two: Tiered) -> None:
+    with (
+        tool("verify", one.served.url, "--for", 1, "--json") as verify,
+        tool("conform", one.served.url, "--for", 2) as conform,
+    ):
+        answers(front, conversations("verified", 4))
+        assert verify.end(None) == 0, verify.out
+        assert conform.end(None) == 0, conform.out
+    for each in (one, two):
+        each.wait_written()
+    with router(*one.spec, *two.spec, "--log-level", "error") as late:
+        for each in (one, two):
+            wait_until(lambda: is_exact(late, each.name), "the late router follows")  # noqa: B023
+            wait_until(lambda: index_of(late, each.name) == index_of(front, each.name), "both know the same")  # noqa: B023
+            assert index_of(late, each.name).keys() == {"GPU", "CPU", "STORAGE"}
+            for running in (front, late):
+                assert running.status_of(each.name)["events"]["digest_mismatches"] == 0
+
+
+# ---- the disk
+
+
+def test_a_replica_that_is_killed_under_load_is_warm_when_it_is_back(
+    front: RouterProcess, one: Tiered, undisturbed: Undisturbed
+) -> None:
+    prompts = conversations("killed", 8)
+    expected = undisturbed(prompts)
+    answers(one.served, prompts[:4])
+    one.wait_written()
+    with loading(front, prompts * 2) as asked:
+        some_done(asked, 4)
+        one.end(signal.SIGKILL)
+        one.begin()
+    assert [each.result() for each in asked] == expected * 2
+    one.wait_ready()
+    assert cached_tokens(one.served, prompts[0]) > 0
+    assert answers(one.served, prompts[:4]) == expected[:4]
+    one.wait_for("loaded_tokens_total", medium="STORAGE")
+    wait_until(lambda: is_exact(front, "one"), "the router follows it again")
+    wait_until(lambda: index_of(front, "one").get("STORAGE"), "the router knows what it has on disk")
+    one.served.check()
+
+
+def test_a_damaged_disk_costs_no_answer(one: Tiered, undisturbed: Undisturbed) -> None:
+    prompts = conversations("damaged", 6)
+    expected = undisturbed(prompts)
+    assert answers(one.served, prompts) == expected
+    one.wait_written()
+
+    damage(one.file)
+    forget_memory(one)
+    before = one.metric("disk_wrong_reads_total")
+    assert answers(one.served, prompts) == expected
+    one.wait_for("disk_wrong_reads_total", before)
+    assert "a record is torn or damaged" in one.log
+
+    one.wait_written()
+    file = one.file
+    one.end(signal.SIGKILL)
+    damage(file)
+    one.start()
+    assert answers(one.served, prompts) == expected
+    one.wait_for("disk_wrong_reads_total")
+
+    os.truncate(one.file, os.path.getsize(one.file) // 2)
+    forget_memory(one)
+    assert answers(one.served, prompts) == expected
+    one.served.check()
+
+
+def test_a_full_disk_and_a_lost_folder_cost_no_answer(two: Tiered, undisturbed: Undisturbed) -> None:
+    prompts = conversations("full", 6)
+    expected = undisturbed(prompts)
+    before = resource.prlimit(two.engine_pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    assert answers(two.served, prompts) == expected
+    two.wait_for("disk_failed_writes_total")
+    assert "fails, blocks are computed instead" in two.log
+    resource.prlimit(two.engine_pid, resource.RLIMIT_FSIZE, before)
+
+    assert two.folder is not None
+    shutil.rmtree(two.folder)
+    forget_memory(two)
+    assert answers(two.served, prompts) == expected
+    two.served.check()
+    assert two.end(signal.SIGTERM) == 0
+    two.start()
+    assert answers(two.served, prompts) == expected
+    assert two.file.is_file()
+
+
+def test_the_end_of_a_replica_leaves_its_file_to_the_next(one: Tiered, undisturbed: Undisturbed) -> None:
+    prompt, longer = text("ended"), text("longer")
+    expected = undisturbed([prompt, longer])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        assert answer(one.served, prompt) == expected[0]
+        one.wait_written()
+        file = one.file
+        with ThreadPoolExecutor(1) as client:
+            last = client.submit(answer, one.served, longer)
+            wait_until(lambda: last.done() or one.served.load()["open_requests"], "it has come")  # noqa: B023
+            assert one.end(number) == 0
+            assert last.result() == expected[1]
+        one.start()
+        assert one.file == file
+        assert cached_tokens(one.served, prompt) > 0
+
+
+@pytest.mark.parametrize("changed", ["model", "dtype"])
+def test_another_model_or_type_never_reads_the_file(
+    changed: str, one: Tiered, model: Path, undisturbed: Undisturbed
+) -> None:
+    prompts = [text(f"other {number}") for number in range(2)]
+    assert answers(one.served, prompts) == undisturbed(prompts)
+    one.wait_written()
+    other = saved("qwen2", model.parent) if changed == "model" else model
+    options = ("--dtype", "bfloat16") if changed == "dtype" else ()
+    with tiered("other", other, one.folder, *options) as stranger:
+        assert [cached_tokens(stranger.served, prompt) for prompt in prompts] == [0, 0]
+        assert stranger.metric("tier_cached_blocks", medium="STORAGE") == 0
+        assert stranger.file != one.file
+
+
+def damage(file: Path) -> None:
+    """Turn bits in every page but those of headers, so that each block seems to be there, and none is."""
+    layout = FileLayout(BLOCK, BLOCK_BYTES)
+    chance = random.Random(1)
+    with file.open("r+b") as opened:
+        for slot in range(DISK):
+            place = layout.payload_offset(slot) + chance.randrange(BLOCK_BYTES)
+            opened.seek(place)
+            [byte] = opened.read(1)
+            opened.seek(place)
+            opened.write(bytes([byte ^ 1 + chance.randrange(255)]))
+
+
+def forget_memory(site: Tiered) -> None:
+    """Ask for so much else that neither the cache nor host memory has anything that was there."""
+    chance = random.Random()
+    answers(site.served, [text(chance.random()) for _ in range(14)])
+
+
+# ---- neighbours
+
+
+def branches(seed: object, prefixes: int = 6, each: int = 4) -> list[str]:
+    """Prompts that share prefixes in groups; the first ones are one of each group."""
+    return [text(f"{seed} {number}") + text(f"{branch}", 3) for branch in range(each) for number in range(prefixes)]
+
+
+def endpoint_of(source: Tiered) -> str:
+    endpoint: str = source.served.load()["kv_read"]
+    return endpoint
+
+
+def ask_with_source(served: Replica, prompt: str, endpoint: str) -> bytes:
+    """Ask as a router does that names a neighbour."""
+    additions = Additions(kv_sources=[KvSource(endpoint, len(prompt))])
+    content = envelope(additions) + json.dumps(body(prompt)).encode()
+    got = served.ask("POST", "/v1/completions", content, {"Content-Type": REQUEST_TYPE})
+    assert got.status == 200, got.body
+    return without_chance(got.body)
+
+
+def warm_for_router(front: RouterProcess, source: Tiered, prompts: list[str]) -> None:
+    """Let the source have these prompts, and the router know."""
+    answers(source.served, prompts)
+    wait_until(lambda: is_exact(front, source.name), "the router follows the source")
+
+    def is_known() -> bool:
+        explained = [front.post("/explain", {"model": "model", "prompt": prompt}).json for prompt in prompts]
+        return all(explained[number]["hits"][source.name] for number in range(len(prompts)))
+
+    wait_until(is_known, "the router knows what the source has")
+
+
+def test_a_source_that_is_killed_in_the_middle_costs_no_answer_and_is_read_again(
+    front: RouterProcess, one: Tiered, two: Tiered, undisturbed: Undisturbed
+) -> None:
+    for kills in (True, False):
+        prompts = branches(f"killed {kills}")
+        expected = undisturbed(prompts)
+        warm_for_router(front, one, prompts[:6])
+        before = two.metric("neighbour_blocks_total", direction="pulled")
+        with loading(front, prompts) as asked:
+            two.wait_for("neighbour_blocks_total", before, direction="pulled")
+            if kills:
+                one.end(signal.SIGKILL)
+                one.begin()
+        assert [each.result() for each in asked] == expected
+        one.wait_ready()
+    two.served.check()
+
+
+def test_a_source_that_stops_in_the_middle_costs_no_answer(one: Tiered, two: Tiered, undisturbed: Undisturbed) -> None:
+    prompts = branches("stopped", 8, 1)
+    expected = undisturbed(prompts)
+    answers(one.served, prompts)
+    meanwhile = text("asked meanwhile")
+    told = undisturbed([meanwhile])
+    endpoint, pid = endpoint_of(one), one.engine_pid
+    before = two.metric("neighbour_failures_total", direction="pulled")
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        asked = [clients.submit(ask_with_source, two.served, prompt, endpoint) for prompt in prompts]
+        some_done(asked, 1)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert [each.result() for each in asked] == expected
+            assert [ask_with_source(two.served, meanwhile, endpoint)] == told
+            two.wait_for("neighbour_failures_total", before, direction="pulled")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    two.served.check()
+    assert answers(one.served, prompts) == expected
+    one.served.check()
+
+
+def test_a_replica_with_a_wrong_secret_reads_nothing(
+    front: RouterProcess, one: Tiered, two: Tiered, undisturbed: Undisturbed
+) -> None:
+    two.end(signal.SIGKILL)
+    two.start(WARMROUTE_KV_SECRET="a secret of another fleet")
+    before = one.metric("neighbour_blocks_total", direction="read")
+    prompts = branches("wrong secret", 6, 2)
+    expected = undisturbed(prompts)
+    warm_for_router(front, one, prompts[:6])
+    assert answers(front, prompts) == expected
+    assert ask_with_source(two.served, prompts[0], endpoint_of(one)) == expected[0]
+    other = text("of one only")
+    [told] = undisturbed([other])
+    assert answer(one.served, other) == ask_with_source(two.served, other, endpoint_of(one)) == told
+    two.wait_for("neighbour_failures_total", direction="pulled", reason="handshake")
+    assert two.metric("neighbour_blocks_total", direction="pulled") == 0
+    assert one.metric("neighbour_blocks_total", direction="read") == before
+
+
+# ---- with default settings
+
+
+def test_up_keeps_blocks_in_host_memory_and_shows_them(demo_cache: Path) -> None:
+    options = ("--replicas", "1", "--no-ray", "--port", "0", "--", "--num-blocks", "64")
+    with starting(*options, WARMROUTE_CACHE_DIR=str(demo_cache)) as running:
+        running.wait_for("Ctrl-C ends everything", within_s=START_S)
+        for number in range(4):
+            running.ask(messages=[{"role": "user", "content": text(number, 40)}])
+        [replica] = get(running.url + "/replicas")["replicas"]
+        assert b'warmroute:tier_blocks{medium="CPU"' in fetch(replica["url"] + "/metrics")
+
+        def is_shown() -> bool:
+            page = get(running.url + f"/dashboard/replicas/{replica['name']}")
+            metrics = fetch(running.url + "/metrics").decode()
+            return page["blocks"].get("CPU", 0) > 0 and f'{replica["name"]}",medium="CPU"}}' in metrics
+
+        wait_until(is_shown, "router and dashboard show host memory")
+        assert running.end() == 0
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=START_S) as answered:
+        content: bytes = answered.read()
+    return content
+
+
+def get(url: str) -> Any:
+    return json.loads(fetch(url))
