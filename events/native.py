@@ -31,6 +31,7 @@ class Load(Struct, frozen=True, omit_defaults=True):
     prefill_tokens_per_s: Rate = 0.0
     load_tokens_per_s: Rates = {}  # blocks brought back, by source: CPU, STORAGE, or PULL from a neighbour
     loading_tokens: Count = 0  # of admitted requests, being brought back or waiting to be
+    host_blocks: Count = 0  # that host memory behind the cache has room for
 
 
 class Status(Struct, frozen=True):

@@ -231,6 +231,9 @@ class BlockPool:
         chain.named = stop
         if self.events:
             self._announce(chain, start, stop, copies)
+        if self.lower is not None:
+            line = np.array(blocks[max(0, start - 1) : stop], np.intp)
+            self._contents.followed(line[:-1], self._contents.many_identities[line[1:]])
         if self.lower is not None and self.lower.saved_early:
             self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
 

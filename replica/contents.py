@@ -15,6 +15,7 @@ from events.blocks import TOKEN_BYTES
 from replica.chain import Chain
 from replica.names import Slots
 
+SEVERAL = -1  # instead of the next identity, if more than one has followed
 NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
 
 
@@ -39,6 +40,8 @@ class Contents:
         self.many_identities = np.frombuffer(self.identity, np.int64)
         self.many_parents = np.frombuffer(self.parent, np.int64)
         self.many_filled = np.frombuffer(self.filled, np.int32)
+        # With lower media only: the identity that has followed each one, or SEVERAL.
+        self.next_identities: NDArray[np.int64] = np.zeros(num_slots if lower_slots else 0, np.int64)
         self.tokens = np.zeros(num_slots, np.dtype((np.void, TOKEN_BYTES * block_size)))
         self.rows: NDArray[np.uint32] = self.tokens.view(np.uint32).reshape(num_slots, block_size)
         self.exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
@@ -100,10 +103,17 @@ class Contents:
         for slot, own in zip(slots, extras or (), strict=False):
             self.origins[slot] = Origin(chain.lora_name, own)
 
+    def followed(self, slots: Slots, identities: NDArray[np.int64]) -> None:
+        """Record that each of these identities, if it is one, follows the content of its slot."""
+        slots, identities = slots[identities != 0], identities[identities != 0]
+        known = self.next_identities[slots]
+        self.next_identities[slots] = np.where((known == 0) | (known == identities), identities, SEVERAL)
+
     def copy(self, sources: Slots, targets: Slots) -> None:
         """Record that each target holds what its source holds."""
         for field in (self.many_identities, self.many_parents, self.many_filled, self.tokens, self.parent_keys):
             field[targets] = field[sources]
+        self.next_identities[targets] = self.next_identities[sources]
         if self.exact or self.origins:
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
                 if source in self.exact:
@@ -123,6 +133,8 @@ class Contents:
 
     def forget(self, slots: Slots) -> None:
         self.many_parents[slots] = NOT_NAMED
+        if self.next_identities.size:
+            self.next_identities[slots] = 0
         self.many_filled[slots] = 0
         if self.exact or self.origins:
             for slot in slots.tolist():
@@ -133,6 +145,7 @@ class Contents:
         self.exact.clear()
         self.origins.clear()
         self.many_parents[:] = NOT_NAMED
+        self.next_identities[:] = 0
         self.many_filled[:] = 0
 
     def check(self) -> None:

@@ -293,6 +293,7 @@ class Engine:
             prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
             load_tokens_per_s=self._load_speeds(),
             loading_tokens=self.scheduler.transfers.tokens(),
+            host_blocks=self.pool.lower.host.num_slots if self.pool.lower is not None else 0,
         )
 
     def stats(self) -> Stats:

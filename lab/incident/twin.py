@@ -43,8 +43,8 @@ class LoggedAges(CacheAges):
     def may_evict(self) -> bool:
         return self.logged_tokens > 0
 
-    def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0) -> float:
-        del tokens, now_s, price
+    def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0, from_host: float = 0.0) -> float:
+        del tokens, now_s, price, from_host
         return self.logged_tokens
 
 

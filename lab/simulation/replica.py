@@ -58,7 +58,7 @@ def readable_blocks(pool: BlockPool, chain: Chain) -> int:
         return len(match.blocks)
     slots = list(takewhile(lower.host.__contains__, match.lower))
     lower.hold(slots)
-    lower.release(slots, loaded=False)
+    lower.release_read(slots)
     return len(match.blocks) + len(slots)
 
 
@@ -112,6 +112,7 @@ class FifoReplica:
             queued_prefill_tokens=queued + round(left_s * self._settings.prefill_tokens_per_s),
             loading_tokens=sum(one.brought_tokens for one in self._waiting),
             load_tokens_per_s=self._rates,
+            host_blocks=self._settings.host_tokens // self._block_tokens,
             free_blocks=self.pool.free,
             cached_blocks=self.pool.named,
             prefill_tokens_per_s=self._settings.prefill_tokens_per_s,

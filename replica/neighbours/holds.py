@@ -135,7 +135,7 @@ class Holds:
             self.references[slot] -= 1
             if not self.references[slot]:
                 del self.references[slot]
-        self._each(slots, self._pool.release, lambda lower, own: lower.release(own, loaded=False))
+        self._each(slots, self._pool.release, lambda lower, own: lower.release_read(own))
 
     def _each(
         self,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from events.messages import KnownEvent
 from replica.chain import Chain
-from replica.contents import NOT_NAMED, Contents, Origin
+from replica.contents import NOT_NAMED, SEVERAL, Contents, Origin
 from replica.names import NOBODY, Keys, Slots
 from replica.tiers.moves import Load, Save, Write, Written
 from replica.tiers.record import Record
@@ -128,6 +128,7 @@ class LowerTiers:
         if (slots != NOBODY).any():
             is_same = (slots != NOBODY) & (contents.many_identities[slots] == contents.many_identities[blocks])
             host.refresh(slots[is_same][::-1])
+            contents.followed(slots[is_same], contents.next_identities[blocks[is_same]])
             blocks, keys, slots = blocks[~is_same], keys[~is_same], slots[~is_same]
             self._forget_others(slots)
         # With too little room the heads are kept, without which nobody would find the rest.
@@ -244,6 +245,16 @@ class LowerTiers:
             own = [slot for slot in slots if slot in tier]
             if own:
                 yield tier, own
+
+    def release_read(self, slots: Sequence[int]) -> None:
+        """End the holds of slots that a neighbour has read, in the order of a prompt.
+
+        The prompt goes on there, so its own slots are the next to go; those before a fork are for other prompts, too.
+        """
+        nexts = self._contents.next_identities
+        shared = max((place + 1 for place, slot in enumerate(slots) if nexts[slot] == SEVERAL), default=0)
+        self.release(slots[:shared], loaded=False)
+        self.release(slots[shared:], loaded=True)
 
     def drop(self, slots: Sequence[int]) -> None:
         """Forget slots whose KV turned out to be something else, or that are in the way."""

@@ -2,6 +2,7 @@
 
 Counted in pages, by a sample: one block in so many stands for about PAGE_TOKENS tokens, the same one in every prompt
 that has it. The cache itself is not inspected: if it evicts the least recently used first, it holds the latest pages.
+Host memory behind it holds those before them.
 """
 
 from collections import OrderedDict, deque
@@ -45,6 +46,7 @@ class CacheAges:
     def __init__(self, reuse: Reuse) -> None:
         self.page_tokens = PAGE_TOKENS
         self.capacity_pages = 0.0
+        self.host_pages = 0.0
         self._reuse = reuse
         self._pages: OrderedDict[int, Group] = OrderedDict()  # the next to be evicted first
         self._groups: deque[Group] = deque()  # oldest first
@@ -57,14 +59,15 @@ class CacheAges:
         """True if a long prompt may evict something: more than half of the capacity is used."""
         return 2 * len(self._pages) > self.capacity_pages
 
-    def describe(self, block_tokens: int, capacity_tokens: float) -> None:
-        """Set the block size and the capacity; 0: not known."""
+    def describe(self, block_tokens: int, capacity_tokens: float, host_tokens: float = 0.0) -> None:
+        """Set the block size and the capacity, 0: not known; and that of host memory behind it."""
         if not block_tokens or not capacity_tokens:
-            self.capacity_pages = 0.0
+            self.capacity_pages = self.host_pages = 0.0
             self.clear()
             return
         self.page_tokens = page_tokens(block_tokens)
         self.capacity_pages = min(MOST_PAGES, capacity_tokens / self.page_tokens)
+        self.host_pages = min(MOST_PAGES, host_tokens / self.page_tokens)
 
     def clear(self) -> None:
         self._pages.clear()
@@ -79,7 +82,7 @@ class CacheAges:
                 before.pages -= 1
             held[page] = newest
         newest.pages += len(pages)
-        while len(held) > self.capacity_pages:
+        while len(held) > self.capacity_pages + self.host_pages:
             held.popitem(last=False)[1].pages -= 1
         while self._groups and not self._groups[0].pages:
             self._groups.popleft()
@@ -99,29 +102,45 @@ class CacheAges:
             groups.append(Group(now_s))
         return groups[-1]
 
-    def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0) -> float:
+    def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0, from_host: float = 0.0) -> float:
         """Expected tokens to compute again if this many more had to be cached.
 
-        `price`: of an evicted token, as a share of computing it: below 1 if host memory keeps it.
+        `price`: of an evicted token, as a share of computing it: below 1 if host memory keeps it. `from_host`: so many
+        of the tokens come from there, and leave room for others.
         """
-        pages = tokens / self.page_tokens - (self.capacity_pages - len(self._pages))
+        held = len(self._pages)
+        in_host = max(0.0, held - self.capacity_pages)
+        pages = tokens / self.page_tokens - max(0.0, self.capacity_pages - held)
         if pages <= 0 or not self.capacity_pages:
             return 0.0
-        lost = 0.0
+        again, missing = self._used_again(in_host, pages, now_s)
+        lost = price * again + missing  # there is no room for the missing ones until requests have ended
+        if self.host_pages:
+            gone = (tokens - from_host) / self.page_tokens - (self.capacity_pages + self.host_pages - held)
+            lost += (1.0 - price) * self._used_again(0.0, gone, now_s)[0]
+        return self.page_tokens * lost
+
+    def _used_again(self, skipped: float, pages: float, now_s: float) -> tuple[float, float]:
+        """Return how many of the oldest pages, after those skipped, are used again; and how many are missing."""
+        again = 0.0
         for group in self._groups:
-            chance = self._reuse.chance(now_s - group.at_s)
-            if group.pages >= pages:
-                return price * self.page_tokens * (lost + chance * pages)
-            lost += chance * group.pages
-            pages -= group.pages
-        return self.page_tokens * (price * lost + pages)  # there is no room for the rest until requests have ended
+            if pages <= 0:
+                return again, 0.0
+            count = group.pages - skipped
+            if count <= 0:
+                skipped = -count
+                continue
+            skipped, count = 0.0, min(count, pages)
+            again += self._reuse.chance(now_s - group.at_s) * count
+            pages -= count
+        return again, max(0.0, pages)
 
     def held(self, now_s: float) -> list[tuple[float, int]]:
         """Pairs of seconds since the last use and tokens of that age; the newest first."""
         return [(now_s - group.at_s, group.pages * self.page_tokens) for group in reversed(self._groups) if group.pages]
 
     def check(self) -> None:
-        assert len(self._pages) <= self.capacity_pages
+        assert len(self._pages) <= self.capacity_pages + self.host_pages
         assert [group.at_s for group in self._groups] == sorted(group.at_s for group in self._groups)
         assert sum(group.pages for group in self._groups) == len(self._pages)
         assert all(group.pages >= 0 for group in self._groups)

@@ -89,6 +89,10 @@ def _add_losses(
 
 def _lost_tokens(ages: CacheAges, question: Question, candidate: Candidate, rate: float) -> float:
     """Expected tokens to compute again if the prompt takes its room in GPU memory, computed or brought there."""
-    new = max(1.0, question.tokens - question.matched.get(candidate.slot, 0))
-    rates = candidate.load_tokens_per_s
-    return ages.lost_tokens(new, question.now_s, price(CPU, rates, rate) if CPU in rates else 1.0)
+    slot, rates = candidate.slot, candidate.load_tokens_per_s
+    on_gpu = question.matched.get(slot, 0)
+    below = question.below.get(CPU)
+    from_host = max(0.0, below.get(slot, 0) - on_gpu) if below is not None else 0.0
+    new = max(1.0, question.tokens - on_gpu)
+    share = price(CPU, rates, rate) if ages.host_pages or CPU in rates else 1.0
+    return ages.lost_tokens(new, question.now_s, share, from_host)

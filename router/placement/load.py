@@ -42,6 +42,7 @@ class ReplicaLoad:
         self.block_size = block_size  # 0: unknown, and so is the empty cache
         self.total_blocks = total_blocks  # 0: unknown; the most blocks ever seen stand for it
         self._declared_blocks = total_blocks
+        self._host_blocks = 0
         self._tell_size()
         self._start()
 
@@ -72,7 +73,8 @@ class ReplicaLoad:
 
     def _tell_size(self) -> None:
         if self.candidate.ages is not None:
-            self.candidate.ages.describe(self.block_size, self.total_blocks * self.block_size)
+            size = self.block_size
+            self.candidate.ages.describe(size, self.total_blocks * size, self._host_blocks * size)
 
     # ---- our requests
 
@@ -181,6 +183,9 @@ class ReplicaLoad:
             self._crowd = min(MOST_CROWD, max(1.0, self._its_requests / self._our_requests))
         if not self._declared_blocks:
             self.total_blocks = max(self.total_blocks, load.free_blocks, load.cached_blocks)
+            self._tell_size()
+        if load.host_blocks != self._host_blocks:
+            self._host_blocks = load.host_blocks
             self._tell_size()
         self.candidate.running, self.candidate.waiting = load.running, load.waiting
         self._publish()

@@ -194,3 +194,45 @@ def test_of_two_records_with_one_key_the_first_is_restored() -> None:
     pool.check()
     assert disk_of(lower).resident() == {7}
     assert disk_of(lower).slots().tolist() == [disk_of(lower).first]
+
+
+def test_a_prompt_that_a_neighbour_has_read_leaves_the_host_first_but_not_what_it_shares() -> None:
+    pool, lower = tiered(num_blocks=8, host_slots=6)
+    head = range(2 * SIZE)
+    read, other = (chain([*head, *range(first, first + 2 * SIZE)]) for first in (100, 200))
+    serve(pool, read)
+    serve(pool, other)
+    evict(pool, 8)
+    save(lower)
+    assert lower.host.resident() == {*read.keys, *other.keys}
+    slots = [lower.host.find(key) for key in read.keys]
+    lower.hold(slots)
+    lower.release_read(slots)
+    lower.host.take(2)
+    assert lower.host.resident() == set(other.keys), "another prompt goes on from the head"
+    lower.host.take(2)
+    assert lower.host.resident() == set(other.keys[:2])
+    pool.check()
+
+
+def test_a_fork_is_remembered_while_a_block_moves_between_media() -> None:
+    pool, lower = tiered(num_blocks=4, host_slots=12)
+    head = range(2 * SIZE)
+    for first in (100, 200):  # each loads the head again, or finds it
+        own = chain([*head, *range(first, first + 2 * SIZE)])
+        match = pool.match(own)
+        lower.hold(match.lower)
+        blocks = pool.take(match.blocks, 4 - len(match.blocks))
+        assert blocks is not None
+        save(lower)
+        own.named, own.identity = len(match.blocks), match.identity
+        pool.store(own, blocks, 4)
+        lower.release(match.lower, loaded=True)
+        pool.release(blocks)
+        evict(pool, 4)
+        save(lower)
+    slots = [lower.host.find(key) for key in own.keys]
+    lower.hold(slots)
+    lower.release_read(slots)
+    lower.host.take(10)  # six are empty, two the read prompt's own, two the other one's
+    assert set(own.keys[:2]) <= lower.host.resident()

@@ -72,6 +72,24 @@ def test_long_unused_prefixes_go_first_and_cost_little() -> None:
     assert ages.lost_tokens(4 * PAGE_TOKENS, 110.0) == 4 * PAGE_TOKENS
 
 
+def test_what_falls_into_host_memory_costs_its_way_back_and_what_falls_out_of_it_the_rest() -> None:
+    ages = CacheAges(Certain())
+    ages.describe(PAGE_TOKENS, 10 * PAGE_TOKENS, 5 * PAGE_TOKENS)
+    ages.routed(range(10), 0.0)
+    assert ages.lost_tokens(4 * PAGE_TOKENS, 1.0, 0.25) == 1 * PAGE_TOKENS, "host memory has room for four"
+    assert ages.lost_tokens(7 * PAGE_TOKENS, 1.0, 0.25) == (7 * 0.25 + 2 * 0.75) * PAGE_TOKENS
+    assert ages.lost_tokens(7 * PAGE_TOKENS, 1.0, 0.25, from_host=2 * PAGE_TOKENS) == 7 * 0.25 * PAGE_TOKENS
+    ages.routed(range(100, 110), 100.0)
+    ages.check()
+    assert len(ages) == 15
+    rested = CacheAges(Certain(within_s=60.0))
+    rested.describe(PAGE_TOKENS, 10 * PAGE_TOKENS, 5 * PAGE_TOKENS)
+    rested.routed(range(10), 0.0)
+    rested.routed(range(100, 105), 100.0)
+    assert rested.lost_tokens(5 * PAGE_TOKENS, 110.0, 0.25) == 0, "what is evicted from either has rested for long"
+    assert rested.lost_tokens(10 * PAGE_TOKENS, 110.0, 0.25) == 5 * 0.25 * PAGE_TOKENS
+
+
 def test_what_was_sent_there_is_owed_room_already() -> None:
     """Else a burst would go where old blocks are, and each of it would count the same ones."""
     ages = ages_of(10, Certain(within_s=60.0))
