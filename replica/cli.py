@@ -11,6 +11,7 @@ import click
 
 from api.lifeline import die_with_parent, parent_pid
 from api.options import SettingsCommand
+from api.settings import Unusable
 from replica.config import ReplicaConfig
 from replica.configure import config_from
 from replica.settings import TABLE
@@ -36,6 +37,11 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     Exit status: 0 ended as asked, 1 could not start or the engine failed, 2 invalid setting.
     """
     config = config_from(ctx)
+    if config.role is not None and config.engine.kv_secret is None:  # of a fleet, that is set later than the options
+        raise Unusable(
+            f"--role {config.role} is of use only where replicas read each other's blocks; give all of them one "
+            "--kv-secret, or leave it out"
+        )
     if config.die_with_parent:
         die_with_parent(parent_pid())
     if config.tokenizer is None and ctx.params["model"] != "demo":

@@ -9,6 +9,7 @@ from api.parsing.formats import ReasoningFormat, ToolFormat
 EngineName: TypeAlias = Literal["native", "simulated"]
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 KvTransport: TypeAlias = Literal["auto", "tcp", "nixl"]
+Role: TypeAlias = Literal["prefill", "decode", "both"]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
@@ -108,3 +109,4 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress
     drain_timeout_s: float = 60.0
     die_with_parent: bool = False
+    role: Role | None = None  # told to routers: which half of a generation is sent here; None: all of it

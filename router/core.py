@@ -137,18 +137,18 @@ class Router:
         came_s: float | None = None,
         *,
         only: Member | None = None,
-        fetches: bool = False,
+        source: Member | None = None,
     ) -> tuple[Decision, dict[int, Matches]]:
         """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do.
 
-        `fetches`: its KV was computed elsewhere, and is held there.
+        `source`: the replica that has computed its KV for another one.
         """
         slots = model.slots if prompt.exact else model.all_slots
         question, matches = self.placement.question(
-            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s, counts=not fetches
+            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s, counts=source is None
         )
-        if fetches:
-            fetch(question, model.candidates)
+        if source is not None:
+            fetch(question, model.candidates, source.candidate)
         ring = model.ring if self.config.policy == "session" else None
         candidates = model.candidates if only is None else [only.candidate]
         return self.placement.decide(question, candidates, ring if only is None else None), matches

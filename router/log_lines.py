@@ -73,6 +73,7 @@ class Decided(Struct, omit_defaults=True):
     came_s: float | None = None  # all of its body; its place in a replica's queue counts from then
     half: Half = "decode"  # that was placed; "prefill": to compute its prompt for another replica
     is_fetched: bool = False  # its KV had been computed elsewhere
+    source: str | None = None  # the replica of ours that had computed it, to be read there
 
 
 class Sending(Struct, omit_defaults=True):

@@ -146,8 +146,9 @@ class World:
                 if one.readable_tokens:
                     readable[slot] = one.readable_tokens
         question.matched, question.below, question.readable = matched, below, readable
-        if decided.is_fetched:
-            fetch(question, [self.twins[one.name].candidate for one in decided.candidates])
+        if decided.is_fetched or decided.source is not None:
+            computed = None if decided.source is None else self.twins[decided.source].candidate
+            fetch(question, [self.twins[one.name].candidate for one in decided.candidates], computed)
         return question
 
     def _is_matched(self, line: LogLine, one: Weighed) -> bool:

@@ -151,7 +151,7 @@ class Member:
         self.native = facts.native
         self.models = facts.models
         self.adapters = facts.adapters
-        self.candidate.max_model_len = facts.spec.max_model_len
+        self.candidate.max_model_len, self.candidate.role = facts.spec.max_model_len, rank.spec.role
         self.load.describe(facts.spec.block_size or 0, facts.total_blocks or 0)
 
     def tally(self, model: str) -> Tally:

@@ -208,6 +208,7 @@ class NativeDescription(Struct, frozen=True):
     draining: bool = False
     kv_read: str | None = None  # where neighbours may read its blocks
     kv_layout: Annotated[str, Meta(max_length=MOST_LAYOUT_CHARS)] | None = None  # their model, type and shape
+    role: Role | None = None
 
 
 def with_description(spec: ReplicaSpec, described: NativeDescription) -> ReplicaSpec:
@@ -221,6 +222,8 @@ def with_description(spec: ReplicaSpec, described: NativeDescription) -> Replica
         found["max_model_len"] = described.max_model_len
     if spec.incarnation is None:
         found["incarnation"] = described.incarnation
+    if spec.role is None:
+        found["role"] = described.role
     if spec.events is None and described.endpoints is not None:
         host = spec.target.host
         found |= {field: _reachable(spec, getattr(described.endpoints, field), host) for field in SOCKETS}

@@ -95,7 +95,8 @@ class Question(Struct, eq=False):
     readable: Mapping[int, float] = NOTHING  # slot -> tokens that neighbours may read there, by events alone
     pulls: Mapping[int, Pull] = NO_PULLS  # slot -> what it would read from its neighbours; found by `choose`
     half: Half = "decode"  # of a generation, to be placed
-    is_fetched: bool = False  # its KV was computed elsewhere, and is fetched from there
+    is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
+    source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
 
     def reached(self, slot: int) -> float:
         """The tokens that a replica holds in any medium."""

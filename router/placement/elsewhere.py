@@ -98,7 +98,7 @@ def split(mode: Mode, decode: Decision, prefill: Decision, transfers: Transfers)
     here, there = _index(decode), _index(prefill)
     here_s, here_harm_s = decode.ttft_of(here), _harm_s(decode, here)
     transferred = decode.question.tokens - decode.question.matched.get(decode.candidates[here].slot, 0)
-    transfer_s = transferred / transfers.tokens_per_s
+    transfer_s = transferred / (decode.candidates[here].load_tokens_per_s.get(PULL) or transfers.tokens_per_s)
     computed_s = prefill.ttft_of(there)
     left_s = decode.ahead(here) / decode.rates[here] - computed_s  # its last token waits for what is queued there
     there_s = computed_s + max(transfer_s, left_s) + OVERHEAD_S
@@ -131,8 +131,14 @@ def _words(mode: Mode, found: Split) -> str:
 # ---- the second half
 
 
-def fetch(question: Question, candidates: Sequence[Candidate]) -> None:
-    """Count the prompt's KV as a neighbour's for all candidates with roles, as they fetch it."""
+def fetch(question: Question, candidates: Sequence[Candidate], source: Candidate | None) -> None:
+    """Count the prompt's KV as a neighbour's, for all candidates that can bring it from there.
+
+    A replica of ours is read like any neighbour; from another engine, candidates with roles fetch it.
+    """
+    if source is not None and source.kv_read:
+        question.source = source
+        return
     question.is_fetched = True
     fetched: dict[int, float] = {one.slot: question.tokens for one in candidates if one.role is not None}
     question.below = {**question.below, PULL: fetched}

@@ -56,7 +56,7 @@ def choose(
         raise ValueError(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
     rates = comparable_rates(candidates)
     weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
-    if question.readable:
+    if question.readable or question.source is not None:
         add_pulls(question, candidates, rates)
     tokens = question.tokens if question.exact else 0
     found = obstacles(candidates, tokens, question.tried, question.anyway, question.half)

@@ -4,7 +4,7 @@ A neighbour can be read if it is up, says so, and keeps its blocks as the reader
 confirmed them in its GPU or host memory: neither those on their way there, nor those on its disk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 
 from router.placement.cost import NO_PULLS, Candidate, Neighbour, Pull, Question, saved_tokens
@@ -15,10 +15,35 @@ MOST_NEIGHBOURS = 2  # the second is asked if the first fails
 
 def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> None:
     """Find for each candidate what it would read from its neighbours."""
-    question.pulls = NO_PULLS
+    question.pulls = _that_pay(question, candidates, rates) if question.readable else NO_PULLS
+    if question.source is not None:
+        question.pulls = {**question.pulls, **_from_source(question, question.source, candidates)}
+
+
+def can_read(reader: Candidate, source: Candidate) -> bool:
+    """Return whether one replica can use the blocks of another one."""
+    return bool(reader.kv_read and source.kv_read) and reader.kv_layout == source.kv_layout
+
+
+def _from_source(question: Question, source: Candidate, candidates: Sequence[Candidate]) -> dict[int, Pull]:
+    """The pulls from where the prompt was computed for the others; events may not have confirmed it yet."""
+    if source.unavailable is not None:
+        return {}
+    first, before = Neighbour(source.slot, source.name, source.kv_read, question.tokens), question.pulls
+    pulls = {}
+    for one in candidates:
+        if one.slot != source.slot and can_read(one, source):
+            known = before[one.slot].neighbours if one.slot in before else ()
+            others = [each for each in known if each.slot != source.slot]
+            pulls[one.slot] = Pull(question.tokens, (first, *others[: MOST_NEIGHBOURS - 1]))
+    return pulls
+
+
+def _that_pay(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> Mapping[int, Pull]:
+    """The pulls that cost less than computing."""
     by_layout = _holders(question, candidates)
     if not by_layout:
-        return
+        return NO_PULLS
     holding = {one.slot for holders in by_layout.values() for one in holders}
     on_gpu, in_memory = question.matched.get, question.below.get(CPU, question.matched).get
     on_disk = question.below.get(STORAGE, question.matched).get
@@ -37,7 +62,7 @@ def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequen
         more = pull.tokens - max(own, on_disk(slot, 0))  # that it would compute otherwise; that is often enough
         if share < 1.0 and ((1.0 - share) * more > PULL_S * rate or _pays(question, candidate, rate, pull)):
             pulls[slot] = pull
-    question.pulls = pulls
+    return pulls
 
 
 def _pull(holders: Sequence[Neighbour], own: float) -> Pull:

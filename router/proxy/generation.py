@@ -111,6 +111,8 @@ class Generation(PromptedRequest):
             self.router.responses.add(self._response.response_id, attempt.member.name, salt)
         if attempt.cached_tokens is not None and not self.resumes:
             self.hit.reported_tokens = attempt.cached_tokens
+            if self.prefill is not None and self.decision is not None:
+                self.prefill.found(self.decision, attempt.cached_tokens)
         if exchange.response_started or exchange.disconnected:
             return  # another replica has begun the response
         if attempt.framed:

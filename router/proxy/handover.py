@@ -1,12 +1,14 @@
-"""KV handed from the replica that computes a prompt to the one that generates its answer, in the words of vLLM.
+"""KV handed from the replica that computes a prompt to the one that generates its answer, in the words of each engine.
 
-Step one asks the prefill replica for one token, with `do_remote_decode`. Its answer names the blocks that it holds for
-a reader (`kv_transfer_params`). Step two is the client's own request with these, which a decode replica reads once.
+Step one asks the prefill replica for one token. Step two is the client's own request at the replica that generates.
 
-All of it follows vLLM 0.33's NixlConnector: a lease of 30 s on the blocks, which the reader renews from when it has the
-request; one read, after which the blocks may be anybody's. So parameters that have reached a replica are never sent
-again. To a replica of ours step two is to name its sources in the envelope (`api.native.Native`) instead: its form of
-`prefill_body` and `with_handed` belongs here, and its engine's name into HANDS_OVER.
+vLLM 0.33's NixlConnector: step one has `do_remote_decode`, and its answer names the blocks that it holds for a reader
+(`kv_transfer_params`), with which step two reads them. There is a lease of 30 s on the blocks, which the reader renews
+from when it has the request, and one read, after which the blocks may be anybody's. So parameters that have reached a
+replica are never sent again.
+
+Ours: after step one the prompt's blocks are in the cache, where any replica of the same layout may read them, more than
+once. Step two names the prefill replica first among its sources (`api.native.Native`).
 """
 
 from typing import Any
@@ -15,12 +17,14 @@ import msgspec
 from msgspec import Raw, Struct
 
 from api.generation_apis import APIS
+from api.native import KvSource, Native, envelope
+from router.placement.decision import Decision
 from router.prompts.prompt import UNREADABLE, Prompt
 
-HANDS_OVER = frozenset({"vllm"})  # engines whose replicas exchange KV; both halves are of the same one
+HANDS_OVER = frozenset({"vllm", "warmroute"})  # engines whose replicas exchange KV; both halves are of the same one
 MOST_BODY_BYTES = 2 * 1024 * 1024  # half a million tokens; it is parsed once more, within milliseconds
 MOST_NESTED = 16 * 1024  # lists and objects
-HELD_S = 20.0  # how long parameters are used: vLLM's lease less the time to reach the reader
+HELD_S = 20.0  # how long parameters are used: vLLM's lease less the time to reach the reader; ours may be evicted
 MOST_ANSWER_BYTES = 8 * 1024 * 1024  # of a prefill replica: it names every block, of each KV-cache group
 
 # Parsers take the last of two fields, so these stand for the client's own.
@@ -34,6 +38,7 @@ _ASK = (
     b',"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}}'
 )
+_ASK_OURS = b',"min_tokens":0,"stream":false}'
 
 
 _NEUTRAL = {"use_beam_search": False, "echo": False, "background": False}  # beside null
@@ -62,9 +67,9 @@ class _Answer(Struct):
 
 
 class Handed(Struct, frozen=True):
-    """Parameters of KV that a prefill replica holds for one reader."""
+    """KV that a prefill replica holds: of vLLM, for one reader."""
 
-    params: bytes  # as it wrote them
+    params: bytes  # as vLLM wrote them; empty: a replica of ours
     until_s: float  # may they be sent to the reader
     cached_tokens: int | None = None  # that it had found in its own cache
 
@@ -74,10 +79,12 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_params = msgspec.json.Decoder(_Params | None).decode
 
 
-def why_whole(api: str, prompt: Prompt, body: bytes | bytearray) -> str | None:
-    """The reason why one replica has to take both halves of this request; None if two may."""
+def why_whole(api: str, prompt: Prompt, body: bytes | bytearray, *, native: bool) -> str | None:
+    """The reason why one replica has to take both halves of this request; None if two may. `native`: two of ours."""
     if api not in APIS:
         return f"requests of {api} have several prompts"
+    if native and not prompt.packed:
+        return "its tokens are not known here"
     if len(body) > MOST_BODY_BYTES or body.count(b"[") + body.count(b"{") > MOST_NESTED:
         return "its body takes long to be read again"
     if prompt.choices != 1 or len(prompt.packed) > 1:
@@ -92,9 +99,16 @@ def why_whole(api: str, prompt: Prompt, body: bytes | bytearray) -> str | None:
     return None if name is None else f"{name} needs all of it at one replica"
 
 
-def prefill_body(api: str, body: bytes) -> bytes:
+def prefill_body(api: str, body: bytes, *, native: bool) -> bytes:
     """The client's request, for its first token alone."""
-    return body.rstrip()[:-1] + _ONE_TOKEN[api] + _ASK
+    return body.rstrip()[:-1] + _ONE_TOKEN[api] + (_ASK_OURS if native else _ASK)
+
+
+def prefill_envelope(prompt: Prompt, decision: Decision, now_s: float) -> bytes:
+    """The bytes before that request for a replica of ours, which may read a part of the prompt from neighbours, too."""
+    sources = [KvSource(one.endpoint, one.tokens) for one in decision.neighbours]
+    priority = decision.priority_s(now_s)
+    return envelope(Native(prompts=prompt.packed, priority=priority, cache_salt=prompt.salt, kv_sources=sources))
 
 
 def with_handed(body: bytes, handed: Handed) -> bytes:

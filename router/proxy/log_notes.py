@@ -46,6 +46,7 @@ class Notes:
                 question.came_s,
                 question.half,
                 question.is_fetched,
+                None if question.source is None else question.source.name,
             )
         )
 

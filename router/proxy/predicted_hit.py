@@ -55,7 +55,7 @@ class PredictedHit(Struct, eq=False):
         """
         started = perf_counter()
         away = tried if source is None else tried | source.server.names
-        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, fetches=source is not None)
+        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source)
         if decision.chosen is None and source is not None:  # it may generate the answer itself
             decision, matches = router.decide(model, prompt, session, tried, came_s, only=only)
         router.counts.decision_s.observe(perf_counter() - started)

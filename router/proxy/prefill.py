@@ -8,25 +8,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from api.native import REQUEST_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.placement.elsewhere import Split, split, why_not_at_all
 from router.placement.index import Matches
+from router.placement.prices import LEAST_PULLED_TOKENS
+from router.placement.pulls import can_read
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.admission import Admitted
 from router.proxy.attempt import RESTING, Attempt, Owner, refusal_code
 from router.proxy.exchange import Exchange
 from router.proxy.handover import (
     HANDS_OVER,
+    HELD_S,
     MOST_ANSWER_BYTES,
     Handed,
     handed_in,
     prefill_body,
+    prefill_envelope,
     why_whole,
     with_handed,
 )
-from router.proxy.headers import TO_READ, TRACED, request_to
+from router.proxy.headers import TO_NATIVE, TO_READ, TRACED, request_to
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import PrefillOutcome, PrefillSummary
@@ -40,6 +45,7 @@ MOST_PREFILLS = 2  # of one request: a second one if the replica that was to gen
 PAUSE_S = 30.0  # for a replica that hands nothing over, or whose KV could not be read
 PATIENCE, LEAST_PATIENCE_S = 4.0, 5.0  # beyond the estimated time, computing it again is better than waiting
 JSON_TYPE = b"content-type: application/json\r\n"
+NATIVE_TYPE = b"content-type: %b\r\n" % REQUEST_TYPE.encode()
 
 
 def why_not_from(one: Member, decode: Member, now_s: float) -> str | None:
@@ -48,6 +54,8 @@ def why_not_from(one: Member, decode: Member, now_s: float) -> str | None:
         return "generates the answer"
     if one.spec.engine != decode.spec.engine:
         return f"its engine is {one.spec.engine}, that of {decode.name} is {decode.spec.engine}"
+    if one.native and not can_read(decode.candidate, one.candidate):
+        return f"{decode.name} cannot read its blocks: give both the same model, block size and --kv-secret"
     if one.no_prefill_until_s > now_s:
         return f"its KV could not be read; tried again in {one.no_prefill_until_s - now_s:.0f} s"
     return None
@@ -121,7 +129,9 @@ class Prefill(Owner):
         """Send the prompt to a prefill replica, if that gains; return False if the request is to be sent as it is."""
         if self._is_given_up or self._handed is not None or self._prefills >= MOST_PREFILLS:
             return False
-        if (why_not := why_whole(self.api, prompt, body)) is not None:
+        assert decode.chosen is not None, "its caller has looked"
+        native = self.router.members.by_name[decode.chosen.name].native
+        if (why_not := why_whole(self.api, prompt, body, native=native)) is not None:
             self.split = Split(False, why_not)
             return False
         found, matches = split_of(self.router, model, prompt, decode, session, came_s)
@@ -151,11 +161,14 @@ class Prefill(Owner):
         self._prefills += 1
         self.outcome = None
         self._answer.clear()
-        dropped, types = TO_READ, JSON_TYPE
+        dropped, types, envelope = TO_READ, JSON_TYPE, b""
+        if member.native:
+            dropped, types = TO_NATIVE, NATIVE_TYPE
+            envelope = prefill_envelope(prompt, decision, self.router.now_s())
         if trace is not None:
             dropped, types = TRACED[dropped], types + trace.line()
-        whole = prefill_body(self.api, body)
-        request, rest = request_to(member, self.exchange, self.admitted, dropped, types, whole)
+        whole = prefill_body(self.api, body, native=member.native)
+        request, rest = request_to(member, self.exchange, self.admitted, dropped, types, whole, envelope=envelope)
         attempt.sending = member.upstream.send(request, attempt, body=rest)
         return attempt
 
@@ -171,7 +184,10 @@ class Prefill(Owner):
             attempt.cancel()
         elif not complete:
             return
-        self._handed = handed_in(bytes(self._answer), self.router.now_s())
+        if attempt.member.native:
+            self._handed = Handed(b"", self.router.now_s() + HELD_S, attempt.cached_tokens)
+        else:
+            self._handed = handed_in(bytes(self._answer), self.router.now_s())
         if self._handed is None:
             self._pause(attempt.member, "hands nothing over: start it with a KV connector (docs/vllm.md)")
             self._end(attempt, "nothing")
@@ -237,9 +253,13 @@ class Prefill(Owner):
     @property
     def source(self) -> Member | None:
         """The replica that holds the prompt's KV for one that generates; None: nothing is held."""
-        if self._handed is not None and self.router.now_s() >= self._handed.until_s:
-            self._handed, self._is_given_up = None, True  # it waited too long for room
-        return None if self._handed is None else self.hit.member
+        if self._handed is None or self.hit.member is None:
+            return None
+        is_gone = self.hit.member.native and not self.hit.member.candidate.kv_read
+        if is_gone or self.router.now_s() >= self._handed.until_s:  # it waited too long for room
+            self._handed, self._is_given_up = None, True
+            return None
+        return self.hit.member
 
     def hand_over(self, body: bytes) -> bytes:
         """The body for the replica that generates; what it names is read once, so it is not sent again."""
@@ -252,9 +272,18 @@ class Prefill(Owner):
         """Keep the parameters for another replica: the last one was not reached."""
         self._handed, self._sent = self._sent, None
 
+    def found(self, decision: Decision, cached_tokens: int) -> None:
+        """Note how much of the prompt a replica of ours had when it began to compute: what it read is part of it."""
+        question, chosen = decision.question, decision.chosen
+        if self._handed is None or question.source is None or chosen is None:
+            return
+        own = question.reached(chosen.slot)
+        if cached_tokens <= own and own + LEAST_PULLED_TOKENS <= question.tokens:
+            self.unread()
+
     def unread(self) -> None:
         """Note that the replica that generates could not read the KV; the prompt is computed there."""
-        self._is_given_up = True
+        self._handed, self._is_given_up = None, True
         if (member := self.hit.member) is not None:
             member.prefills["unread"] += 1
             self.outcome = "unread"

@@ -69,7 +69,7 @@ def test_a_longer_time_covers_what_stands_before(prompts: Prompts) -> None:
 
 
 def test_tools_are_kept_up_to_the_marked_one(prompts: Prompts) -> None:
-    tools = [{"name": name, "input_schema": {}} for name in ("add", "sub", "mul")]
+    tools: list[dict[str, Any]] = [{"name": name, "input_schema": {}} for name in ("add", "sub", "mul")]
     tools[1] |= FIVE_MINUTES
     # The template's own text after it is the same, too.
     assert kept({"tools": tools, "messages": [message("user", text("hi"))]}, prompts) == [("[add][sub][", 300)]

@@ -57,6 +57,12 @@ def test_a_model_that_does_not_exist_is_reported_in_one_line() -> None:
     )
 
 
+def test_a_role_needs_the_secret_of_the_fleet() -> None:
+    ended = run("--model", "demo", "--engine", "simulated", "--role", "prefill")
+    assert ended.returncode == 2
+    assert "--role prefill" in ended.stderr and "--kv-secret" in ended.stderr
+
+
 def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
     code = (
         "import atexit, sys\n"

@@ -1,5 +1,7 @@
 """Retention in an engine in virtual time: what requests ask to keep, and for how long."""
 
+from typing import Any
+
 from api.retention import Retain
 from events.blocks import pack_tokens
 from replica.engine import Engine
@@ -11,7 +13,7 @@ KEPT = list(range(100, 100 + 4 * SIZE + 1))
 TTL_S = 300.0
 
 
-def small(**changes: float) -> Engine:
+def small(**changes: Any) -> Engine:
     return engine(num_blocks=BLOCKS, retained_share=0.5, retained_tenant_share=0.5, **changes)
 
 

@@ -35,7 +35,7 @@ GOOD = b'{"choices":[]}'
 OFTEN: dict[str, Any] = {"health_interval_s": 0.05}
 
 
-def status(incarnation: int = 1, **load: int) -> Status:
+def status(incarnation: int = 1, **load: Any) -> Status:
     return Status(incarnation, -1, 0.0, 0, 0, Load(**load))
 
 

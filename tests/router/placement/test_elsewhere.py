@@ -206,7 +206,7 @@ def test_kv_that_is_fetched_costs_less_than_computing_and_counts_as_one_token() 
     loads[0].candidate.role = "decode"
     question, _ = placement.question(Unread(8000), {}, 0.0)
     plain = placement.decide(question, [one.candidate for one in loads])
-    fetch(question, [one.candidate for one in loads])
+    fetch(question, [one.candidate for one in loads], None)
     decision = placement.decide(question, [one.candidate for one in loads])
     assert decision.chosen is loads[0].candidate, "the other one has no role, and would compute it"
     assert decision.ttft_s < plain.ttft_s / 4

@@ -132,3 +132,42 @@ def test_tokens_that_wait_to_be_brought_lengthen_the_queue_at_their_price() -> N
     assert load.candidate.queued_tokens == 3000 / 2, "it may be the slower source"
     load.reported(Load(prefill_tokens_per_s=RATE, load_tokens_per_s=rates), 0.0)
     assert load.candidate.queued_tokens == 0
+
+
+# ---- a prompt that was computed for whoever generates its answer
+
+
+def from_source(source: Candidate, *candidates: Candidate, **known: Any) -> Decision:
+    question = Question(TOKENS, {}, source=source, tried=frozenset({source.name}), **known)
+    return choose("cost", question, (source, *candidates), random.Random(0))
+
+
+def test_its_blocks_are_read_where_it_was_computed_before_events_confirm_them() -> None:
+    decision = from_source(replica(0, role="prefill"), replica(1, role="decode"))
+    assert chosen(decision) == ("r1", ["r0"])
+    assert decision.neighbours[0].tokens == TOKENS
+    assert [one.neighbours for one in decision.portions if one.source == "PULL"] == [("r0",)]
+
+
+def test_the_best_of_the_other_neighbours_is_named_second() -> None:
+    busy = [replica(number, queued_tokens=1e6) for number in (2, 3)]
+    readable = {0: 512.0, 2: 4096.0, 3: 8192.0}
+    decision = from_source(replica(0, role="prefill"), replica(1, role="decode"), *busy, readable=readable)
+    assert chosen(decision) == ("r1", ["r0", "r3"])
+
+
+def test_it_is_named_even_where_a_rate_says_that_computing_is_as_fast() -> None:
+    reader = replica(1, role="decode", load_tokens_per_s={"PULL": RATE / 2})
+    assert chosen(from_source(replica(0, role="prefill"), reader)) == ("r1", ["r0"])
+
+
+@pytest.mark.parametrize("known", [{"kv_layout": "other"}, {"kv_read": "", "kv_layout": ""}])
+def test_replicas_that_can_read_it_are_chosen_first(known: dict[str, Any]) -> None:
+    able, unable = replica(1, role="decode"), replica(2, role="decode", **known)
+    assert chosen(from_source(replica(0, role="prefill"), unable, able)) == ("r1", ["r0"])
+    assert chosen(from_source(replica(0, role="prefill"), unable)) == ("r2", [])
+
+
+def test_a_source_that_is_gone_is_not_named() -> None:
+    decision = from_source(replica(0, role="prefill", unavailable="gone"), replica(1, role="decode"))
+    assert chosen(decision) == ("r1", [])
