@@ -66,7 +66,7 @@ def control(method: str, path: str) -> dict[str, Any]:
         case _, "/reset_prefix_cache":
             found = _answers("Which replicas have cleared their caches", _ANY)
         case "POST", "/retain":
-            asked = schema.reference(RetainRequest)
+            asked: dict[str, Any] = schema.reference(RetainRequest)
             found = _answers("Which replicas retain it", _ANY) | {"requestBody": _body(asked)}
         case "GET", "/retain":
             found = _answers("What is retained, the last used first", _ANY)

@@ -311,6 +311,8 @@ class Ours(Worker):
 class PromptsForFree(ImmediateRunner):
     """Takes a prompt for computed, with the random KV that is in its blocks."""
 
+    memory = None
+
     def __init__(self, runner: NativeRunner) -> None:
         self.runner = runner
         self.num_blocks = runner.num_blocks

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic
-from anthropic.types import Usage
 
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica, replica
@@ -35,7 +34,7 @@ def book(name: str, length: int = 320) -> str:
     return (f"{name} " * length)[:length]
 
 
-def ask(replica: Replica, text: str, control: Any = None, salt: str | None = None) -> Usage:
+def ask(replica: Replica, text: str, control: Any = None, salt: str | None = None) -> Any:
     system: Any = [{"type": "text", "text": text} | ({} if control is None else {"cache_control": control})]
     with Anthropic(base_url=replica.url, api_key="none", max_retries=0) as client:
         return client.messages.create(

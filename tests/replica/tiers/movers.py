@@ -296,7 +296,7 @@ def tiered_engine(runner_type: type[Watched], chance: Random, **changes: Any) ->
     """A small engine with lower media; any field of EngineConfig can be changed."""
     defaults = {"block_size": SIZE, "num_blocks": 64, "host_blocks": 64, "max_num_seqs": 8}
     config = EngineConfig(
-        **{"model": MODEL, "engine": "simulated", "max_num_batched_tokens": 32, **defaults, **changes}  # type: ignore[arg-type]
+        **{"model": MODEL, "engine": "simulated", "max_num_batched_tokens": 32, **defaults, **changes}
     )
     clock = VirtualClock()
     runner = runner_type(config.simulated, clock, config.vocabulary, config.eos_token_ids)

@@ -215,7 +215,7 @@ class TieredModel(Model):
         for medium in self.media:
             medium.hold([slot for slot in slots if self.medium(slot) is medium])
 
-    def let_go(self, slots: Sequence[int], *, loaded: bool) -> None:
+    def end_holds(self, slots: Sequence[int], *, loaded: bool) -> None:
         for medium in self.media:
             own = [slot for slot in slots[::-1] if self.medium(slot) is medium]
             medium.release(own, next_to_go=loaded and medium is self.host)
@@ -278,7 +278,7 @@ class TieredWorld(World):
         assert blocks == self.model.take(found, new)
         if blocks is None:
             self.lower.release(slots, loaded=False)
-            self.model.let_go(slots, loaded=False)
+            self.model.end_holds(slots, loaded=False)
             return
         request.blocks[:] = blocks
         self.past.append(chain)
@@ -299,7 +299,7 @@ class TieredWorld(World):
         self.lower.drop(lost)
         self.model.forget(lost)
         self.lower.release(slots, loaded=True)
-        self.model.let_go(slots, loaded=True)
+        self.model.end_holds(slots, loaded=True)
         self.requests.append(request)
         if is_cancelled:
             self.stop(len(self.requests) - 1)
