@@ -21,12 +21,12 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from _caches(analysis)
     yield _advice(analysis.needed, analysis.sharing)
     yield ""
+    if analysis.with_host:
+        yield from _with_host(analysis.with_host)
+        yield ""
     yield from _block_sizes(analysis.block_sizes)
     yield ""
     yield from _breaks(analysis.breaks)
-    if analysis.with_host:
-        yield ""
-        yield from _with_host(analysis.with_host)
     if analysis.order is not None:
         yield ""
         yield from _order(analysis.order)

@@ -10,7 +10,7 @@ from typing import Any
 from lab.simulation.outcome import Outcome
 from lab.simulation.report import duration
 from lab.simulation.settings import Settings
-from tests.bench.policies import ENGINE_REQUESTS, Case, load_of, name_of, outcome, traces
+from tests.bench.policies import Case, load_of, name_of, outcome, traces
 
 REPLICAS = 8
 HOST_TOKENS = 2_000_000
@@ -23,6 +23,7 @@ TIERS: dict[str, dict[str, Any]] = {
     "**host memory, reading at 160,000**": {"host_tokens": HOST_TOKENS, "pull_tokens_per_s": 160_000.0},
 }
 ENGINE_LOAD = 0.8
+ENGINE_REQUESTS = 1000
 ENGINE_TIERS = ("nothing", "host memory", "**host memory, reading at 160,000**")
 
 
