@@ -307,9 +307,10 @@ def _what(trace: Trace, settings: Settings) -> str:
     )
     if settings.pull_tokens_per_s:
         below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
+    roles = f", {settings.prefill_replicas} for prompts alone" if settings.prefill_replicas else ""
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
         f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"
-        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache{below} "
-        f"and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
+        f"{settings.replicas} replicas ({settings.model}{roles}), each {settings.capacity_tokens:,} tokens of cache"
+        f"{below} and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
     )
