@@ -93,6 +93,9 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--load-rate", "R", "Tokens/s loaded from host memory.", "load_tokens_per_s", RATE)
 @fleet_option("--disk-rate", "R", "Tokens/s loaded from disk.", "disk_tokens_per_s", RATE)
 @fleet_option("--pull-rate", "R", "Tokens/s read from another replica; 0: none can be.", "pull_tokens_per_s", RATE_OR_0)
+@fleet_option(
+    "--prefill-replicas", "N", "Replicas that compute prompts for the others.", "prefill_replicas", click.IntRange(0)
+)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
@@ -215,6 +218,10 @@ def simulate(
         raise Unusable("--event-delay, --event-loss and --rate-error have no effect with --no-events; leave them out")
     if not settings.events and settings.pull_tokens_per_s:
         raise Unusable("--pull-rate has no effect with --no-events: nobody knows what to read; leave it out")
+    if settings.prefill_replicas and not settings.pull_tokens_per_s:
+        raise Unusable("--prefill-replicas needs --pull-rate: the others read what is computed for them")
+    if settings.prefill_replicas >= settings.replicas:
+        raise Unusable(f"--prefill-replicas {settings.prefill_replicas} leaves no replica that generates; give fewer")
     if settings.model == "engine" and settings.eviction != "lru":
         raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
     _check_tiers(ctx, settings)
@@ -300,9 +307,10 @@ def _what(trace: Trace, settings: Settings) -> str:
     )
     if settings.pull_tokens_per_s:
         below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
+    roles = f", {settings.prefill_replicas} for prompts alone" if settings.prefill_replicas else ""
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
         f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"
-        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache{below} "
-        f"and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
+        f"{settings.replicas} replicas ({settings.model}{roles}), each {settings.capacity_tokens:,} tokens of cache"
+        f"{below} and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
     )

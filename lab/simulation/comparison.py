@@ -33,6 +33,7 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
     one = replace(
         settings,
         replicas=1,
+        prefill_replicas=0,
         servers=settings.replicas,
         capacity_tokens=settings.capacity_tokens * settings.replicas,
         host_tokens=settings.host_tokens * settings.replicas,

@@ -58,18 +58,22 @@ class SimulatedFleet:
 
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
+        self._place_or_wait(job)
+        on_request()
+
+    def _place_or_wait(self, job: Job) -> None:
         if not self._place(job):
             refused = self.routers[job.router].wait(job, self.agenda.now_s)
             self._refuse([] if refused is None else [refused])
             self.agenda.after(self._settings.queue_timeout_s, partial(self._expire, job.router))
-        on_request()
 
     def _place(self, job: Job) -> bool:
         """Send the job to a replica; return False if none has room."""
-        if not self.routers[job.router].place(job, self.agenda.now_s):
+        sent = self.routers[job.router].place(job, self.agenda.now_s)
+        if sent is None:
             return False
-        self.replicas[job.replica].submit(job)
-        self._report_soon(job.replica)
+        self.replicas[sent.replica].submit(sent)
+        self._report_soon(sent.replica)
         return True
 
     def _expire(self, router: int) -> None:
@@ -127,10 +131,14 @@ class SimulatedFleet:
         self.routers[job.router].begun(job, self.agenda.now_s)
 
     def ended(self, job: Job) -> None:
-        self.left -= 1
+        job.ended_s = self.agenda.now_s
         self._report_soon(job.replica)
         router = self.routers[job.router]
         router.ended(job, self.agenda.now_s)
+        if job.whole is None:
+            self.left -= 1
+        else:
+            self._place_or_wait(job.whole)
         for waiting in router.with_room(self.agenda.now_s):
             self._place(waiting)
 

@@ -14,6 +14,7 @@ from replica.messages import KVSource
 
 MODEL = "simulated"
 NOTHING: Mapping[str, int] = MappingProxyType({})
+HALVES = 2**40  # numbers of first halves begin here
 
 
 class SimulatedPrompt(Struct, frozen=True, eq=False):
@@ -65,12 +66,26 @@ class Job(Struct, eq=False):
     uncached_tokens: int = 0  # as found by the replica
     brought_tokens: Mapping[str, int] = NOTHING  # from elsewhere, by source
     first_s: float = 0.0
+    ended_s: float = 0.0
+    whole: "Job | None" = None  # the request, if this is only its first half, at a replica that computes its prompt
+    prefill: "Job | None" = None  # the first half of it
     is_refused: bool = False  # it waited for room in vain
     generated: list[int] = []  # by the engine itself
 
     @property
     def ttft_s(self) -> float:
         return self.first_s - self.request.at_s
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for each token after the first."""
+        return (self.ended_s - self.first_s) / max(1, self.request.output_tokens - 1)
+
+    def first_half(self) -> "Job":
+        request = self.request._replace(output_tokens=0)
+        half = Job(self.number + HALVES, self.prompt, request, self.router, rank=self.rank, whole=self)
+        self.prefill = half
+        return half
 
 
 def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:

@@ -33,6 +33,8 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     for job in jobs:
         computed[job.replica] += job.uncached_tokens
         requests[job.replica] += 1
+        if job.prefill is not None:
+            computed[job.prefill.replica] += job.prefill.uncached_tokens
     ttfts_s = sorted(job.ttft_s for job in jobs)
     span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
     return Outcome(

@@ -8,8 +8,12 @@ from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
 from replica.messages import KVSource
+from router.placement.cost import Question
+from router.placement.decision import Decision
+from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.placement import APPROXIMATE, APPROXIMATE_TOKENS, Placed, Placement
 from router.placement.ring import Ring
+from router.placement.roles import Half
 from router.placement.waiting import Waiting
 
 
@@ -36,6 +40,10 @@ class SimulatedRouter:
         size = {"block_size": block_tokens, "total_blocks": capacity_blocks}
         self._loads = [self._placement.add(name, limit=settings.replica_limit, **size) for name in names]
         self._candidates = [load.candidate for load in self._loads]
+        if settings.prefill_replicas:
+            for number, candidate in enumerate(self._candidates):
+                candidate.role = "prefill" if number < settings.prefill_replicas else "decode"
+        self._splits = settings.prefill_replicas > 0
         if settings.pull_tokens_per_s:
             for number, load in enumerate(self._loads):
                 self._placement.offers(load, str(number), MODEL)
@@ -46,22 +54,39 @@ class SimulatedRouter:
         self._queue_timeout_s = settings.queue_timeout_s
         self._placed: dict[int, Placed] = {}  # by the job's number
 
-    def place(self, job: Job, now_s: float) -> bool:
-        """Choose the job's replica, and its rank there; return False if none has room."""
+    def place(self, job: Job, now_s: float) -> Job | None:
+        """Choose the job's replica, and its rank there; return what to send: it, or its first half. None: no room."""
         self._placement.expire(now_s)
-        session, came_s = job.request.session, job.request.at_s
-        question, _ = self._placement.question(job.prompt, self._slots, now_s, session=session, came_s=came_s)
+        question = self._question(job, now_s)
+        if job.prefill is not None:
+            fetch(question, self._candidates, self._candidates[job.prefill.replica])
         decision = self._placement.decide(question, self._candidates, self._ring)
         if decision.chosen is None:
-            return False
+            return None
+        if self._splits and job.prefill is None and why_not_at_all("auto", decision) is None:
+            computing = self._placement.decide(self._question(job, now_s, "prefill"), self._candidates, policy="cost")
+            if split("auto", decision, computing, self._placement.transfers).elsewhere:
+                half = job.first_half()
+                self._send(half, computing, now_s)
+                return half
+        self._send(job, decision, now_s)
+        return job
+
+    def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
+        session, came_s, counts = job.request.session, job.request.at_s, half == "decode" and job.prefill is None
+        question, _ = self._placement.question(
+            job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts
+        )
+        return question
+
+    def _send(self, job: Job, decision: Decision, now_s: float) -> None:
+        assert decision.chosen is not None, "its caller has looked"
         job.replica = self._candidates.index(decision.chosen)
-        pull = question.pulls.get(decision.chosen.slot)
-        job.sources = [KVSource(one.endpoint, one.tokens) for one in pull.neighbours] if pull is not None else []
+        job.sources = [KVSource(one.endpoint, one.tokens) for one in decision.neighbours]
         load = self._loads[job.replica]
         placed = self._placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=True)
         self._placed[job.number] = placed
         job.rank = now_s + decision.priority_s(now_s)
-        return True
 
     def wait(self, job: Job, now_s: float) -> Job | None:
         """Queue the job until there is room; return the job refused because the queue is full, if any."""

@@ -18,6 +18,7 @@ DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
 
 class Settings(Struct, frozen=True, kw_only=True):
     replicas: int = 4
+    prefill_replicas: int = 0  # of these, those that compute prompts for the others; 0: each takes whole requests
     capacity_tokens: int = DEFAULT_CAPACITY_TOKENS  # of each replica
     prefill_tokens_per_s: float = 8000.0
     host_tokens: int = 0  # of host memory behind each cache
@@ -41,6 +42,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def check(self, trace: Trace) -> None:
         """Raise ValueError if a request of the trace can never run."""
+        if self.prefill_replicas >= self.replicas:
+            raise ValueError(f"{self.prefill_replicas} of {self.replicas} replicas compute prompts, and none generates")
         size, blocks = trace.block_tokens, self.capacity_blocks(trace.block_tokens)
         longest = max((self._longest(request) for request in trace.requests), default=0)
         if longest > blocks * size:

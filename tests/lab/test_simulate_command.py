@@ -117,6 +117,8 @@ def test_larger_blocks_find_less(path: Path) -> None:
         (["--prefill-rate", "1e-320"], "prefill-rate"),
         (["--jitter", "1e308"], "jitter"),
         (["--pull-rate", "50000", "--no-events"], "--pull-rate has no effect with --no-events"),
+        (["--prefill-replicas", "1"], "--prefill-replicas needs --pull-rate"),
+        (["--prefill-replicas", "4", "--pull-rate", "50000"], "--prefill-replicas 4 leaves no replica that generates"),
         (["--load-rate", "50000"], "--load-rate has no effect without --host-tokens"),
         (["--disk-tokens", "50000"], "--disk-tokens has no effect without --host-tokens"),
         (["--host-tokens", "1", "--disk-rate", "50000"], "--disk-rate has no effect without --disk-tokens"),
