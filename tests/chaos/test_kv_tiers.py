@@ -53,6 +53,7 @@ pytestmark = [
 ]
 
 TRIES = 6
+SLOW = ("--max-num-batched-tokens", 16)  # in so small chunks that reading from a neighbour is faster
 MOST = ("--num-blocks", 4096, "--host-kv-gb", 0)
 
 
@@ -72,7 +73,7 @@ def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site
     folder = tmp_path_factory.mktemp("kv")
     with (
         tiered("one", model, folder / "one", ready=False) as one,
-        tiered("two", model, folder / "two", ready=False) as two,
+        tiered("two", model, folder / "two", *SLOW, ready=False) as two,
         tiered("undisturbed", model, None, *MOST, ready=False) as undisturbed,
     ):
         for each in (one, two, undisturbed):
