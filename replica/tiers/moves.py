@@ -53,7 +53,7 @@ class Pull(NamedTuple):
 
 
 class Transfer(Struct, eq=False):
-    """What one request waits for: first the blocks it was given are saved, then its own are brought, in order."""
+    """The moves that one request waits for: first its new blocks are saved, then its own are brought, in order."""
 
     saves: Sequence[Save]
     loads: Sequence[Load]

@@ -17,7 +17,7 @@ LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0
 
 
 class Judgement(NamedTuple):
-    """What is known of speeds."""
+    """Judge by known speeds."""
 
     pays_off: Callable[[str], bool]  # whether tokens are sooner brought from this medium than computed
     compute_s: Callable[[int], float]  # how long so many tokens take to compute; 0: not known

@@ -338,15 +338,17 @@ def test_a_source_that_is_killed_in_the_middle_costs_no_answer_and_is_read_again
 ) -> None:
     endpoint = endpoint_of(one)
 
+    def blocks_read() -> float:
+        return two.metric("neighbour_blocks_total", direction="pulled")
+
     def is_pulled(seed: str, *, kills: bool) -> bool:
         prompts = branches(seed)
         expected = undisturbed(prompts)
         warm_for_router(front, one, prompts[:6])
-        before = two.metric("neighbour_blocks_total", direction="pulled")
+        before = blocks_read()
         with loading(front, prompts) as asked:
-            pulled = lambda: two.metric("neighbour_blocks_total", direction="pulled") > before  # noqa: E731
-            wait_until(lambda: pulled() or all(each.done() for each in asked), "blocks are read")
-            is_read = pulled()
+            wait_until(lambda: blocks_read() > before or all(each.done() for each in asked), "blocks are read")
+            is_read = blocks_read() > before
             if is_read and kills:
                 one.end(signal.SIGKILL)
                 one.begin()
