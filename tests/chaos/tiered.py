@@ -161,7 +161,7 @@ def answers(served: Replica, prompts: Iterable[str]) -> list[bytes]:
 
 
 class Undisturbed:
-    """What one replica with room for everything answers."""
+    """The answers of one replica with room for everything."""
 
     def __init__(self, served: Replica) -> None:
         self._served = served

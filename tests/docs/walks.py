@@ -56,6 +56,7 @@ EVERYWHERE: dict[str, How] = {
 NO_GPU = NotHere("needs a GPU and vLLM or SGLang; simulated replicas answer at its address")
 NO_HUB = NotHere("needs the Hugging Face hub; the demo model's tokenizer lies in its folder")
 NO_CLUSTER = NotHere("needs a cluster; tests/router/members/test_kubernetes_real.py runs it against an API server")
+ROLES = NotHere("needs a model beside the demo; tests/chaos/test_native_prefill.py starts such replicas")
 NO_TERMINAL = NotHere("needs a terminal; tests/router/top drives it in one")
 MESSAGES = '[{"role": "user", "content": "Why does a warm cache answer sooner than a cold one?"}]'
 QUESTION = f'{{"model": "demo", "max_tokens": 4, "messages": {MESSAGES}}}'
@@ -117,7 +118,14 @@ WALKS = {
     "docs/metrics.md": Walk({}, (Scene("", ROUTED),)),
     "docs/doctor.md": Walk({"warmroute doctor": Ends((0, 1))}, (Scene("", ROUTED),)),
     "docs/replica.md": Walk(),
-    "docs/kv-tiers.md": Walk({"WARMROUTE_KV_SECRET": REPLICA}),
+    "docs/kv-tiers.md": Walk(
+        {
+            "WARMROUTE_KV_SECRET": REPLICA,
+            "export WARMROUTE_KV_SECRET": ROLES,
+            "warmroute replica --model path/to/model": ROLES,
+            "warmroute router": ROLES,
+        }
+    ),
     "docs/agents.md": Walk({}, (Scene("", ("""echo '{"text": "I wrote a.txt."}' > answers.jsonl""",)),)),
     "docs/fetch.md": Walk({}, (Scene("", TWO),)),
     "docs/fleet.md": Walk(),
