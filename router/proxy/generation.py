@@ -93,7 +93,8 @@ class Generation(PromptedRequest):
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, dropped, types, body, path, envelope)
-        attempt.sending = member.upstream.send(request, attempt, body=body)
+        resend = self._may_resend(member, decision)
+        attempt.sending = member.upstream.send(request, attempt, body=body, resend=resend)
         if self.prompt.shape is not None and not member.native:
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         if self._client_is_full:

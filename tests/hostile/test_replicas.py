@@ -348,7 +348,13 @@ def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.Monke
     for number in range(1000):
         candidate = SimpleNamespace(max_model_len=None)
         member: Any = SimpleNamespace(
-            name="r", models=(f"m{number}",), adapters=frozenset(), candidate=candidate, slot=0, block_size=16
+            name="r",
+            models=(f"m{number}",),
+            adapters=frozenset(),
+            candidate=candidate,
+            slot=0,
+            block_size=16,
+            spec=SimpleNamespace(role=None),
         )
         members.servers["r"] = SimpleNamespace(members=[member])  # type: ignore[assignment]
         members.arrange()

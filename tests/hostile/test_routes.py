@@ -37,7 +37,7 @@ from tests.router.scripted import Client, Script, connect, says, served
 KEY, ADMIN, OTHER = "client-key", "admin-key", "key-of-another-group"
 LOCAL, FOREIGN = "localhost", "router.example"
 TABLES = {"router": router_routes.TABLE, "replica": replica_app.TABLE, "controller": controller_app.TABLE}
-VALUES = {"{name}": "nobody", "{model:path}": "m", "{request_id:path}": "r", "{response_id}": "r"}
+VALUES = {"{name}": "nobody", "{model:path}": "m", "{request_id:path}": "r", "{response_id}": "r", "{id}": "kept"}
 VALUES |= {"{path:path}": "index.html", "{rest:path}": "engines/reset"}
 
 

@@ -146,7 +146,7 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "endpoint"),
     [
-        ((), "tcp://127.0.0.1:5561"),
+        ((), "tcp://127.0.0.1:5556"),
         (("--kv-host", "*", "--kv-port", "0"), "tcp://*:0"),
         (("--kv-host", "::1", "--kv-port", "7"), "tcp://[::1]:7"),
     ],

@@ -55,6 +55,9 @@ FOR_ADMINS = {
     ("POST", "/replicas/r0/undrain"),
     ("POST", "/replicas/r0/resync"),
     ("POST", "/reset_prefix_cache"),
+    ("POST", "/retain"),
+    ("GET", "/retain"),
+    ("DELETE", "/retain/kept"),
     ("POST", "/explain"),
     ("GET", "/decisions"),
     ("GET", "/decisions/asked"),
@@ -85,7 +88,13 @@ def filled(path: str, named: dict[str, str]) -> str:
 
 
 def test_the_lists_above_are_all_that_is_served() -> None:
-    named = {"{name}": "r0", "{model:path}": "m", "{request_id:path}": "asked", "{path:path}": "index.html"}
+    named = {
+        "{name}": "r0",
+        "{model:path}": "m",
+        "{request_id:path}": "asked",
+        "{id}": "kept",
+        "{path:path}": "index.html",
+    }
     routes = {(method, filled(route.template, named)) for route in APP_ROUTES for method in route.methods}
     assert routes - REDIRECTED <= OPEN | FOR_CLIENTS | FOR_ADMINS | {FEED}
     assert not (OPEN | FOR_ADMINS) - routes - {("POST", "/v1/anything")}
