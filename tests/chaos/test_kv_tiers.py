@@ -53,7 +53,7 @@ pytestmark = [
 ]
 
 TRIES = 6
-SLOW = ("--max-num-batched-tokens", 16)  # in so small chunks that reading from a neighbour is faster
+SLOW = ("--max-num-batched-tokens", 16)  # in chunks so small that bringing blocks is faster, on any machine
 MOST = ("--num-blocks", 4096, "--host-kv-gb", 0)
 
 
@@ -72,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("kv")
     with (
-        tiered("one", model, folder / "one", ready=False) as one,
+        tiered("one", model, folder / "one", *SLOW, ready=False) as one,
         tiered("two", model, folder / "two", *SLOW, ready=False) as two,
         tiered("undisturbed", model, None, *MOST, ready=False) as undisturbed,
     ):
