@@ -278,7 +278,9 @@ class Prefill(Owner):
         if self._handed is None or question.source is None or chosen is None:
             return
         own = question.reached(chosen.slot)
-        if cached_tokens <= own and own + LEAST_PULLED_TOKENS <= question.tokens:
+        missing = question.tokens - own
+        # Less than half has come: it may have a few tokens more than it has said, such as the beginning of a block.
+        if missing >= LEAST_PULLED_TOKENS and cached_tokens < own + missing / 2:
             self.unread()
 
     def unread(self) -> None:
