@@ -91,7 +91,10 @@ WALKS = {
         ("make up", "for ask", "warmroute explain"),
     ),
     "docs/quickstart.md": Walk({}, (), ("warmroute status", "for ask", "warmroute explain")),
-    "docs/vllm.md": Walk(VLLM | {"python -m sglang": NO_GPU, "warmroute events conform": IDLE}, (Scene("", QWEN),)),
+    "docs/vllm.md": Walk(
+        VLLM | {"VLLM_NIXL_SIDE_CHANNEL_HOST": NO_GPU, "python -m sglang": NO_GPU, "warmroute events conform": IDLE},
+        (Scene("", QWEN),),
+    ),
     "docs/events.md": Walk(
         {
             "warmroute events replay": Serves("waiting for a subscriber"),
