@@ -105,10 +105,9 @@ def assert_equals(subscriber: Peer, truth: dict[str, Any], view: int) -> None:
     assert (state["seq"], state["blocks"], state["xor"]) == (truth["seq"], truth["blocks"], truth["xor"]), state
 
 
-def assert_bare_is_wrong_and_says_so(subscriber: Peer, truth: dict[str, Any]) -> None:
-    state = subscriber.ask("digest")["views"][BARE]
-    assert (state["blocks"], state["xor"]) != (truth["blocks"], truth["xor"])
-    assert state["inexact"] is not None
+def assert_bare_says_that_it_may_be_wrong(subscriber: Peer) -> None:
+    """It need not be: later batches may have set right what lost ones left."""
+    assert subscriber.ask("digest")["views"][BARE]["inexact"] is not None
 
 
 def test_a_subscriber_stopped_for_ten_seconds_is_exact_again_within_one(start: Callable[[str, Any], Peer]) -> None:
@@ -126,7 +125,7 @@ def test_a_subscriber_stopped_for_ten_seconds_is_exact_again_within_one(start: C
     stats = subscriber.ask()["views"][NATIVE]["stats"]
     assert stats["snapshots"] + stats["replays"] > 1, "no batch was lost, so no repair was tested"
     print(f"exact again after {took:.3f} s; {stats}")
-    assert_bare_is_wrong_and_says_so(subscriber, truth)
+    assert_bare_says_that_it_may_be_wrong(subscriber)
 
 
 def test_a_subscriber_that_joins_late_is_exact_within_a_second(start: Callable[[str, Any], Peer]) -> None:
@@ -143,7 +142,7 @@ def test_a_subscriber_that_joins_late_is_exact_within_a_second(start: Callable[[
     # On a machine that is too busy it may lose more than it could not have; it says so in any case.
     assert foreign["inexact"].startswith(("joined at batch", "batches "))
     print(f"exact after {took:.3f} s")
-    assert_bare_is_wrong_and_says_so(subscriber, truth)
+    assert_bare_says_that_it_may_be_wrong(subscriber)
 
 
 def test_a_publisher_killed_and_restarted_on_its_port_is_followed_within_a_second(
@@ -166,7 +165,7 @@ def test_a_publisher_killed_and_restarted_on_its_port_is_followed_within_a_secon
     assert_equals(subscriber, truth, NATIVE)
     assert_equals(subscriber, truth, FOREIGN)
     print(f"exact after {took:.3f} s")
-    assert_bare_is_wrong_and_says_so(subscriber, truth)
+    assert_bare_says_that_it_may_be_wrong(subscriber)
 
 
 def test_lost_batches_are_repaired_within_a_second(start: Callable[[str, Any], Peer]) -> None:
@@ -186,7 +185,7 @@ def test_lost_batches_are_repaired_within_a_second(start: Callable[[str, Any], P
     assert lossy.ask()["lost"] > 50
     assert subscriber.ask()["views"][NATIVE]["stats"]["gaps"] > 20
     print(f"exact after {took:.3f} s")
-    assert_bare_is_wrong_and_says_so(subscriber, truth)
+    assert_bare_says_that_it_may_be_wrong(subscriber)
 
 
 def test_a_lost_tail_on_an_idle_stream_is_found(start: Callable[[str, Any], Peer]) -> None:
