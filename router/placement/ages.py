@@ -13,7 +13,7 @@ from msgspec import Struct
 from router.placement.reuse import Reuse
 
 PAGE_TOKENS = 1024
-MOST_PAGES = 2**17  # of a replica, whatever size it claims; some 25 MB
+MOST_PAGES = 2**17  # of a cache, and of host memory, whatever size a replica claims; some 25 MB
 MOST_GROUPS = 64  # about this many different times are distinguished
 SHORTEST_S = 1.0
 
