@@ -1,4 +1,4 @@
-"""Where the beginnings of a chat's prompt end that its client asks to keep in the cache.
+"""The ends of those beginnings of a chat's prompt that its client asks to keep in the cache.
 
 `cache_control` on a text, a message or a tool, as Anthropic's clients send it (and others in chats): everything up to
 its end. `prompt_cache_retention` "24h", as OpenAI's send it: the whole prompt.

@@ -30,9 +30,10 @@ from itertools import chain as chain_of
 import numpy as np
 from msgspec.structs import asdict
 
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
+from events.messages import AllBlocksCleared, BlockRemoved, Hash, KnownEvent
 from replica.chain import Chain
 from replica.contents import Contents
+from replica.copies import Copies
 from replica.free_queue import FreeQueue
 from replica.matches import NO_MATCH, NO_PART, Lookups, Match, PartialBlock
 from replica.messages import PoolSnapshot
@@ -80,9 +81,9 @@ class BlockPool:
         self._queue = FreeQueue(num_blocks)  # without idle blocks that are retained
         self.retention = Retention(num_blocks, retained_blocks, retained_per_tenant)
         self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
-        # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies` as they were made.
+        # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies`.
         self._names = Names(num_blocks)
-        self._copies: dict[int, list[int]] = {}
+        self._copies = Copies(self._names)
         self._events: list[KnownEvent] = []
         own_events = self._events if events else None
         is_tiered = caching and host_slots > 0
@@ -267,8 +268,7 @@ class BlockPool:
                     contents.last_identity += 1
                     contents.identity[block] = contents.last_identity
             elif contents.is_same(first, chain, index):
-                names.keys[block] = key
-                self._copies.setdefault(key, []).append(block)
+                self._copies.add(key, block)
                 contents.identity[block] = contents.identity[first]
                 copies.append(index)
             else:
@@ -284,18 +284,7 @@ class BlockPool:
         """One event for each run of first copies."""
         for end in [*copies, stop]:
             if end > start:
-                self._events.append(
-                    BlockStored(
-                        block_hashes=chain.keys[start:end].tolist(),  # type: ignore[arg-type]
-                        parent_block_hash=chain.parent_key(start),
-                        token_ids=chain.tokens[start * self.block_size : end * self.block_size],
-                        block_size=self.block_size,
-                        lora_id=None,
-                        medium=MEDIUM,
-                        lora_name=chain.lora_name,
-                        extra_keys=chain.event_extras(start, end),
-                    )
-                )
+                self._events.append(chain.stored_event(start, end, MEDIUM))
             start = end + 1
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
@@ -313,7 +302,7 @@ class BlockPool:
         self.named -= len(slots)
         self.evictions += len(slots)
         if self._copies:
-            slots = np.array([block for block in slots.tolist() if not self._forget_copy(block)], np.intp)
+            slots = np.array([block for block in slots.tolist() if not self._copies.drop(block)], np.intp)
         self._save(slots[::-1])
         self._contents.forget(findable)
         self._names.remove_many(slots)
@@ -326,21 +315,6 @@ class BlockPool:
         if self.lower is not None and slots.size:
             keys = np.frombuffer(self._names.keys, np.uint64)[slots]
             (self.lower.save_early if early else self.lower.save)(slots, keys)
-
-    def _forget_copy(self, block: int) -> bool:
-        """Drop one copy of several; False if it is the only one."""
-        key = self._names.keys[block]
-        copies = self._copies.get(key)
-        if copies is None:
-            return False
-        if block in copies:
-            copies.remove(block)
-        else:
-            self._names.remove(block)
-            self._names.add(key, copies.pop(0))
-        if not copies:
-            del self._copies[key]
-        return True
 
     def reset(self) -> bool:
         """Forget everything; refused (False) while any block is in use."""
@@ -415,15 +389,11 @@ class BlockPool:
         empty = contents.filled[: self.num_blocks].count(0)
         assert self.partial or len(named) == self.num_blocks - empty, "a tail, without partial reuse"
         first_copies = self._names.slots().tolist()
-        others = [block for copies in self._copies.values() for block in copies]
-        assert sorted([*first_copies, *others]) == sorted(named), "a named block is in no list of names, or in two"
+        assert sorted([*first_copies, *self._copies]) == sorted(named), (
+            "a named block is in no list of names, or in two"
+        )
         assert all(self._names.find(self._names.keys[block]) == block for block in first_copies), "a name is not found"
         identities = [contents.identity[block] for block in first_copies]
         assert len(identities) == len(set(identities)), "two contents share an identity"
         assert all(0 < identity <= contents.last_identity for identity in identities), "an identity was never given"
-        for key, copies in self._copies.items():
-            assert copies, f"key {key:x} has an empty list of copies"
-            first = self._names.find(key)
-            for copy in copies:
-                assert self._names.keys[copy] == key, f"blocks {copy} and {first} differ in their key"
-            contents.check_copies(first, copies)
+        self._copies.check(contents)

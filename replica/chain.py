@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from events.blocks import ExtraKey, Extras, extend_keys, root_key
+from events.messages import BlockStored
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -67,6 +68,19 @@ class Chain:
     def parent_key(self, index: int) -> int | None:
         """The key before block `index`; None at the start."""
         return self.keys[index - 1] if index else None
+
+    def stored_event(self, start: int, stop: int, medium: str) -> BlockStored:
+        """The event that says that these blocks are in a medium now."""
+        return BlockStored(
+            block_hashes=self.keys[start:stop].tolist(),  # type: ignore[arg-type]
+            parent_block_hash=self.parent_key(start),
+            token_ids=self.tokens[start * self.block_size : stop * self.block_size],
+            block_size=self.block_size,
+            lora_id=None,
+            medium=medium,
+            lora_name=self.lora_name,
+            extra_keys=self.event_extras(start, stop),
+        )
 
     def event_extras(self, start: int, stop: int) -> list[list[object] | None] | None:
         """The `extra_keys` of a BlockStored for these blocks, as vLLM sends them."""

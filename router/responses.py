@@ -120,7 +120,7 @@ class Candidate(Struct):
 
 
 class PrefillChoice(Struct, kw_only=True):
-    """Where the prompt would be computed: at the chosen replica, or at another one."""
+    """The place where the prompt would be computed: the chosen replica, or another one."""
 
     elsewhere: bool
     why: str

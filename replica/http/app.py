@@ -1,6 +1,5 @@
 """The replica's HTTP API. A generation request goes through `request_reader`, `work` and `generation_response`."""
 
-import copy
 import hmac
 import logging
 import time
@@ -10,19 +9,17 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api import schema
 from api.errors import ApiError, draining, unauthorized
-from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPONSES, GenerationApi
+from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi
 from api.http import documents
 from api.http.bodies import Bodies
 from api.http.keys import shown_key
 from api.http.responses import JSON_TYPE, json_response
-from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, add_routes
+from api.http.routes import Gate, Role, RouteMatch, RouteTable, add_routes
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.conversion import counted_chat_of
 from api.messages.models import listed, shown
@@ -34,12 +31,12 @@ from api.parsing.formats import answer_formats
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
-from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.conversation_forms import form_of
+from replica.http.document import ONE_MODEL, ONE_RESPONSE, Documented, document, operation
 from replica.http.errors import add_error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
@@ -279,20 +276,12 @@ class Endpoints:
 # ---- routes
 
 
-class Documented(Route, frozen=True, eq=False, kw_only=True):
-    request: Any = None
-    answer: Any = None
-
-
 def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **more: Any) -> Documented:
     return Documented(methods=methods, template=template, who=who, endpoint=endpoint, **more)
 
 
 GET, POST, DELETE, PAGE = ("GET",), ("POST",), ("DELETE",), ("GET", "HEAD")
 ANYONE, CLIENT = Role.ANYONE, Role.CLIENT
-ONE_MODEL = "/v1/models/{model:path}"
-ONE_RESPONSE = "/v1/responses/{response_id}"
-
 # Who may ask for what, where there is a key. Routers have it, and whoever has it may do here what they do.
 ROUTES = (
     _route(POST, "/v1/completions", CLIENT, Endpoints.completions, request=CompletionRequest, answer=Completion),
@@ -356,52 +345,9 @@ def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> 
         openapi_url=None,  # and so no routes but those of the table
     )
     app.state.endpoints = endpoints
-    add_routes(app, ROUTES, endpoints, _documented)
+    add_routes(app, ROUTES, endpoints, operation)
     add_error_answers(app, endpoints.metrics)
     advice = "let them ask a router, started with --cors-origin ORIGIN"
     app.add_middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit, advice=advice)
-    app.openapi = lambda: _openapi(app, endpoints.model)  # type: ignore[method-assign]
+    app.openapi = lambda: document(app, endpoints.model)  # type: ignore[method-assign]
     return app
-
-
-# ---- what OpenAPI says
-
-ERRORS = {
-    400: "The request cannot be understood, or asks for what cannot be given",
-    401: "The API key is missing or wrong",
-    404: "The model is not served here",
-    409: "The cache is in use",
-    413: "The body is too long",
-    429: "Too many requests wait; Retry-After says when to try again",
-    500: "The server failed",
-    503: "Loading, draining, or the engine stopped",
-}
-_MODEL_IN_PATH = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-_METRICS = {"responses": {"200": {"description": "Prometheus text", "content": {"text/plain": {}}}}}
-
-
-def _documented(_method: str, route: Documented) -> dict[str, Any]:
-    if route.template == "/metrics":
-        return _METRICS
-    operation = schema.operation(route.request, route.answer)
-    error = operation["responses"]["default"]["content"]
-    for status, description in ERRORS.items():
-        operation["responses"][str(status)] = {"description": description, "content": error}
-    if route.template in PATHS:
-        operation["responses"]["200"]["content"] |= {SSE_TYPE: {}, FRAMES_TYPE: {}}
-    if route.template == ONE_MODEL:
-        operation["parameters"] = [_MODEL_IN_PATH]
-    if route.template.startswith(ONE_RESPONSE):
-        operation["parameters"] = [_MODEL_IN_PATH | {"name": "response_id"}]
-    return operation
-
-
-def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = copy.deepcopy(schema.components())
-        for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
-            schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
-        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -1,4 +1,4 @@
-"""How payloads get from one replica to the other; headers always go over the connection itself.
+"""Ways for payloads from one replica to the other; headers always go over the connection itself.
 
 A source has an Outlet for each stream, a reader an Inlet for each connection. Here are those of plain TCP, where a
 payload follows its header; `replica.neighbours.nixl` has others. Both ends use the first transport that both have.

@@ -201,7 +201,7 @@ def _resize(descriptor: int, size: int) -> None:
 
 
 def _resize_sparse(descriptor: int, size: int) -> None:
-    """Where room cannot be reserved, check that it is there now; a write may still find the disk full."""
+    """Check that there is room now, as none can be reserved; a write may still find the disk full."""
     room, held = os.fstatvfs(descriptor), os.fstat(descriptor).st_blocks * 512
     if room.f_blocks and size - held > room.f_bavail * room.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -89,7 +89,7 @@ class LowerTiers:
     # ---- look up
 
     def fill_in(self, slots: Slots, keys: Keys) -> None:
-        """Where the pool has no block for a key, put the slot of the fastest medium that has one."""
+        """Put the slot of the fastest medium that has a key wherever the pool has no block for it."""
         for tier in self.tiers:
             if tier.named:
                 missing = np.flatnonzero(slots == NOBODY)

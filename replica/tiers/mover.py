@@ -228,7 +228,7 @@ class ThreadedMover:
             transfer.pulled = self._puller.pull(pull)
             if transfer.pulled:
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s)
-        except Exception:
+        except Exception:  # likewise
             log.exception("blocks could not be read from a neighbour")
         finally:
             self._landed.append(transfer)
@@ -250,7 +250,7 @@ class ThreadedMover:
             if clears == self._clears and write.source not in self._unsaved:
                 payload = self._host[write.source - self._first_slot]
                 done = self._disk.write(write.slot - self._first_on_disk, write.record, payload)
-        except Exception:
+        except Exception:  # its slots are held until the outcome is known
             log.exception("a block could not be written")
         finally:
             self._written.append(Written(write, done))

@@ -180,7 +180,7 @@ class Considered(Struct, frozen=True):
 
 
 class PrefillRecord(Struct, frozen=True, gc=False):
-    """Where the prompt was computed: at the chosen replica, or at another one that handed its KV over."""
+    """The place where the prompt was computed: the chosen replica, or another one that handed its KV over."""
 
     elsewhere: bool
     why: str

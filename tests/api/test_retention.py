@@ -1,4 +1,4 @@
-"""Where the beginnings end that a client asks to keep."""
+"""The ends of the beginnings that a client asks to keep."""
 
 import json
 from typing import Any

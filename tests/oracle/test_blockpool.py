@@ -182,7 +182,8 @@ class Replay:
 
 def copies(pool: BlockPool) -> dict[int, int]:
     """Number of blocks that hold each resident key."""
-    return {key: 1 + len(pool._copies.get(key, ())) for key in pool.resident()}
+    others = Counter(pool._names.keys[block] for block in pool._copies)
+    return {key: 1 + others[key] for key in pool.resident()}
 
 
 @each_trace

@@ -1,0 +1,66 @@
+"""The replica's OpenAPI document."""
+
+import copy
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api import schema
+from api.generation_apis import PATHS
+from api.http.routes import Route
+from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.native import FRAMES_TYPE
+from api.openai_responses.requests import ResponsesRequest
+from api.requests import ChatRequest, CompletionRequest
+from api.sse import CONTENT_TYPE as SSE_TYPE
+
+ONE_MODEL = "/v1/models/{model:path}"
+ONE_RESPONSE = "/v1/responses/{response_id}"
+
+ERRORS = {
+    400: "The request cannot be understood, or asks for what cannot be given",
+    401: "The API key is missing or wrong",
+    404: "The model is not served here",
+    409: "The cache is in use",
+    413: "The body is too long",
+    429: "Too many requests wait; Retry-After says when to try again",
+    500: "The server failed",
+    503: "Loading, draining, or the engine stopped",
+}
+_MODEL_IN_PATH = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+_METRICS = {"responses": {"200": {"description": "Prometheus text", "content": {"text/plain": {}}}}}
+
+
+class Documented(Route, frozen=True, eq=False, kw_only=True):
+    request: Any = None
+    answer: Any = None
+
+
+def operation(_method: str, route: Documented) -> dict[str, Any]:
+    """The operation of a route."""
+    if route.template == "/metrics":
+        return _METRICS
+    found = schema.operation(route.request, route.answer)
+    error = found["responses"]["default"]["content"]
+    for status, description in ERRORS.items():
+        found["responses"][str(status)] = {"description": description, "content": error}
+    if route.template in PATHS:
+        found["responses"]["200"]["content"] |= {SSE_TYPE: {}, FRAMES_TYPE: {}}
+    if route.template == ONE_MODEL:
+        found["parameters"] = [_MODEL_IN_PATH]
+    if route.template.startswith(ONE_RESPONSE):
+        found["parameters"] = [_MODEL_IN_PATH | {"name": "response_id"}]
+    return found
+
+
+def document(app: FastAPI, model: str) -> dict[str, Any]:
+    """The whole document, made once."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = copy.deepcopy(schema.components())
+        for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
+            schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
+        made.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        app.openapi_schema = made
+    return app.openapi_schema
