@@ -20,9 +20,10 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
 from replica.block_pool import BlockPool
 from replica.chain import Chain
-from replica.contents import NOT_NAMED
+from replica.contents import NOT_NAMED, Contents
+from replica.copies import Copies
 from replica.matches import NO_PART, Match, PartialBlock
-from replica.names import Slots
+from replica.names import Names, Slots
 
 MODEL = "model"
 
@@ -499,16 +500,26 @@ class Doubling(BlockPool):
         return super()._hand_out(min(count, self.free))
 
 
+class ForgetfulCopies(Copies):
+    def __init__(self, names: Names, contents: Contents) -> None:
+        super().__init__(names)
+        self._contents = contents
+
+    def drop(self, block: int) -> bool:
+        key = self._names.keys[block]
+        if self._names.find(key) != block:
+            return key not in self._by_key or super().drop(block)
+        for copy in self._by_key.pop(key, []):
+            self._contents.parent[copy], self._contents.filled[copy] = NOT_NAMED, 0
+        return False
+
+
 class Forgetful(BlockPool):
     """Removes a name with its first copy."""
 
-    def _forget_copy(self, block: int) -> bool:
-        key = self._names.keys[block]
-        if self._names.find(key) != block:
-            return key not in self._copies or super()._forget_copy(block)
-        for copy in self._copies.pop(key, []):
-            self._contents.parent[copy], self._contents.filled[copy] = NOT_NAMED, 0
-        return False
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._copies = ForgetfulCopies(self._names, self._contents)
 
 
 class Blind(BlockPool):
