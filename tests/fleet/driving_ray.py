@@ -21,7 +21,8 @@ from fleet.on_ray.local import init
 from fleet.plan import ModelPlan, Resources, Task
 
 PATIENCE = Patience(report_s=0.5, silent_s=2.0)
-HEAR_FOR_S = 4.0
+WITHIN_S = 50.0
+HEAR_FOR_S = 3.0
 
 
 def task(name: str, **resources: float) -> Task:
@@ -65,13 +66,14 @@ def made_of(name: str) -> int:
 
 
 async def hangs(made: Hosts) -> None:
-    await hear(RayHosts("hangs").begin(task("sim-0")), 20.0, until="ready")
+    await hear(RayHosts("hangs").begin(task("sim-0")), WITHIN_S, until="ready")
     stop_actor()
-    await hear(made.begin(task("sim-0")), 20.0, until="ready")
+    await hear(made.begin(task("sim-0")), WITHIN_S, until="ready")
 
 
 async def cannot_begin(made: Hosts) -> None:
     host = made.begin(task("no/file"))
+    await hear(host, WITHIN_S, until="its actor cannot begin")
     await hear(host, HEAR_FOR_S)
     say(actors=made_of("no/file"))
     await host.stop(0.0)
@@ -81,7 +83,7 @@ async def cannot_begin(made: Hosts) -> None:
 async def dies_unheard(_: Hosts) -> None:
     """Its output is not awaited, so it is dead before its death is known."""
     host = RayHosts("dies_unheard", Patience(report_s=0.0, silent_s=60.0)).begin(task("no/file"))
-    await hear(host, 20.0, until="its actor cannot begin")
+    await hear(host, WITHIN_S, until="its actor cannot begin")
     await host.stop(0.0)
 
 

@@ -334,7 +334,7 @@ def acts() -> dict[str, list[dict[str, Any]]]:
             ],
             env=os.environ | local_environment(),
             capture_output=True,
-            timeout=50,
+            timeout=170,
             check=False,
         )
     assert done.returncode == 0, done.stderr.decode()

@@ -1,6 +1,7 @@
-"""A thousand random schemas: every answer is valid, of one replica and of two that share it."""
+"""Random schemas, WARMROUTE_RANDOM_SCHEMAS of them: answers are valid, of one replica and of two that share it."""
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from replica.messages import Sampling, Submit
 from tests.replica.grammar.constraints import compiler, text, vocabulary
 from tests.replica.models import SMALL, finish, native
 
-SCHEMAS = 1000
+SCHEMAS = int(os.environ.get("WARMROUTE_RANDOM_SCHEMAS", "300"))
 TOGETHER = 16
 MOST_TOKENS = 1500
 LENGTH = 2048
@@ -175,5 +176,5 @@ def test_answers_to_random_schemas_are_valid_with_and_without_a_failover(folder:
 
 @pytest.mark.grid
 @pytest.mark.timeout(900)
-def test_a_thousand_of_them(folder: Path) -> None:
+def test_many_of_them(folder: Path) -> None:
     check(folder, range(48, SCHEMAS))

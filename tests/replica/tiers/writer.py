@@ -1,6 +1,6 @@
 """`python -m tests.replica.tiers.writer FOLDER`: for each line of input, fork a process that writes without end.
 
-It prints the process's id, then `SLOT IDENTITY` after each record, and `dead` when somebody has killed the process.
+The process prints its id, then `SLOT IDENTITY` after each record; `dead` is printed when somebody has killed it.
 """
 
 import os
@@ -29,8 +29,8 @@ def main() -> None:
     for seed, _ in enumerate(sys.stdin):
         child = os.fork()
         if not child:
+            say(str(os.getpid()))
             write_without_end(Path(sys.argv[1]), seed)
-        say(str(child))
         os.waitpid(child, 0)
         say("dead")
 
