@@ -311,6 +311,7 @@ class Engine:
             constraint_failures=scheduler.constraint_failures,
             tiers=self._tiers(),
             disk=DiskCounters() if self.mover is None else self.mover.disk_counters,
+            host_skipped_saves=0 if lower is None else lower.unsaved,
             disk_skipped_writes=0 if lower is None else lower.unwritten,
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)

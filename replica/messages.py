@@ -228,6 +228,7 @@ class Stats(Struct, tag="stats"):
     tiers: dict[str, TierSnapshot] = {}  # by medium
     neighbours: dict[str, NeighbourSnapshot] = {}  # `read`, by neighbours, and `pulled` from them
     disk: DiskCounters = field(default_factory=DiskCounters)
+    host_skipped_saves: int = 0  # evicted blocks that host memory had no free slot for
     disk_skipped_writes: int = 0  # blocks that the disk was too slow for
 
 

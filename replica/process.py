@@ -51,6 +51,7 @@ from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import HOST
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
 from replica.tiers.simulated import SimulatedMover
+from replica.tiers.sizes import free_bytes
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +128,21 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: N
         return None
     if runner.memory is None:
         return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
+    warn_of_too_much(config.host_blocks * runner.memory.block_bytes)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
     disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
     return ThreadedMover(runner.memory, host, config.num_blocks, disk, neighbours)
+
+
+def warn_of_too_much(host_bytes: int) -> None:
+    free = free_bytes()
+    if host_bytes > free:
+        log.warning(
+            "--host-kv-gb %.3g is more than the %.3g GB of memory that are free: the system may kill this replica as "
+            "its host memory fills; give less",
+            host_bytes / GIGABYTE,
+            free / GIGABYTE,
+        )
 
 
 def open_disk(config: EngineConfig, runner: Runner, block_bytes: int) -> DiskFile:

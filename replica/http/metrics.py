@@ -122,6 +122,7 @@ COUNTERS: tuple[Row, ...] = (
     ("warmroute:computed_prompt_tokens", "Prompt tokens that went through prefill.", "computed_prompt_tokens"),
     ("warmroute:engine_steps", "Steps of the engine's loop.", "steps"),
     ("warmroute:kv_events", "Cache events published.", "kv_events"),
+    ("warmroute:host_skipped_saves", "Evicted blocks lost because host memory had no slot.", "host_skipped_saves"),
     ("warmroute:disk_written_blocks", "Blocks written to the disk.", "disk.written"),
     ("warmroute:disk_read_blocks", "Blocks read from the disk, and verified.", "disk.read"),
     ("warmroute:disk_skipped_writes", "Blocks not written because the disk was too slow.", "disk_skipped_writes"),

@@ -1,12 +1,13 @@
-"""Measure a real model whose prompts come from lower media: first tokens, answers, others' decoding.
+"""Measure a real model whose prompts come from lower media and neighbours: first tokens, answers, others' decoding.
 
-The model has the shape of Qwen3-0.6B and random weights, on one thread. `--small` takes a smaller shape.
+The model has the shape of Qwen3-0.6B and random weights, on one thread. The neighbour is a replica in processes of its
+own, read by TCP over loopback. `--small` takes a smaller shape.
 """
 
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -18,20 +19,28 @@ from events.blocks import pack_tokens
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
-from replica.messages import Output, Sampling, Submit, TokenLogprobs
+from replica.messages import KVSource, Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.native import build_on_cpu
-from replica.process import make_mover
+from replica.process import make_mover, make_neighbours
 from replica.tiers.lower import DISK, HOST
+from replica.tiers.moves import PULLED
 from tests.bench.measure import heading, row
-from tests.bench.native import DTYPES, NEW, PROMPT, QWEN3, SMALL, WARM_UP, make_model, tokens
+from tests.bench.native import DTYPES, NEW, PROMPT, QWEN3, SMALL, WARM_UP, http_cost, make_model, tokens
+from tests.bench.native import serving as neighbour
+from tests.replica.natives import Native
 
 BLOCK = 16
+LONGEST = PROMPT + 2 * NEW
+BLOCKS = (PROMPT + 4 * PROMPT) // BLOCK  # of the cache: a prompt, and what the others have
+HELD = 8 * BLOCKS  # of the neighbour's cache, of which an eighth may be held for readers
 COLD_ROUNDS = 2  # at most
 LOADS = 8  # beside a decoding request, in one measurement
 OTHERS = 4  # that decode meanwhile
-TARGETS = {HOST: 20, DISK: 10}
+TARGETS = {HOST: 20, DISK: 10, PULLED: 10}
+FROM = {HOST: "host memory", DISK: "a disk", PULLED: "a neighbour"}
 MOST_SLOWER = 5.0  # per cent
+SECRET = "of this benchmark"
 
 
 class Answer(NamedTuple):
@@ -50,32 +59,54 @@ def run(rounds: int, *, small: bool = False) -> None:
         for dtype in DTYPES:
             with tempfile.TemporaryDirectory() as disk, serving(Path(folder), dtype, disk) as engine:
                 first_tokens(engine, dtype, min(rounds, COLD_ROUNDS))
-                beside_loads(engine, dtype, rounds)
+                for medium in (HOST, DISK):
+                    beside_loads(engine, dtype, medium, rounds)
+            with reading(Path(folder), dtype) as (engine, source):
+                first_tokens_read(engine, source, dtype, min(rounds, COLD_ROUNDS))
+                beside_loads(engine, dtype, PULLED, rounds, source)
 
 
 @contextmanager
-def serving(folder: Path, dtype: str, disk: str) -> Iterator[Engine]:
-    blocks = (PROMPT + OTHERS * 4 * PROMPT // 16) // BLOCK
+def serving(folder: Path, dtype: str, disk: str | None) -> Iterator[Engine]:
+    """An engine with host memory and a disk, or without both, which reads from neighbours."""
     config = EngineConfig(
         model="bench",
         model_path=str(folder),
         dtype=dtype,  # type: ignore[arg-type]
-        num_blocks=blocks,
-        host_blocks=2 * blocks,
-        disk_kv=disk,
-        disk_blocks=2 * blocks,
+        num_blocks=BLOCKS,
+        host_blocks=2 * BLOCKS if disk else 0,
+        disk_kv=disk or "",
+        disk_blocks=2 * BLOCKS if disk else 0,
+        kv_secret=SECRET,
+        kv_read="tcp://127.0.0.1:0",
         max_num_batched_tokens=PROMPT + NEW,
-        max_model_len=PROMPT + 2 * NEW,
+        max_model_len=LONGEST,
         enable_partial_reuse=False,
         events=None,
     )
     runner, clock = build_on_cpu(config), WallClock()
-    mover = make_mover(config, runner, clock, None)
+    mover = make_mover(config, runner, clock, None if disk else make_neighbours(config, runner))
     assert mover is not None
     try:
         yield Engine(config, runner, clock, mover)
     finally:
         mover.close()
+
+
+@contextmanager
+def reading(folder: Path, dtype: str) -> Iterator[tuple[Engine, Native]]:
+    options = {
+        "--served-model-name": "bench",
+        "--dtype": dtype,
+        "--num-blocks": HELD,
+        "--max-model-len": LONGEST,
+        "--max-num-batched-tokens": PROMPT + NEW,
+        "--host-kv-gb": 0,
+        "--kv-port": 0,
+    }
+    given = [each for option in options.items() for each in option]
+    with neighbour(folder, *given, WARMROUTE_KV_SECRET=SECRET) as source, serving(folder, dtype, None) as engine:
+        yield engine, source
 
 
 def first_tokens(engine: Engine, dtype: str, rounds: int) -> None:
@@ -89,23 +120,47 @@ def first_tokens(engine: Engine, dtype: str, rounds: int) -> None:
         cold_s.append(cold.first_s)
         for medium, times_s in warm_s.items():
             empty(engine, above=medium)
-            warm = ask(engine, prompt)
-            assert warm.cached == PROMPT - BLOCK, f"{warm.cached} tokens came back"
-            assert dtype != "float32" or (warm.tokens, warm.logprobs) == (cold.tokens, cold.logprobs), "other answers"
-            times_s.append(warm.first_s)
+            times_s.append(warm_first_s(engine, dtype, prompt, cold))
+    report(dtype, cold_s, warm_s)
+
+
+def first_tokens_read(engine: Engine, source: Native, dtype: str, rounds: int) -> None:
+    chance, vocabulary = Random(2), engine.runner.vocab_size
+    ask(engine, tokens(chance, WARM_UP, vocabulary))
+    cold_s: list[float] = []
+    read_s: list[float] = []
+    for _ in range(rounds):
+        prompt = tokens(chance, PROMPT, vocabulary)
+        http_cost(source, prompt)
+        cold = ask(engine, prompt)
+        cold_s.append(cold.first_s)
+        empty(engine, above=PULLED)
+        read_s.append(warm_first_s(engine, dtype, prompt, cold, source))
+    report(dtype, cold_s, {PULLED: read_s})
+
+
+def warm_first_s(engine: Engine, dtype: str, prompt: list[int], cold: Answer, source: Native | None = None) -> float:
+    warm = ask(engine, prompt, source=source)
+    assert warm.cached == PROMPT - BLOCK, f"{warm.cached} tokens came back"
+    assert dtype != "float32" or (warm.tokens, warm.logprobs) == (cold.tokens, cold.logprobs), "other answers"
+    return warm.first_s
+
+
+def report(dtype: str, cold_s: list[float], warm_s: dict[str, list[float]]) -> None:
     heading(f"first token after {PROMPT:,} tokens, {dtype}")
     row("cold", [1000 * one for one in cold_s], "ms")
     for medium, times_s in warm_s.items():
-        row(f"from {medium}", [1000 * one for one in times_s], "ms")
+        row(f"from {FROM[medium]}", [1000 * one for one in times_s], "ms")
         sooner = [cold / warm for cold, warm in zip(cold_s, times_s, strict=True)]
-        row(f"from {medium}: sooner than cold", sooner, "times", f">= {TARGETS[medium]}")
-    print()
+        row(f"from {FROM[medium]}: sooner than cold", sooner, "times", f">= {TARGETS[medium]}")
+    print(flush=True)
 
 
-def ask(engine: Engine, prompt: list[int], new: int = NEW) -> Answer:
+def ask(engine: Engine, prompt: list[int], new: int = NEW, source: Native | None = None) -> Answer:
     """Answer one request, alone."""
+    sources = sources_of(source)
     began_s = time.perf_counter()
-    submit(engine, 1, prompt, new)
+    submit(engine, 1, prompt, new, sources)
     outputs: list[Output] = []
     first_s = 0.0
     while engine.busy:
@@ -117,9 +172,13 @@ def ask(engine: Engine, prompt: list[int], new: int = NEW) -> Answer:
     return Answer(first_s, got, logprobs, outputs[0].cached_tokens)
 
 
-def submit(engine: Engine, number: int, prompt: list[int], new: int) -> None:
+def sources_of(source: Native | None) -> list[KVSource]:
+    return [] if source is None else [KVSource(source.load()["kv_read"], PROMPT)]
+
+
+def submit(engine: Engine, number: int, prompt: list[int], new: int, sources: Sequence[KVSource] = ()) -> None:
     sampling = Sampling(max_tokens=new, temperature=0.0, top_logprobs=5, ignore_eos=True)
-    refused = engine.submit(Submit(number, pack_tokens(prompt), sampling))
+    refused = engine.submit(Submit(number, pack_tokens(prompt), sampling, sources=list(sources)))
     assert refused is None, refused
 
 
@@ -138,35 +197,36 @@ def empty(engine: Engine, above: str) -> None:
 
 def settle(engine: Engine) -> None:
     """Wait until all that was saved has come to the disk."""
-    assert engine.pool.lower is not None
     engine.settle()
-    while engine.pool.lower.writing:
+    while engine.pool.lower is not None and engine.pool.lower.writing:
         time.sleep(0.01)
         engine.settle()
 
 
-def beside_loads(engine: Engine, dtype: str, rounds: int) -> None:
+def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: Native | None = None) -> None:
     """Decode a batch; then the same while a prompt is loaded over and over, of which nothing is computed."""
     chance, vocabulary = Random(1), engine.runner.vocab_size
     prompt = tokens(chance, PROMPT, vocabulary)
-    ask(engine, prompt, 1)
-    for medium in (HOST, DISK):
-        slower = []
-        for _ in range(rounds):
-            for number in range(OTHERS):
-                submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), 10 * NEW)
-            while engine.scheduler.queued_prefill_tokens():
-                engine.step()
-            alone_s = statistics.median(steps_s(engine, LOADS))
-            beside_s = statistics.median(steps_while_loading_s(engine, prompt, medium))
-            slower.append(100 * (beside_s / alone_s - 1))
-            for request in list(engine.scheduler.requests):
-                engine.cancel(request)
-            while engine.busy:
-                engine.step()
-        heading(f"decoding of {OTHERS} others while {PROMPT:,} tokens come from {medium}, {dtype}")
-        row("a step takes longer", slower, "%", f"< {MOST_SLOWER:g}")
-        print()
+    if source is None:
+        ask(engine, prompt, 1)
+    else:
+        http_cost(source, prompt)
+    slower = []
+    for _ in range(rounds):
+        for number in range(OTHERS):
+            submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), 10 * NEW)
+        while engine.scheduler.queued_prefill_tokens():
+            engine.step()
+        alone_s = statistics.median(steps_s(engine, LOADS))
+        beside_s = statistics.median(steps_while_loading_s(engine, prompt, medium, sources_of(source)))
+        slower.append(100 * (beside_s / alone_s - 1))
+        for request in list(engine.scheduler.requests):
+            engine.cancel(request)
+        while engine.busy:
+            engine.step()
+    heading(f"decoding of {OTHERS} others while {PROMPT:,} tokens come from {FROM[medium]}, {dtype}")
+    row("a step takes longer", slower, "%", f"< {MOST_SLOWER:g}")
+    print(flush=True)
 
 
 def steps_s(engine: Engine, count: int) -> list[float]:
@@ -179,12 +239,12 @@ def step_s(engine: Engine) -> float:
     return time.perf_counter() - began_s
 
 
-def steps_while_loading_s(engine: Engine, prompt: list[int], medium: str) -> list[float]:
+def steps_while_loading_s(engine: Engine, prompt: list[int], medium: str, sources: list[KVSource]) -> list[float]:
     """Durations of steps during which blocks were loaded; the first one admits the request, and the load begins."""
     found: list[float] = []
     for number in range(LOADS):
         empty(engine, above=medium)
-        submit(engine, 100 + number, prompt, 1)
+        submit(engine, 100 + number, prompt, 1, sources)
         found.append(step_s(engine))
         while engine.scheduler.transfers:
             found.append(step_s(engine))

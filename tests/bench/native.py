@@ -171,8 +171,8 @@ def three_prompts(chance: random.Random, length: int, vocabulary: int) -> list[l
 
 
 @contextmanager
-def serving(folder: Path, *options: object) -> Iterator[Native]:
-    running = Native(folder, *options)
+def serving(folder: Path, *options: object, **environment: str) -> Iterator[Native]:
+    running = Native(folder, *options, **environment)
     try:
         running.ready_line = running.out.get(timeout=PATIENCE_S)
         yield running

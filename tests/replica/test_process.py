@@ -1,12 +1,13 @@
-"""The engine's loop between two steps."""
+"""What the engine's process does beside computing."""
 
 import os
 
+import pytest
 import zmq
 
 from events.blocks import pack_tokens
 from replica.messages import Sampling, Stop, Submit, SubmitAll, encode
-from replica.process import Loop
+from replica.process import Loop, warn_of_too_much
 from tests.replica.engines import engine
 
 
@@ -21,3 +22,10 @@ def test_nothing_more_is_computed_after_a_stop() -> None:
         mine.send(encode(Stop()))
         loop.run()
         assert loop.engine.busy and loop.engine.steps == 0
+
+
+def test_more_host_memory_than_is_free_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_too_much(10**6)
+    assert caplog.text == ""
+    warn_of_too_much(10**18)
+    assert "--host-kv-gb 1e+09 is more than the " in caplog.text and "give less" in caplog.text
