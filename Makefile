@@ -22,6 +22,8 @@ SLOW := chaos or browser or peers or grid
 HARDWARE := bench or gpu or live
 # Tests wait for other processes half of the time.
 WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
+# Of these tests more compute, and what is late is a failure.
+BUSY_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos/test_router_engines.py \
 	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py \
@@ -30,8 +32,7 @@ PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos
 GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_nothing_off
 # These try many requests, and no answer is late.
 BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tests/chaos/test_router_random_schemas.py \
-	tests/chaos/test_router_agents.py tests/chaos/test_kv_tiers.py tests/chaos/test_native_prefill.py \
-	tests/chaos/test_prefill_kill.py
+	tests/chaos/test_router_agents.py tests/chaos/test_kv_tiers.py tests/chaos/test_prefill_kill.py
 # These look at the clock, and want the machine for themselves; the calm ones come first.
 CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py tests/hostile/test_connections.py
 CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
@@ -61,7 +62,7 @@ coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly 
 test-slow: test-busy test-patient test-clocked test-greedy test-thorough  ## run the slow tests only: real processes, whole grids, long property tests and fuzzing
 
 test-busy: $(INSTALLED)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --timeout 180 $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" \
+	$(BIN)/pytest -n $(BUSY_WORKERS) --dist loadfile --timeout 180 $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" \
 		$(filter-out $(PATIENT) $(CLOCKED),$(SLOW_FILES))
 
 test-patient: $(INSTALLED)

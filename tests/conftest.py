@@ -25,7 +25,7 @@ COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[
 # Workers share the cores, and torch's threads would spin until each of them had had its turn.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("default", COMMON, max_examples=30, derandomize=True)
+settings.register_profile("default", COMMON, max_examples=15, derandomize=True)
 settings.register_profile("thorough", COMMON, max_examples=60, derandomize=True)
 settings.register_profile("search", COMMON, max_examples=5000)
 settings.load_profile("default")

@@ -21,7 +21,7 @@ from fleet.on_ray.local import init
 from fleet.plan import ModelPlan, Resources, Task
 
 PATIENCE = Patience(report_s=0.5, silent_s=2.0)
-WITHIN_S = 50.0
+WITHIN_S = 80.0
 HEAR_FOR_S = 3.0
 
 

@@ -221,7 +221,7 @@ def test_the_key_is_taken_from_the_environment(script: Script) -> None:
 # ---- again and again
 
 
-def until(true: Any, limit_s: float = 20.0) -> None:
+def until(true: Any, limit_s: float = 50.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < deadline_s, "it did not happen"

@@ -156,7 +156,7 @@ def ask(controlled: Controlled) -> Callable[..., Ran]:
     return asked
 
 
-def until(true: Callable[[], bool], limit_s: float = 20.0) -> None:
+def until(true: Callable[[], bool], limit_s: float = 50.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < deadline_s, "it did not happen"

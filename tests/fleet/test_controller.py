@@ -24,7 +24,7 @@ from fleet.host.report import Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from fleet.plan import encode as encode_plan
 
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 KEY = "secret"
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -27,7 +27,7 @@ from fleet.toml.plan_file import parse_fleet
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
 STARTS_S = 120.0  # to import their dependencies
-FOLLOWS_S = 20.0
+FOLLOWS_S = 50.0
 
 # Without a GPU vLLM detects no platform, and its options need one.
 VLLM = """

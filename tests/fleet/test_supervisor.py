@@ -21,7 +21,7 @@ from fleet.plan import ModelPlan, Task
 from tests.chaos.replicas import children
 from tests.replica.serving import is_alive
 
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 
 
 @asynccontextmanager

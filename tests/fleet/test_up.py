@@ -31,7 +31,7 @@ from tests.events.processes import tool, wait_until
 
 FREE = ("--port", "0", "--no-ray")
 SIMULATED = ("--simulated",)
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 
 
 class Up:

@@ -10,7 +10,7 @@ from tests.events.processes import wait_until
 from tests.images.building import Container
 from tests.images.dockerfile import Dockerfile
 
-PATIENCE_S = 20.0
+PATIENCE_S = 50.0
 # KubeRay's command for a head, except its address, and the URLs of its probes.
 RAY = (
     "ulimit -n 65536; ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=1 --object-store-memory=100000000"

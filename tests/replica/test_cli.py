@@ -19,7 +19,7 @@ from tests.replica.folders import model_folder
 
 COMMAND = [sys.executable, "-m", "fleet", "replica"]
 DEMO = ["--model", "demo", "--engine", "simulated", "--port", "0", "--events-port", "0"]
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 
 PARENT = """
 import subprocess, sys

@@ -15,7 +15,7 @@ from router.cli import explain
 from tests.router.loopback import Handler, Reply, Request, serving
 from tests.router.test_explain import ANSWER
 
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 
 
 def run(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

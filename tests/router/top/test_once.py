@@ -14,7 +14,7 @@ from router.proxy.keys import keys_from_options
 from tests.router.scripted import CHAT, Script, chat, connect, named, refused_port, says, served
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 
 
 async def frame(port: int, *arguments: str, **environment: str) -> Result:
