@@ -11,6 +11,7 @@ class BlockMemory(Protocol):
     that is written."""
 
     block_bytes: int  # of one block's KV, in all layers
+    is_host: bool  # steps are computed in the host's memory, and wait for it while it is copied
 
     def read(self, block: int, into: memoryview) -> None:
         """Copy the block's KV to contiguous memory."""
@@ -23,6 +24,8 @@ class BlockMemory(Protocol):
 
 class ArrayMemory:
     """KV in one array of bytes, [layers, 2, blocks, bytes of one layer's keys or values]."""
+
+    is_host = True
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         layers, both, _, size = array.shape

@@ -153,9 +153,11 @@ class Engine:
         if self._flying is not None and not self.scheduler.may_run_ahead():
             outputs = self._land()
         batch = self.scheduler.schedule(self.step_limit.tokens)
+        self._only_loads = not batch and self._flying is None
+        if self.mover is not None:
+            self.mover.computing = not self._only_loads
         self._begin_moves(batch)
         started = self._start(batch) if batch else None  # nothing need not fly
-        self._only_loads = not batch and self._flying is None
         outputs += self._land()
         self._flying = started
         if not self.runner.ahead:

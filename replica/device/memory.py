@@ -15,6 +15,8 @@ class DeviceMemory:
     does a save, for which the engine waits, wait for the loads of other requests.
     """
 
+    is_host = False
+
     def __init__(self, caches: Tensor, accelerator: Accelerator) -> None:
         self._caches = caches
         self.block_bytes = caches[:, :, 0].nbytes

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
+BESIDE_SHARE = 0.1  # of the loader's time, in which it copies blocks of host memory while a step is computed
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 class Mover(Protocol):
     speeds: LoadSpeeds
     disk_counters: DiskCounters
+    computing: bool  # set by the engine: others would notice what is moved
 
     def recover(self) -> Recovery:
         """Read what the disk has; called once, before anything moves."""
@@ -130,6 +132,7 @@ class ThreadedMover:
         puller: Puller | None = None,
     ) -> None:
         self.speeds = LoadSpeeds()
+        self.computing = False
         self._memory = memory
         self._host = host
         self._first_slot = first_slot
@@ -235,7 +238,10 @@ class ThreadedMover:
 
     def _load(self, load: Load) -> bool:
         if load.record is None:
+            began_s = monotonic()
             self._memory.write(load.block, self._host[load.slot - self._first_slot])
+            if self._memory.is_host and self.computing:
+                sleep((monotonic() - began_s) * (1 / BESIDE_SHARE - 1))
             return load.slot not in self._unsaved
         assert self._disk is not None
         if not self._disk.read(load.slot - self._first_on_disk, load.record, self._staging):

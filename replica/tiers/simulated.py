@@ -28,6 +28,7 @@ class SimulatedMover:
     ) -> None:
         self.speeds = LoadSpeeds(clock.now_s)
         self.disk_counters = DiskCounters()
+        self.computing = False
         self._clock = clock
         self._tokens_per_s = tokens_per_s
         self._block_size = block_size

@@ -37,6 +37,8 @@ ANY_PORT = "tcp://127.0.0.1:0"
 class ArrayMemory:
     """A BlockMemory; `on_read` and `on_write` are called first, with the block."""
 
+    is_host = True
+
     def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
         self.block_bytes = block_bytes
         self.rows = np.zeros((num_blocks, block_bytes), np.uint8)

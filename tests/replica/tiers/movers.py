@@ -82,6 +82,7 @@ class RememberingMover:
     def __init__(self, runner: RememberingRunner, size: int, first_on_disk: int, chance: Random) -> None:
         self.speeds = LoadSpeeds(runner.clock.now_s)
         self.disk_counters = DiskCounters()
+        self.computing = False
         self.runner = runner
         self.size = size
         self.first_on_disk = first_on_disk

@@ -226,3 +226,19 @@ def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Pa
     until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 3)  # type: ignore[func-returns-value]
     assert transfers[-1].came == 1
     mover.close()
+
+
+@pytest.mark.parametrize(("is_host", "computing", "gives_way"), [(1, 1, True), (1, 0, False), (0, 1, False)])
+def test_loads_give_way_to_steps_that_wait_for_the_same_memory(
+    is_host: bool, computing: bool, gives_way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses_s: list[float] = []
+    monkeypatch.setattr("replica.tiers.mover.sleep", pauses_s.append)
+    memory = ArrayMemory(ArrayKV(BLOCKS).bytes)
+    monkeypatch.setattr(memory, "is_host", bool(is_host), raising=False)
+    mover = ThreadedMover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover.computing = bool(computing)
+    mover.begin(Transfer([Save(0, BLOCKS)], [Load(BLOCKS, 1, HOST), Load(BLOCKS, 2, HOST)]))
+    until(lambda: bool(mover.landed()[0]))
+    assert [pause_s > 0 for pause_s in pauses_s] == [True, True] * gives_way
+    mover.close()
