@@ -24,6 +24,12 @@ HARDWARE := bench or gpu or live
 WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
 # Of these tests more compute, and what is late is a failure.
 BUSY_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
+# Files of some minutes are begun first, so that no worker ends long after the others.
+LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_up.py \
+	tests/lab/simulation/test_published.py tests/fleet/test_on_ray.py tests/images/test_router_image.py \
+	tests/k8s/test_drain.py tests/replica/test_native.py tests/replica/test_golden.py tests/bench/test_parts.py \
+	tests/replica/test_scheduler_property.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py \
+	tests/chaos/test_router_random_schemas.py
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos/test_router_engines.py \
 	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py \
@@ -62,8 +68,8 @@ coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly 
 test-slow: test-busy test-patient test-clocked test-greedy test-thorough  ## run the slow tests only: real processes, whole grids, long property tests and fuzzing
 
 test-busy: $(INSTALLED)
-	$(BIN)/pytest -n $(BUSY_WORKERS) --dist loadfile --timeout 180 $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" \
-		$(filter-out $(PATIENT) $(CLOCKED),$(SLOW_FILES))
+	$(BIN)/pytest -n $(BUSY_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 180 $(SLOWEST) \
+		-m "($(SLOW)) and not ($(HARDWARE))" $(LONG) $(filter-out $(PATIENT) $(CLOCKED) $(LONG),$(SLOW_FILES))
 
 test-patient: $(INSTALLED)
 	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
