@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from time import monotonic, sleep
+from time import monotonic, sleep, thread_time
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
-BESIDE_SHARE = 0.1  # of the loader's time, in which it copies blocks of host memory while a step is computed
+BESIDE_SHARE = 0.05  # of a processor's time, for loads while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
 
@@ -217,12 +217,19 @@ class ThreadedMover:
         self.save(transfer.saves)
         spent = Spent(self.speeds)
         for load in transfer.loads:
+            began_s = thread_time()
             if not self._load(load):
                 transfer.lost.append(load.slot)
                 break
             transfer.came += 1
+            self._give_way(thread_time() - began_s)
             spent.on(load.medium)
         spent.tell()
+
+    def _give_way(self, took_s: float) -> None:
+        """Leave memory and the interpreter to a step that is computed, if it needs them too."""
+        if self.computing and self._memory.is_host:
+            sleep(took_s * (1 / BESIDE_SHARE - 1))
 
     def _pull(self, transfer: Transfer, pull: Pull) -> None:
         began_s = monotonic()
@@ -238,10 +245,7 @@ class ThreadedMover:
 
     def _load(self, load: Load) -> bool:
         if load.record is None:
-            began_s = monotonic()
             self._memory.write(load.block, self._host[load.slot - self._first_slot])
-            if self._memory.is_host and self.computing:
-                sleep((monotonic() - began_s) * (1 / BESIDE_SHARE - 1))
             return load.slot not in self._unsaved
         assert self._disk is not None
         if not self._disk.read(load.slot - self._first_on_disk, load.record, self._staging):

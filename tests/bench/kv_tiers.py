@@ -22,7 +22,7 @@ from replica.engine import Engine
 from replica.messages import KVSource, Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.native import build_on_cpu
-from replica.process import make_mover, make_neighbours
+from replica.process import BESIDE_POLL_S, make_mover, make_neighbours
 from replica.tiers.lower import DISK, HOST
 from replica.tiers.moves import PULLED
 from tests.bench.measure import heading, row
@@ -167,6 +167,8 @@ def ask(engine: Engine, prompt: list[int], new: int = NEW, source: Native | None
         for output in engine.step():
             first_s = first_s or time.perf_counter() - began_s
             outputs.append(output)
+        if engine.only_loads:
+            time.sleep(BESIDE_POLL_S)
     got = [token for output in outputs for token in output.token_ids]
     logprobs = [one for output in outputs for one in output.logprobs or ()]
     return Answer(first_s, got, logprobs, outputs[0].cached_tokens)

@@ -1,4 +1,4 @@
-"""What the engine's process does beside computing."""
+"""The engine's process, beside computing."""
 
 import os
 
