@@ -32,11 +32,13 @@ from tests.replica.natives import Native
 
 BLOCK = 16
 LONGEST = PROMPT + 2 * NEW
-BLOCKS = (PROMPT + 4 * PROMPT) // BLOCK  # of the cache: a prompt, and what the others have
+BLOCKS = 5 * PROMPT // BLOCK  # of the cache: a prompt, and what the others have
 HELD = 8 * BLOCKS  # of the neighbour's cache, of which an eighth may be held for readers
 COLD_ROUNDS = 2  # at most
-LOADS = 8  # beside a decoding request, in one measurement
+STEPS = 12  # of decoding, in one measurement
 OTHERS = 4  # that decode meanwhile
+LOADED = 100  # number of the request that is loaded
+ENDLESS = 30 * NEW  # tokens
 TARGETS = {HOST: 20, DISK: 10, PULLED: 10}
 FROM = {HOST: "host memory", DISK: "a disk", PULLED: "a neighbour"}
 MOST_SLOWER = 5.0  # per cent
@@ -216,10 +218,10 @@ def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: N
     slower = []
     for _ in range(rounds):
         for number in range(OTHERS):
-            submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), 10 * NEW)
+            submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), ENDLESS)
         while engine.scheduler.queued_prefill_tokens():
             engine.step()
-        alone_s = statistics.median(steps_s(engine, LOADS))
+        alone_s = statistics.median(step_s(engine) for _ in range(STEPS))
         beside_s = statistics.median(steps_while_loading_s(engine, prompt, medium, sources_of(source)))
         slower.append(100 * (beside_s / alone_s - 1))
         for request in list(engine.scheduler.requests):
@@ -231,10 +233,6 @@ def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: N
     print(flush=True)
 
 
-def steps_s(engine: Engine, count: int) -> list[float]:
-    return [step_s(engine) for _ in range(count)]
-
-
 def step_s(engine: Engine) -> float:
     began_s = time.perf_counter()
     engine.step()
@@ -242,13 +240,16 @@ def step_s(engine: Engine) -> float:
 
 
 def steps_while_loading_s(engine: Engine, prompt: list[int], medium: str, sources: list[KVSource]) -> list[float]:
-    """Durations of steps during which blocks were loaded; the first one admits the request, and the load begins."""
+    """Durations of steps during which blocks were loaded; the first one of a load admits the request."""
     found: list[float] = []
-    for number in range(LOADS):
+    while len(found) < STEPS:
         empty(engine, above=medium)
-        submit(engine, 100 + number, prompt, 1, sources)
+        submit(engine, LOADED, prompt, 1, sources)
         found.append(step_s(engine))
-        while engine.scheduler.transfers:
+        while engine.scheduler.transfers and len(found) < STEPS:
             found.append(step_s(engine))
-        engine.cancel(100 + number)
+        engine.cancel(LOADED)
+        while engine.scheduler.transfers:
+            engine.step()
+    assert len(engine.scheduler.running) == OTHERS, "the others have ended: give them more to generate"
     return found
