@@ -190,6 +190,7 @@ class ThreadedMover:
 
     def close(self) -> None:
         """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
+        self.computing = False
         self._loader.shutdown(cancel_futures=True)
         with suppress(TimeoutError):
             self._writer.submit(int).result(CLOSING_S)
@@ -227,7 +228,7 @@ class ThreadedMover:
         spent.tell()
 
     def _give_way(self, took_s: float) -> None:
-        """Leave memory and the interpreter to a step that is computed, if it needs them too."""
+        """Pause after a load that took this long, if a step needs the same memory and processor."""
         if self.computing and self._memory.is_host:
             sleep(took_s * (1 / BESIDE_SHARE - 1))
 
@@ -238,7 +239,7 @@ class ThreadedMover:
             transfer.pulled = self._puller.pull(pull)
             if transfer.pulled:
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s)
-        except Exception:  # likewise
+        except Exception:  # its request waits: it computes what was not read
             log.exception("blocks could not be read from a neighbour")
         finally:
             self._landed.append(transfer)

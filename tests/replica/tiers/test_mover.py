@@ -242,3 +242,10 @@ def test_loads_give_way_to_steps_that_wait_for_the_same_memory(
     until(lambda: bool(mover.landed()[0]))
     assert [pause_s > 0 for pause_s in pauses_s] == [True, True] * gives_way
     mover.close()
+
+
+def test_loads_do_not_give_way_to_the_last_step_of_all() -> None:
+    mover = ThreadedMover(ArrayMemory(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover.computing = True
+    mover.close()
+    assert not mover.computing
