@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port
 from replica.neighbours.lost import Lost
 from replica.neighbours.messages import (
+    LEASE_S,
     MOST_ANSWER_BYTES,
     Block,
     Offer,
@@ -80,10 +81,12 @@ class Reader:
         targets: Sequence[int],
         deadline_s: float,
         cancelled: threading.Event | None = None,
+        give_way: Callable[[float], None] = lambda _: None,
     ) -> int:
         """Write the wanted blocks into the targets; return how many leading ones came and were verified.
 
         The deadline is a time of `time.monotonic`. Targets beyond the number returned may have been written, too.
+        After each block `give_way` gets the processor time that it took this thread, and may pause.
         """
         assert len(targets) == wanted.count, f"{len(targets)} targets for {wanted.count} blocks"
         if self._is_dead(endpoint):
@@ -91,11 +94,11 @@ class Reader:
             return 0
         began_s = time.monotonic()
         arrivals = Arrivals(wanted, self._memory.block_bytes)
-        patience = Patience(deadline_s, cancelled, self._config.stall_s)
+        patience = Patience(min(deadline_s, began_s + LEASE_S), cancelled, self._config.stall_s)
         kept: Kept | None = None
         try:
             kept = self._take(endpoint) or self._connect(endpoint, patience)
-            self._exchange(kept, wanted, targets, arrivals, patience)
+            self._exchange(kept, wanted, targets, arrivals, patience, give_way)
             self._keep(endpoint, kept)
         except Lost as lost:
             if kept is not None:
@@ -115,7 +118,13 @@ class Reader:
     # ---- one pull
 
     def _exchange(
-        self, kept: Kept, wanted: Wanted, targets: Sequence[int], arrivals: Arrivals, patience: Patience
+        self,
+        kept: Kept,
+        wanted: Wanted,
+        targets: Sequence[int],
+        arrivals: Arrivals,
+        patience: Patience,
+        give_way: Callable[[float], None],
     ) -> None:
         connection, config = kept.connection, self._config
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
@@ -127,6 +136,7 @@ class Reader:
         if offer.reason not in FULL:
             raise Lost("refused", f"it answers: {offer.reason}")
         while not arrivals.is_complete:
+            began_s = time.thread_time()
             header = _receive(connection, Block, patience)
             arrivals.check_header(header)
             payload = kept.inlet.receive(header, patience)
@@ -134,6 +144,7 @@ class Reader:
             arrivals.check_payload(header, payload)
             self._memory.write(target, payload)
             self.counts.add(len(payload))
+            give_way(time.thread_time() - began_s)
 
     def _connect(self, endpoint: str, patience: Patience) -> Kept:
         try:

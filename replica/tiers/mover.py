@@ -7,7 +7,7 @@ loads, one writes to the disk.
 import logging
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, sleep, thread_time
@@ -23,7 +23,7 @@ from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
-BESIDE_SHARE = 0.05  # of a processor's time, for loads while a step is computed on the CPU
+BESIDE_SHARE = 0.05  # of a processor's time, for loads, and as much for pulls, while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +92,11 @@ class DiskSlots(Protocol):
 class Puller(Protocol):
     """Reads blocks from neighbours, for one thread."""
 
-    def pull(self, pull: Pull) -> int:
-        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises."""
+    def pull(self, pull: Pull, give_way: Callable[[float], None]) -> int:
+        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises.
+
+        `give_way` is called after each block, with the thread's processor time that it took.
+        """
         ...
 
     def close(self) -> None: ...
@@ -228,7 +231,7 @@ class ThreadedMover:
         spent.tell()
 
     def _give_way(self, took_s: float) -> None:
-        """Pause after a load that took this long, if a step needs the same memory and processor."""
+        """Pause after a block that took this long, if a step needs the same memory and processor."""
         if self.computing and self._memory.is_host:
             sleep(took_s * (1 / BESIDE_SHARE - 1))
 
@@ -236,7 +239,7 @@ class ThreadedMover:
         began_s = monotonic()
         try:
             assert self._puller is not None
-            transfer.pulled = self._puller.pull(pull)
+            transfer.pulled = self._puller.pull(pull, self._give_way)
             if transfer.pulled:
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s)
         except Exception:  # its request waits: it computes what was not read

@@ -221,9 +221,10 @@ def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: N
             submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), ENDLESS)
         while engine.scheduler.queued_prefill_tokens():
             engine.step()
-        alone_s = statistics.median(step_s(engine) for _ in range(STEPS))
-        beside_s = statistics.median(steps_while_loading_s(engine, prompt, medium, sources_of(source)))
-        slower.append(100 * (beside_s / alone_s - 1))
+        alone_s = [step_s(engine) for _ in range(STEPS)]
+        beside_s = steps_while_loading_s(engine, prompt, medium, sources_of(source))
+        alone_s += [step_s(engine) for _ in range(STEPS)]  # after it, too: a machine's speed changes within seconds
+        slower.append(100 * (statistics.median(beside_s) / statistics.median(alone_s) - 1))
         for request in list(engine.scheduler.requests):
             engine.cancel(request)
         while engine.busy:

@@ -27,6 +27,9 @@ TOLERANCES = {torch.float32: 4e-6, HALF: 4e-3 if INTERPRETED else 2e-2}
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 FEW, MANY = 1, 64  # processors of a device: with many of them few sequences are cut
+# The interpreter takes seconds for a case: there each dtype is tried with one number of processors.
+PAIRS = [(torch.float32, FEW), (HALF, MANY), *([] if INTERPRETED else [(torch.float32, MANY), (HALF, FEW)])]
+pairs = pytest.mark.parametrize(("dtype", "processors"), PAIRS, ids=str)
 
 
 def attention_for(processors: int) -> TritonAttention:
@@ -39,15 +42,13 @@ def check(shape: Shape, spans: list[tuple[int, int]], decoding: int, dtype: torc
 
 
 @shapes
-@dtypes
-@pytest.mark.parametrize("processors", [FEW, MANY])
+@pairs
 def test_a_mixed_batch_equals_the_reference(shape: Shape, dtype: torch.dtype, processors: int) -> None:
     check(shape, [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (9, 1)], 3, dtype, processors)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-@dtypes
-@pytest.mark.parametrize("processors", [FEW, MANY])
+@pairs
 def test_so_does_one_in_a_graph(shape: Shape, dtype: torch.dtype, processors: int) -> None:
     spans = [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (600, 2)]
     mine, expected = both(attention_for(processors), shape, spans, 3, dtype, DEVICE, more=(5, 3))
@@ -68,9 +69,8 @@ def test_what_few_rows_have_before_them_is_cut(cached: int, rows: int, dtype: to
     check(Shape(2, 1, 32, 16), [(cached + rows, rows), (40 + rows, rows)], 0, dtype, MANY)
 
 
-@dtypes
+@pairs
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("processors", [FEW, MANY])
 def test_sequences_that_end_at_the_edges_of_tiles_and_splits(
     head_dim: int, dtype: torch.dtype, processors: int
 ) -> None:

@@ -41,6 +41,23 @@ def test_the_wanted_blocks_come_as_the_source_has_them() -> None:
         assert not own.counts.failures
 
 
+def test_the_caller_may_pause_after_each_block() -> None:
+    took_s: list[float] = []
+    with serving(8) as engine, reading(ArrayMemory(8)) as own:
+        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon(), give_way=took_s.append) == 8
+    assert len(took_s) == 8
+    assert all(0 < each < SOON_S for each in took_s)
+
+
+def test_a_reader_that_pauses_too_long_keeps_what_came_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replica.neighbours.reader.LEASE_S", 0.25)
+    with serving(8) as engine, reading(ArrayMemory(8)) as own:
+        pausing: dict[str, Any] = {"give_way": lambda _: time.sleep(0.1)}
+        assert 0 < own.pull(engine.source.endpoint, wanted(8), range(8), soon(), **pausing) < 8
+        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 8
+        assert own.counts.failures == {"deadline": 1}
+
+
 def test_only_blocks_from_the_start_come() -> None:
     memory, want = ArrayMemory(8), wanted(8, 5)
     with serving(8) as engine, reading(memory) as own:
