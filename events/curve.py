@@ -19,19 +19,38 @@ MOST_BYTES = 4096  # a key file has some hundred
 
 
 class CurveKeys(Struct, frozen=True):
-    """The server's side: its own keys, and the folder of the public keys it lets in (None: any client)."""
+    """The server's side: its own keys, and the folder of the public keys it lets in (None: any client).
+
+    `shared`: only clients with these same keys are let in.
+    """
 
     public: bytes
     secret: bytes
     clients: str | None = None
+    shared: bool = False
 
     def authenticator(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "ThreadAuthenticator":
         from zmq.auth.thread import ThreadAuthenticator  # it imports asyncio and more; most publishers need neither
 
         authenticator = ThreadAuthenticator(context)
         authenticator.start()
-        authenticator.configure_curve(domain="*", location=self.clients or zmq.auth.CURVE_ALLOW_ANY)
+        if self.shared:
+            authenticator.configure_curve_callback("*", OnlyKey(self.public))
+        else:
+            authenticator.configure_curve(domain="*", location=self.clients or zmq.auth.CURVE_ALLOW_ANY)
         return authenticator
+
+
+class OnlyKey:
+    """Lets in one public key."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Pyzmq asks."""
+        del domain
+        return key == self._public
 
 
 class CurveClient(Struct, frozen=True):
@@ -48,6 +67,12 @@ def load_curve(secret_file: str, clients: str | None = None) -> CurveKeys:
         raise ValueError(f"{clients} is not a folder of client keys (*.key)")
     assert secret is not None
     return CurveKeys(public, secret, clients)
+
+
+def shared_keys(secret_file: str) -> CurveKeys:
+    """The keys of both sides, which let in each other and nobody else."""
+    keys = load_curve(secret_file)
+    return CurveKeys(keys.public, keys.secret, shared=True)
 
 
 def load_curve_client(server_file: str, secret_file: str) -> CurveClient:

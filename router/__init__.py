@@ -1,1 +1,1 @@
-"""The HTTP front, the prefix index, the routing policy and the dashboard (planned)."""
+"""The HTTP front, the prefix index, the routing policy and the dashboard."""

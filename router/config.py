@@ -53,7 +53,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     client_paths: tuple[str, ...] = ()  # below /v1, beside those of the table
     # Choosing
     policy: Policy = "cost"
-    replica_limit: int = 512  # this router's requests at one replica; 0: no limit
+    replica_limit: int = 512  # this router's requests at one replica, and its peers'; 0: no limit
     queue_size: int = 1024
     queue_timeout_s: float = 30.0
     optimistic_ttl_s: float = 30.0
@@ -61,6 +61,10 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     accuracy_objective: float = 0.999
     prefill_elsewhere: Mode = "auto"
     pass_kv_transfer_params: bool = False  # of clients
+    # Other routers
+    peer_listen: str | None = None  # an endpoint
+    peers: tuple[str, ...] = ()  # endpoints
+    peer_keys: str | None = None  # a file: the secret CURVE key that all of them have
     # Failure
     resume: bool = True
     connect_timeout_s: float = 2.0

@@ -11,12 +11,13 @@ import click
 from api.http.bodies import check_limits
 from api.options import nested_fields
 from api.settings import Unusable
-from events.curve import load_curve_client
+from events.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.cluster import Cluster, in_cluster
 from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.spec import ReplicaSpec, by_name, parse_replica
+from router.peers.names import is_local
 from router.proxy.keys import keys_from_options, parse_keys
 from router.settings import TABLE
 from router.watched_file import WatchedFile
@@ -71,6 +72,15 @@ def _check_together(values: Mapping[str, Any]) -> None:
             "--curve-server and --curve-secret belong together: the file of the replicas' public key, "
             "and that of your own secret one"
         )
+    if values["peer"] and not values["peer_listen"]:
+        raise Unusable("--peer is of no use alone: routers tell each other; give --peer-listen too")
+    if values["peer_keys"] and not values["peer_listen"]:
+        raise Unusable("--peer-keys is of no use alone; give --peer-listen too")
+    if values["peer_listen"] and not is_local(values["peer_listen"]) and not values["peer_keys"]:
+        raise Unusable(
+            f"--peer-listen {values['peer_listen']}: whoever reaches it could tell this router anything; give "
+            "--peer-keys too (`warmroute events keygen NAME` makes them), or listen on 127.0.0.1"
+        )
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
@@ -83,6 +93,9 @@ def _check_files(values: Mapping[str, Any]) -> None:
     if values["curve_server"] is not None:
         with _unusable("--curve-server, --curve-secret"):
             load_curve_client(values["curve_server"], values["curve_secret"])
+    if values["peer_keys"] is not None:
+        with _unusable("--peer-keys"):
+            load_curve(values["peer_keys"])
 
 
 def _replicas(texts: Sequence[str]) -> tuple[ReplicaSpec, ...]:

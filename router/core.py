@@ -46,6 +46,7 @@ from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
 
 if TYPE_CHECKING:
+    from router.peers.links import Links
     from router.records.tracing import Tracing
     from router.verification import Verification
 
@@ -97,6 +98,7 @@ class Router:
         self.request_log: RequestLog | None = None
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
+        self.links: Links | None = None  # to other routers
         self.responses = HeldResponses()
         self.verification: Verification | None = None  # of prompts for engines that build them themselves
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection

@@ -8,6 +8,7 @@ from contextlib import suppress
 from api.http.connection import Limits
 from api.http.routes import RouteTable
 from api.http.server import connection_limits, http_server
+from events.curve import shared_keys
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
@@ -24,6 +25,8 @@ from router.members.discovery.registry import RegistryDiscovery
 from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
+from router.peers.links import Links
+from router.placement.load import ReplicaLoad
 from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission, WatchedKeys
@@ -61,6 +64,7 @@ class Front:
         members = Members(tokenizers.of)
         self.router = Router(config, members, feeds, placement, Admission(keys, demand_key=config.demand_key))
         self.upkeep = Upkeep(self.router, tokenizers)
+        self.links = self.router.links = links_of(config, self.router)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)
         self.router.on_answer = self._access_log.answered if self._access_log else None
@@ -88,6 +92,8 @@ class Front:
             asyncio.create_task(self._look_at_keys()),
             asyncio.create_task(self.dashboard.run()),
         ]
+        if self.links is not None:
+            self._tasks.append(asyncio.create_task(self.links.run()))
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
@@ -133,6 +139,8 @@ class Front:
         await self.upkeep.close()
         self.router.feeds.close()
         await self.router.reading.close()
+        if self.links is not None:
+            self.links.close()
         self.router.close()
         if self.router.tracing is not None:
             self.router.tracing.close()
@@ -145,6 +153,19 @@ class Front:
             await asyncio.sleep(KEYS_LOOK_S)
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
+
+
+def links_of(config: RouterConfig, router: Router) -> Links | None:
+    if config.peer_listen is None:
+        return None
+    keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
+    by_name = router.members.by_name
+
+    def load_of(name: str) -> ReplicaLoad | None:
+        member = by_name.get(name)
+        return None if member is None else member.load
+
+    return Links(router.placement, load_of, router.room, config.peer_listen, config.peers, keys)
 
 
 def discoveries(config: RouterConfig) -> list[Discovery]:

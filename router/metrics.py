@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from router.core import Router
 from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Histogram, Tally
+from router.placement.inbox import InboxCounts
 from router.placement.roles import TAKES
 from router.responses import FeedState
 
@@ -103,6 +104,7 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
         "Memory for the token ids of messages seen before, of at most --message-cache-mb for each model.",
         lambda r: message_cache_bytes(r.members),
     ),
+    Metric("peers", "Other routers that it hears.", lambda r: len(r.links.inbox.peers) if r.links else 0),
     Metric("draining", "1 if the router is about to end.", lambda r: r.leaving),
     Metric(
         "transfer_tokens_per_second",
@@ -114,7 +116,12 @@ ROUTER_COUNTERS: tuple[Metric[Router], ...] = (
     Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.counts.retries),
     Metric("resumes", "Answers continued by another replica.", lambda r: r.counts.resumes),
     Metric("client_disconnects", "Clients that left before the end.", lambda r: r.counts.client_left),
+    Metric("peer_requests", "Requests that other routers told of.", lambda r: told(r).requests),
+    Metric("peer_ignored_requests", "Those that could not be counted.", lambda r: told(r).ignored),
+    Metric("peer_corrected_requests", "Those whose end was not heard of.", lambda r: told(r).corrected),
+    Metric("peer_lost_batches", "Messages of other routers that were lost.", lambda r: told(r).lost_batches),
 )
+
 # Metrics with a writing function of their own: name and meaning.
 REFUSED = "refused", "Requests refused by the router itself."
 APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not their tokens."
@@ -210,6 +217,10 @@ def _by_reason(router: Router) -> Iterator[str]:
     ]
     lines = (_line("approximate_prompts_total", labels, count) for labels, count in approximate)
     yield _head(*APPROXIMATE_PROMPTS, "counter") + "".join(lines)
+
+
+def told(router: Router) -> InboxCounts:
+    return InboxCounts() if router.links is None else router.links.inbox.counts
 
 
 def message_cache_bytes(members: Members) -> int:

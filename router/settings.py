@@ -27,6 +27,7 @@ from api.settings import (
 )
 from router.config import MEGABYTE, Policy, RouterConfig
 from router.members.target import parse_target
+from router.peers.names import parse_endpoint
 from router.placement.elsewhere import Mode
 
 
@@ -68,6 +69,19 @@ class ClientPath(click.ParamType[str]):
         return path
 
 
+class Endpoint(click.ParamType[str]):
+    """Where a ZeroMQ socket is."""
+
+    name = "endpoint"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_endpoint(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        return str(value)
+
+
 class Secret(click.ParamType[str]):
     """A key that fits into a header; it is never quoted."""
 
@@ -81,6 +95,7 @@ class Secret(click.ParamType[str]):
 
 
 URL = Url()
+ENDPOINT = Endpoint()
 SECRET = Secret()
 NOT_IN_PS = "other users can see the command line."
 
@@ -215,7 +230,7 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "replica_limit",
             click.IntRange(0, LARGEST),
-            "Maximum number of this router's requests at one replica; 0: no limit.",
+            "Maximum number of requests at one replica, this router's and its peers'; 0: no limit.",
         ),
         _row(
             "queue_size",
@@ -253,6 +268,27 @@ SETTINGS: dict[str, list[Setting]] = {
             click.BOOL,
             "Pass on clients' kv_transfer_params and ec_transfer_params, which can name any host, instead of removing "
             "them.",
+        ),
+    ],
+    "Other routers": [
+        _row(
+            "peer_listen",
+            ENDPOINT,
+            "Tell other routers at this endpoint what is sent where: tcp://HOST:PORT. Beyond 127.0.0.1 it needs "
+            "--peer-keys.",
+        ),
+        _row(
+            "peer",
+            ENDPOINT,
+            "Count what this router sends, too. A name with several addresses stands for all of them. May be repeated.",
+            field="peers",
+            multiple=True,
+        ),
+        _row(
+            "peer_keys",
+            FILE,
+            "The secret CURVE key of all these routers: what they tell is encrypted, and nobody else may tell or hear "
+            "(see `warmroute events keygen`).",
         ),
     ],
     "Failure": [

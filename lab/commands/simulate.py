@@ -74,7 +74,7 @@ class Named(click.ParamType[tuple[str, str]]):
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
     """Make an option for a field of Settings; a default that changes nothing is not shown."""
     default = getattr(DEFAULTS, field)
-    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=default > 1)
+    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=(default or 0) > 1)
 
 
 @click.command()
@@ -138,6 +138,8 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
 @fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
 @fleet_option("--routers", "N", "Routers that take turns.", "routers", click.IntRange(1, 64))
+@fleet_option("--peer-delay", "S", "Routers tell each other what they sent, S seconds later.", "peer_delay_s", SECONDS)
+@fleet_option("--peer-loss", "P", "Share of what routers tell that is lost.", "peer_loss", SHARE)
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option(

@@ -16,8 +16,10 @@ from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 from replica.chain import Chain
+from router.placement.outbox import RUNNING_S, PeerBatch
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process
+TELL_S = 0.002  # routers gather for so long what they tell each other
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
 
 
@@ -34,7 +36,16 @@ class SimulatedFleet:
             kind(number, settings, block_tokens, self.agenda, self) for number in range(len(names))
         ]
         self.routers = [
-            SimulatedRouter(names, policy, block_tokens, blocks, settings, seed=seed + number)
+            SimulatedRouter(
+                names,
+                policy,
+                block_tokens,
+                blocks,
+                settings,
+                number=number,
+                seed=seed + number,
+                wake=partial(self._tell_soon, number),
+            )
             for number in range(settings.routers)
         ]
         self._reports = [False for _ in names]  # whether a report is due
@@ -103,6 +114,28 @@ class SimulatedFleet:
         if load.queued_prefill_tokens:
             self._report_soon(number)
 
+    # ---- what routers tell each other
+
+    def _tell_soon(self, router: int) -> None:
+        self.agenda.after(TELL_S, partial(self._tell, router))
+
+    def _tell(self, router: int) -> None:
+        assert self._settings.peer_delay_s is not None, "only then it has something to tell"
+        batches = self.routers[router].tells(self.agenda.now_s)
+        for other in range(len(self.routers)):
+            if other != router:
+                heard = [batch for batch in batches if self._chance.random() >= self._settings.peer_loss]
+                self.agenda.after(self._settings.peer_delay_s, partial(self._told, other, heard))
+        if batches and self.left:
+            self.agenda.after(RUNNING_S, partial(self._tell, router))  # what is lost is put right
+
+    def _told(self, router: int, batches: Sequence[PeerBatch]) -> None:
+        has_room = False
+        for batch in batches:
+            has_room |= self.routers[router].told(batch, self.agenda.now_s)
+        if has_room:
+            self._place_waiting(router)
+
     # ---- what replicas do
 
     def published(self, replica: int, events: Sequence[KnownEvent]) -> None:
@@ -139,7 +172,10 @@ class SimulatedFleet:
             self.left -= 1
         else:
             self._place_or_wait(job.whole)
-        for waiting in router.with_room(self.agenda.now_s):
+        self._place_waiting(job.router)
+
+    def _place_waiting(self, router: int) -> None:
+        for waiting in self.routers[router].with_room(self.agenda.now_s):
             self._place(waiting)
 
 

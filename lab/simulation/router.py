@@ -1,6 +1,6 @@
 """A router of the simulated fleet: the shipped placement and queue for room, without HTTP."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from events.messages import KnownEvent
 from events.native import Load
@@ -11,6 +11,8 @@ from replica.messages import KVSource
 from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
+from router.placement.inbox import Inbox
+from router.placement.outbox import Outbox, PeerBatch
 from router.placement.placement import APPROXIMATE, APPROXIMATE_TOKENS, Placed, Placement
 from router.placement.ring import Ring
 from router.placement.roles import Half
@@ -27,7 +29,10 @@ class SimulatedRouter:
         settings: Settings,
         *,
         seed: int,
+        number: int = 0,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """`number`: among its peers. `wake` is called when the router has something to tell them."""
         self.waiting: Waiting[Job] = Waiting(settings.queue_size)
         self._placement = Placement(
             policy,
@@ -53,6 +58,9 @@ class SimulatedRouter:
         self._ring = Ring(names)
         self._queue_timeout_s = settings.queue_timeout_s
         self._placed: dict[int, Placed] = {}  # by the job's number
+        self._inbox = Inbox(self._placement, dict(zip(names, self._loads, strict=True)).get, own=number)
+        if settings.peer_delay_s is not None:
+            self._placement.outbox = Outbox(number, wake)
 
     def place(self, job: Job, now_s: float) -> Job | None:
         """Choose the job's replica, and its rank there; return what to send: it, or its first half. None: no room."""
@@ -105,6 +113,14 @@ class SimulatedRouter:
 
     def reported(self, replica: int, load: Load, now_s: float) -> None:
         self._loads[replica].reported(load, now_s)
+
+    def tells(self, now_s: float) -> list[PeerBatch]:
+        """Return what its peers are to hear now."""
+        return [] if self._placement.outbox is None else self._placement.outbox.take(now_s)
+
+    def told(self, batch: PeerBatch, now_s: float) -> bool:
+        """Return True if a replica may have room that it had not."""
+        return self._inbox.hear(batch, now_s)
 
     def heard(self, replica: int, events: Sequence[KnownEvent]) -> None:
         for change in self._resolvers[replica].apply(events):

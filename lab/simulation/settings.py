@@ -36,6 +36,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     event_loss: float = 0.0  # share of batches that arrive only with the next one
     rate_error: float = 0.0  # half of the replicas report a prefill rate higher by this share, the others lower
     routers: int = 1
+    peer_delay_s: float | None = None  # until routers hear what the others have sent where; None: they tell nothing
+    peer_loss: float = 0.0  # share of what they tell that is lost
     replica_limit: int = CONFIG.replica_limit  # requests of one router at a replica; 0: no limit
     queue_size: int = CONFIG.queue_size  # of one router
     queue_timeout_s: float = CONFIG.queue_timeout_s

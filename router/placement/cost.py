@@ -41,15 +41,15 @@ class Candidate(Struct, eq=False):
     running: int = 0
     waiting: int = 0
     in_flight: int = 0  # this router's own
-    limit: int = 0  # most requests of ours in flight; 0: none
+    limit: int = 0  # most requests in flight, its peers' included; 0: none
     prefill_tokens_per_s: float = 0.0  # learned; 0: unknown yet
     empty_tokens: float | None = None  # cache that holds nothing yet; None: unknown
     slowness: float = 1.0  # factor on its cost; > 1 while it comes back
     unavailable: str | None = None  # the reason why it takes no new request
     max_model_len: int | None = None
-    assigned_tokens: float = 0.0  # all tokens that this router gave it to compute
+    assigned_tokens: float = 0.0  # all tokens that this router and its peers gave it to compute
     may_try_anyway: bool = False  # unavailable only by our own belief, not by its or an operator's word
-    # Our requests that wait there, if it computes them by our rank.
+    # Requests that wait there, if it computes them by our rank.
     queue_positions: QueuePositions = field(default_factory=QueuePositions)
     ages: CacheAges | None = None  # None: its cache is not tracked
     is_crowded: bool = False  # our requests wait for their turn there, or its cache fills up
@@ -57,6 +57,7 @@ class Candidate(Struct, eq=False):
     kv_read: str = ""  # the endpoint at which neighbours may read its blocks; empty: none
     kv_layout: str = ""  # only replicas of one layout can use each other's blocks
     role: Role | None = None
+    all_in_flight: int = 0  # this router's, and those that its peers tell of
 
 
 class Neighbour(Struct, frozen=True, gc=False):
@@ -124,7 +125,7 @@ def weigh(
             uncached -= saved(candidate, rate)
         if uncached < 1:
             uncached = 1  # the last token is always computed
-        busy, in_flight = candidate.running, candidate.in_flight
+        busy, in_flight = candidate.running, candidate.all_in_flight
         if busy < in_flight:
             busy = in_flight
         append(candidate.slowness * (weight * uncached + candidate.queued_tokens + BUSY_TOKENS * busy) / rate)

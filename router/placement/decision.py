@@ -175,7 +175,7 @@ def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
         uncached_tokens=decision.uncached_of(index),
         queued_tokens=one.queued_tokens,
         running=one.running,
-        in_flight=one.in_flight,
+        in_flight=one.all_in_flight,
         lost_tokens=decision.effects.lost[index] if decision.effects is not None else 0.0,
         ttft_s=decision.ttft_of(index),
         cost_s=cost_s if cost_s < INFINITE else None,
@@ -267,4 +267,4 @@ def _computed(decision: Decision, index: int) -> float:
 
 
 def _busy(candidate: Candidate) -> int:
-    return max(candidate.running, candidate.in_flight)
+    return max(candidate.running, candidate.all_in_flight)

@@ -29,7 +29,7 @@ def obstacles(
         else "tried"
         if tried and one.name in tried
         else "full"
-        if 0 < one.limit <= one.in_flight
+        if 0 < one.limit <= one.all_in_flight
         else None
         for one in candidates
     ]
@@ -50,6 +50,6 @@ def in_words(obstacle: Obstacle | None, candidate: Candidate, tokens: int) -> st
         case "tried":
             return "has failed this request before"
         case "full":
-            of_limit = f"{candidate.in_flight:,} of our requests in flight, its limit is {candidate.limit:,}"
+            of_limit = f"{candidate.all_in_flight:,} requests in flight, its limit is {candidate.limit:,}"
             return f"full: {of_limit}"
     return None

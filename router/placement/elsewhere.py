@@ -117,7 +117,7 @@ def _harm_s(decision: Decision, index: int) -> float:
     one = decision.candidates[index]
     if one.role == "prefill":
         return 0.0  # it generates nothing: requests there wait in its queue
-    return max(one.running, one.in_flight) * decision.uncached_of(index) / decision.rates[index]
+    return max(one.running, one.all_in_flight) * decision.uncached_of(index) / decision.rates[index]
 
 
 def _words(mode: Mode, found: Split) -> str:

@@ -1,9 +1,10 @@
 """Estimates of one replica's queue, speed and empty cache, from its reports and our requests since.
 
 A native replica reports its queue a few times a second. Our requests after a report are added until the next one holds
-them, and as much again for every other router that seems to send there: else all routers would turn at once to the
-replica with the oldest report. Of other replicas we know our own requests, and the number of waiting ones from the
-engine's /metrics. Every event costs O(1), and no record of a request stays after its end.
+them, those that peers tell of likewise, and as much again for every other router that seems to send there: else all
+routers would turn at once to the replica with the oldest report. Of other replicas we know these requests, and the
+number of waiting ones from the engine's /metrics. Every event costs O(1), and no record of a request stays after its
+end.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ MOST_FRESH = 1024  # if no report comes, the oldest count as reported
 
 
 class Sent(Struct, eq=False):
-    """One of our requests that has not ended."""
+    """One of our requests, or of a peer's, that has not ended."""
 
     id: int
     tokens: int  # to compute, those to be brought at their price
@@ -32,6 +33,7 @@ class Sent(Struct, eq=False):
     due_s: float = INFINITE  # expected end of its prefill, if its first byte comes with the last
     queued: bool = True  # its prefill is not done, as far as we know
     fresh: bool = True  # the replica's report may not hold it
+    is_ours: bool = True  # False: a peer has sent it
 
 
 class ReplicaLoad:
@@ -86,6 +88,7 @@ class ReplicaLoad:
         *,
         streamed: bool = True,
         priority_s: float | None = None,
+        is_ours: bool = True,
     ) -> None:
         """Count a request that was sent, and the tokens of its prompt to compute, brought ones at their price.
 
@@ -95,7 +98,7 @@ class ReplicaLoad:
         if request_id in self._sent:
             self.ended(request_id, now_s)
         candidate, tokens = self.candidate, max(1, uncached_tokens)
-        self._sent[request_id] = one = Sent(request_id, tokens, now_s)
+        self._sent[request_id] = one = Sent(request_id, tokens, now_s, is_ours=is_ours)
         if priority_s is not None:
             candidate.queue_positions.add(request_id, now_s + priority_s, tokens)
         if not streamed:
@@ -110,7 +113,8 @@ class ReplicaLoad:
         self._mean_tokens += (tokens - self._mean_tokens) * (MEAN_WEIGHT if self._mean_tokens else 1.0)
         self._queued += tokens
         self._queued_requests += 1
-        candidate.in_flight += 1
+        candidate.in_flight += is_ours
+        candidate.all_in_flight += 1
         candidate.assigned_tokens += tokens
         self.tick(now_s)
 
@@ -138,7 +142,8 @@ class ReplicaLoad:
             if one.fresh:  # it will compute nothing more
                 self._fresh_given -= one.tokens
                 one.tokens = 0
-        self.candidate.in_flight -= 1
+        self.candidate.in_flight -= one.is_ours
+        self.candidate.all_in_flight -= 1
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
@@ -178,7 +183,7 @@ class ReplicaLoad:
         while fresh and fresh[0].sent_s <= now_s - REPORT_AGE_S:
             self._counts_as_reported(fresh.popleft())
         self._its_requests = self._its_requests * CROWD_KEPT + load.running + load.waiting
-        self._our_requests = self._our_requests * CROWD_KEPT + self.candidate.in_flight
+        self._our_requests = self._our_requests * CROWD_KEPT + self.candidate.all_in_flight
         if self._our_requests > 1:
             self._crowd = min(MOST_CROWD, max(1.0, self._its_requests / self._our_requests))
         if not self._declared_blocks:
@@ -199,7 +204,7 @@ class ReplicaLoad:
     def forget(self) -> None:
         """Reset all estimates and requests, as the replica has restarted."""
         candidate = self.candidate
-        candidate.in_flight = candidate.running = candidate.waiting = 0
+        candidate.in_flight = candidate.all_in_flight = candidate.running = candidate.waiting = 0
         candidate.assigned_tokens = 0.0
         candidate.load_tokens_per_s = UNKNOWN_RATES
         candidate.kv_read = candidate.kv_layout = ""  # until it describes itself again
@@ -237,7 +242,8 @@ class ReplicaLoad:
         queued = [one for one in self._sent.values() if one.queued]
         assert self._queued == sum(one.tokens for one in queued)
         assert self._queued_requests == len(queued)
-        assert self.candidate.in_flight == len(self._sent)
+        assert self.candidate.in_flight == sum(one.is_ours for one in self._sent.values())
+        assert self.candidate.all_in_flight == len(self._sent)
         assert self._fresh_queued == sum(one.tokens for one in queued if one.fresh)
         assert self._fresh_given == sum(one.tokens for one in self._fresh)
         assert all(one.fresh for one in self._fresh)

@@ -5,6 +5,7 @@ Pure: time is an argument, nothing waits. The router, `simulate` and the replay 
 """
 
 import random
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -21,6 +22,7 @@ from router.placement.elsewhere import Transfers, fetches
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
 from router.placement.optimistic import awaited_s
+from router.placement.outbox import Outbox, PeerRequest
 from router.placement.policy import place
 from router.placement.reuse import Reuse
 from router.placement.ring import Ring
@@ -83,6 +85,11 @@ class Placed(Struct, eq=False, gc=False):
     awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
     pages: Sequence[int] = ()  # that count as cached, likewise
     fetched_tokens: int = 0  # whose KV comes from another replica
+    is_ours: bool = True  # False: a peer has sent it
+
+    @property
+    def awaited_keys(self) -> int:
+        return 0 if self.awaited is None else len(self.awaited[0])
 
 
 class Placement:
@@ -104,6 +111,7 @@ class Placement:
         self.transfers = Transfers()
         self.doubted: dict[int, float] = {}  # by slot: factor on claims, if they were wrong
         self._readable = 0  # a mask of the replicas that neighbours may read
+        self.outbox: Outbox | None = None  # what this router tells its peers, if it has any
         self._optimistic = optimistic
         self._optimistic_ttl_s = optimistic_ttl_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -255,7 +263,7 @@ class Placement:
         # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
         claimed = blocks if blocks > gpu else sure
         pulls = bool(decision.neighbours)
-        is_sure, alone = lower == blocks == sure and not pulls, not chosen.in_flight
+        is_sure, alone = lower == blocks == sure and not pulls, not chosen.all_in_flight
         return Prediction(block_size, blocks, claimed, is_sure, alone, pulls, claimed - sure)
 
     # ---- a request at a replica
@@ -275,32 +283,56 @@ class Placement:
 
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
-        question, slot, uncached_tokens = decision.question, load.candidate.slot, ceil(decision.uncached_tokens)
-        is_fetched = fetches(question, load.candidate)
-        fetched_tokens = max(1, question.tokens - int(question.matched.get(slot, 0))) if is_fetched else 0
+        question, uncached_tokens = decision.question, ceil(decision.uncached_tokens)
+        slot, fetched_tokens = load.candidate.slot, 0
+        if fetches(question, load.candidate):
+            fetched_tokens = max(1, question.tokens - int(question.matched.get(slot, 0)))
         if not prompt.exact or block_size == APPROXIMATE:
-            if keys := prompt.keys(APPROXIMATE):
-                self.approximate.routed(slot, keys)
-            keys, wait_s = [], 0.0
+            block_size, keys, wait_s = APPROXIMATE, prompt.keys(APPROXIMATE), 0.0
         else:
             keys = prompt.keys(block_size, self.index.lookahead(slot))
             wait_s = awaited_s(self._optimistic_ttl_s, decision.ttft_s, self._first_token_timeout_s)
+        tokens = 1 if fetched_tokens else uncached_tokens
+        priority_s = decision.priority_s(now_s) if ranked else None
+        placed = self.sent_as(
+            load, now_s, tokens, streams, priority_s, keys if block_size else [], wait_s, fetched_tokens=fetched_tokens
+        )
+        self._used(placed, block_size, keys, now_s)
+        if self.outbox is not None:
+            packed, name = array("Q", keys).tobytes(), load.candidate.name
+            self.outbox.sent(
+                PeerRequest(
+                    placed.id, name, tokens, streams, priority_s, block_size, packed, placed.awaited_s, fetched_tokens
+                )
+            )
+        return placed
+
+    def sent_by_peer(self, load: ReplicaLoad, request: PeerRequest, keys: list[int], now_s: float) -> Placed:
+        """Count a request that another router has sent to this replica."""
         placed = self.sent_as(
             load,
             now_s,
-            1 if fetched_tokens else uncached_tokens,
-            streams,
-            decision.priority_s(now_s) if ranked else None,
-            keys,
-            wait_s,
-            fetched_tokens=fetched_tokens,
+            request.uncached_tokens,
+            request.streams,
+            request.priority_s,
+            keys if request.block_size else [],
+            request.awaited_s,
+            fetched_tokens=request.fetched_tokens,
+            is_ours=False,
         )
-        if keys and decision.policy == "cost":
+        self._used(placed, request.block_size, keys, now_s)
+        return placed
+
+    def _used(self, placed: Placed, block_size: int, keys: list[int], now_s: float) -> None:
+        """Note that a prompt's blocks are used there now."""
+        if block_size == APPROXIMATE:
+            if keys:
+                self.approximate.routed(placed.load.candidate.slot, keys)
+        elif keys and self.policy == "cost":
             placed.pages = pages_of(keys, block_size)
             self.reuse.used(placed.pages, now_s)
-            if (ages := load.candidate.ages) is not None:
+            if (ages := placed.load.candidate.ages) is not None:
                 ages.routed(placed.pages, now_s)
-        return placed
 
     def sent_as(
         self,
@@ -313,13 +345,14 @@ class Placement:
         wait_s: float,
         *,
         fetched_tokens: int = 0,
+        is_ours: bool = True,
     ) -> Placed:
         """Count a request as sent with these figures; its blocks count as cached for `wait_s` without an event."""
         placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
-        placed.fetched_tokens = fetched_tokens
+        placed.fetched_tokens, placed.is_ours = fetched_tokens, is_ours
         # The time of a transfer says nothing about the speed of prefill.
         streamed = streams and not fetched_tokens
-        load.sent(placed.id, uncached_tokens, now_s, streamed=streamed, priority_s=priority_s)
+        load.sent(placed.id, uncached_tokens, now_s, streamed=streamed, priority_s=priority_s, is_ours=is_ours)
         if wait_s and self._optimistic:
             placed.awaited_s = wait_s
             placed.awaited = keys, self.index.optimistic.add(load.candidate.slot, keys, now_s + wait_s)
@@ -330,6 +363,8 @@ class Placement:
         placed.awaited = None
         if placed.streams:
             placed.load.begun(placed.id, now_s)
+        if placed.is_ours and self.outbox is not None:
+            self.outbox.begun(placed.id)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""
@@ -344,6 +379,8 @@ class Placement:
             if candidate.ages is not None:
                 candidate.ages.forget(placed.pages)
             placed.awaited = None
+        if placed.is_ours and self.outbox is not None:
+            self.outbox.ended(placed.id)
 
     def expire(self, now_s: float) -> None:
         self.index.optimistic.expire(now_s)

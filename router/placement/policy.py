@@ -157,11 +157,11 @@ def _by_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     session = decision.question.session
     if session is not None and ring is not None:
         able = {decision.candidates[index].name: index for index in _able(decision)}
-        in_flight = [decision.candidates[index].in_flight for index in able.values()]
+        in_flight = [decision.candidates[index].all_in_flight for index in able.values()]
         most = max(FREE_REQUESTS, ceil(LOAD_BOUND * (sum(in_flight) + 1) / len(able)))
         for name in ring.walk(session):
             index = able.get(name)
-            if index is not None and decision.candidates[index].in_flight < most:
+            if index is not None and decision.candidates[index].all_in_flight < most:
                 return index
     return _lowest(decision, decision.costs, rng)
 

@@ -86,7 +86,7 @@ def _holders(question: Question, candidates: Sequence[Candidate]) -> dict[str, l
         tokens = readable(one.slot, 0)
         can_be_read = one.kv_read and one.kv_layout and one.unavailable is None and one.name not in tried
         if tokens >= LEAST_PULLED_TOKENS and can_be_read:
-            found.setdefault(one.kv_layout, []).append((-tokens, one.in_flight, one.slot, one))
+            found.setdefault(one.kv_layout, []).append((-tokens, one.all_in_flight, one.slot, one))
     return {
         layout: [Neighbour(slot, one.name, one.kv_read, int(-tokens)) for tokens, _, slot, one in best]
         for layout, holders in found.items()

@@ -72,7 +72,7 @@ def _weighed(member: "Member", cost: float, question: "Question", feeds: "Feeds"
         candidate.queued_tokens,
         candidate.running,
         candidate.waiting,
-        candidate.in_flight,
+        candidate.all_in_flight,
         candidate.prefill_tokens_per_s,
         candidate.empty_tokens,
         candidate.assigned_tokens,

@@ -47,6 +47,7 @@ BY_NAME = (
     "ray_faults",
     "schemas",
     "screenshots",
+    "several_routers",
     "heap",
     "soak",
     "terminal",

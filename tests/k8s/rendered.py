@@ -22,7 +22,7 @@ OVERLAYS = sorted(folder.name for folder in (K8S / "overlays").iterdir())
 FOLDERS = sorted(str(file.parent.relative_to(K8S)) for file in K8S.rglob("kustomization.yaml"))
 
 # Components that no overlay has by itself, and where they belong.
-EVERYWHERE = ("api-keys", "autoscale-requests", "gateway", "ingress", "monitoring")
+EVERYWHERE = ("api-keys", "autoscale-requests", "gateway", "ingress", "monitoring", "peers")
 WITH = {
     "kind": (*EVERYWHERE, "replica-key", "curve", "neighbours"),
     "vllm": (*EVERYWHERE, "replica-key"),

@@ -19,6 +19,8 @@ def served_by(each: Object) -> dict[str, int]:
     if "--events-port" in words:
         first = int(words["--events-port"])
         found |= {"events": first, "replay": first + 1, "status": first + 2, "snapshot": first + 3}
+    if "--peer-listen" in words:
+        found["peers"] = port_of(words["--peer-listen"])
     if "--kv-port" in words:
         found["kv"] = int(words["--kv-port"])
     if "--kv-events-config" in each.get("args", []):

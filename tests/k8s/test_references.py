@@ -18,6 +18,7 @@ OTHERS = {
         "warmroute-fleet": {"fleet-key"},
         "warmroute-replicas": {"api-key", "kv-secret"},
         "warmroute-hub": {"token"},
+        "warmroute-peers": {"routers.key_secret"},
         "warmroute-curve": {"replica.key", "replica.key_secret", "router.key", "router.key_secret"},
         "warmroute-redis": {"password"},
         "warmroute-tls": {"tls.crt", "tls.key"},

@@ -28,6 +28,7 @@ OTHER_VALUES = {
     "origin": "https://a.example",
     "key": "k",
     "path": "/v1/videos",
+    "endpoint": "tcp://127.0.0.1:5570",
 }
 WITH = {
     "tls_cert": "tls_key",
@@ -35,6 +36,8 @@ WITH = {
     "log_prompts": "request_log",
     "curve_server": "curve_secret",
     "curve_secret": "curve_server",
+    "peer": "peer_listen",
+    "peer_keys": "peer_listen",
 }
 _PUBLIC, _SECRET = (key.decode() for key in zmq.curve_keypair())
 GOOD_FILES = {
@@ -43,6 +46,7 @@ GOOD_FILES = {
     "curve_server": f'curve\n    public-key = "{_PUBLIC}"\n',
     "curve_secret": f'curve\n    public-key = "{_PUBLIC}"\n    secret-key = "{_SECRET}"\n',
 }
+GOOD_FILES["peer_keys"] = GOOD_FILES["curve_secret"]
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> Result:
@@ -145,6 +149,12 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
             ("--kubernetes-pods", "app=a", "--kubernetes-service", "llm"),
             "would name the same pods in two ways; give one",
         ),
+        (("--peer", "tcp://h:1"), "--peer is of no use alone: routers tell each other; give --peer-listen too"),
+        (("--peer-keys", __file__), "--peer-keys is of no use alone; give --peer-listen too"),
+        (("--peer-listen", "tcp://0.0.0.0:5570"), "--peer-listen tcp://0.0.0.0:5570: whoever reaches it could tell"),
+        (("--peer-listen", "0.0.0.0:5570"), "'0.0.0.0:5570' is no endpoint; write tcp://HOST:PORT or ipc://PATH"),
+        (("--peer-listen", "tcp://127.0.0.1:99999"), "'tcp://127.0.0.1:99999' is no endpoint"),
+        (("--peer-listen", "ipc://x", "--peer-keys", __file__), f"--peer-keys: {__file__} is not a CURVE key"),
         (("--curve-server", __file__), "--curve-server and --curve-secret belong together"),
         (("--curve-secret", __file__), "--curve-server and --curve-secret belong together"),
         (("--curve-server", __file__, "--curve-secret", __file__), f"{__file__} is not a CURVE key file"),

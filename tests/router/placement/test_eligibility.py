@@ -22,13 +22,13 @@ def one(**fields: object) -> Candidate:
     ("fields", "obstacle", "words"),
     [
         ({}, None, None),
-        ({"limit": 2, "in_flight": 1}, None, None),
-        ({"limit": 2, "in_flight": 2}, "full", "full: 2 of our requests in flight, its limit is 2"),
+        ({"limit": 2, "all_in_flight": 1}, None, None),
+        ({"limit": 2, "all_in_flight": 2}, "full", "full: 2 requests in flight, its limit is 2"),
         ({"unavailable": "draining"}, "unavailable", "draining"),
         ({"max_model_len": 999}, "too_long", "too long: 1,000 tokens, its max_model_len is 999"),
         ({"name": "failed"}, "tried", "has failed this request before"),
         # What lasts longest is said first.
-        ({"name": "failed", "limit": 1, "in_flight": 1}, "tried", "has failed this request before"),
+        ({"name": "failed", "limit": 1, "all_in_flight": 1}, "tried", "has failed this request before"),
         ({"name": "failed", "unavailable": "draining"}, "unavailable", "draining"),
         ({"unavailable": "draining", "max_model_len": 9}, "too_long", "too long: 1,000 tokens, its max_model_len is 9"),
     ],
@@ -48,7 +48,9 @@ def test_a_suspected_replica_is_tried_if_it_is_the_only_one() -> None:
 
 def test_eligibility_is_decided_in_one_place() -> None:
     """Limits are compared, and `may_try_anyway` is asked, in this module alone."""
-    decides = re.compile(r"limit\b\s*<=.*in_flight|in_flight\s*>=.*limit|if .*\bmay_try_anyway|and .*\bmay_try_anyway")
+    decides = re.compile(
+        r"limit\b\s*<=.*all_in_flight|all_in_flight\s*>=.*limit|if .*\bmay_try_anyway|and .*\bmay_try_anyway"
+    )
     found = {
         str(path.relative_to(ROOT))
         for package in ("router", "lab", "fleet")

@@ -83,7 +83,7 @@ def test_a_rate_that_is_not_known_yet_is_taken_for_the_mean_of_the_others() -> N
 
 def test_running_requests_count_for_something() -> None:
     assert chosen("cost", question(), [replica(0, running=20), replica(1)]) == "r1"
-    assert chosen("cost", question(), [replica(0), replica(1, in_flight=20)]) == "r0"
+    assert chosen("cost", question(), [replica(0), replica(1, all_in_flight=20)]) == "r0"
 
 
 def test_a_replica_that_comes_back_is_dearer() -> None:
@@ -175,7 +175,7 @@ def test_a_shared_system_prompt_under_longest_prefix_does_pull_it() -> None:
 def test_replicas_that_cannot_take_it_are_left_out_and_say_why() -> None:
     candidates = [
         replica(0, unavailable="draining"),
-        replica(1, limit=2, in_flight=2),
+        replica(1, limit=2, all_in_flight=2),
         replica(2, max_model_len=1000),
         replica(3),
         replica(4, queued_tokens=90_000.0),
@@ -184,7 +184,7 @@ def test_replicas_that_cannot_take_it_are_left_out_and_say_why() -> None:
     assert decision.chosen is candidates[4]
     assert [verdict.why for verdict in decision.explain()] == [
         "draining",
-        "full: 2 of our requests in flight, its limit is 2",
+        "full: 2 requests in flight, its limit is 2",
         "too long: 4,000 tokens, its max_model_len is 1,000",
         "has failed this request before",
         "chosen: lowest cost",
@@ -198,7 +198,7 @@ def test_no_prompt_is_too_long_by_an_estimate() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_unplaced_decision_gives_the_reason(policy: str) -> None:
-    full, down = {"limit": 1, "in_flight": 1}, {"unavailable": "silent for 2.0 s"}
+    full, down = {"limit": 1, "all_in_flight": 1}, {"unavailable": "silent for 2.0 s"}
 
     def nobody(*known: dict[str, Any], **asked: Any) -> str | None:
         candidates = [replica(slot, **one) for slot, one in enumerate(known)]
@@ -293,13 +293,13 @@ def test_a_session_stays_until_its_replica_is_loaded_beyond_the_bound() -> None:
     first, second = list(ring.walk("me"))[:2]
     by_name = {candidate.name: candidate for candidate in candidates}
     for candidate in candidates:
-        candidate.in_flight = 10
+        candidate.all_in_flight = 10
     assert chosen("session", asked, candidates, ring) == first
-    by_name[first].in_flight = 14  # of 45 with this one: more than 1.25 * 45 / 4
+    by_name[first].all_in_flight = 14  # of 45 with this one: more than 1.25 * 45 / 4
     assert chosen("session", asked, candidates, ring) == first
-    by_name[first].in_flight = 15
+    by_name[first].all_in_flight = 15
     assert chosen("session", asked, candidates, ring) == second
-    by_name[first].in_flight, by_name[first].unavailable = 0, "draining"
+    by_name[first].all_in_flight, by_name[first].unavailable = 0, "draining"
     assert chosen("session", asked, candidates, ring) == second
 
 

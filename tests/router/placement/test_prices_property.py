@@ -23,7 +23,7 @@ candidates_of = st.tuples(
             Candidate,
             name=st.just(f"r{slot}"),
             slot=st.just(slot),
-            in_flight=st.integers(0, 3),
+            all_in_flight=st.integers(0, 3),
             unavailable=st.sampled_from([None, None, "draining"]),
             load_tokens_per_s=rates,
             kv_read=st.sampled_from(["", f"tcp://10.0.0.{slot}:5000"]),

@@ -89,7 +89,7 @@ def test_the_fixed_cost_outweighs_a_short_read_on_a_fast_replica() -> None:
 
 def test_two_neighbours_at_most_are_named_the_best_first() -> None:
     held = {slot: HELD + 16 * (slot % 3) for slot in range(4)}
-    busy = [replica(slot, queued_tokens=40_000.0, in_flight=slot) for slot in range(4)]
+    busy = [replica(slot, queued_tokens=40_000.0, all_in_flight=slot) for slot in range(4)]
     question = Question(TOKENS, held, readable=held)
     assert chosen(choose("cost", question, [*busy, replica(4)], random.Random(0))) == ("r4", ["r2", "r1"])
 

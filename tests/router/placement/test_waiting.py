@@ -104,7 +104,7 @@ def test_waiting_requests_cost_a_few_look_ups_in_any_number(limit: int) -> None:
 
     def candidates_of(group: str) -> list[Candidate]:
         looks.append(group)
-        return [Candidate("only", 0, in_flight=1, limit=limit, max_model_len=4096)]
+        return [Candidate("only", 0, all_in_flight=1, limit=limit, max_model_len=4096)]
 
     assert list(waiting.with_room(2000.0, candidates_of)) == []
     assert len(looks) <= 3
@@ -119,6 +119,6 @@ def test_room_goes_to_those_it_is_enough_for_in_their_order() -> None:
     taken = []
     for entry in waiting.with_room(10.0, lambda _: [replica]):
         taken.append(entry)
-        replica.in_flight += 1
+        replica.all_in_flight += 1
     assert taken == ["r1", "r3"]
     assert drained(waiting) == ["r0", "r2", "r4"]

@@ -1,0 +1,1 @@
+"""Routers tell each other what they send where: over ZeroMQ, a few milliseconds at a time."""

@@ -1,0 +1,174 @@
+"""The sockets between routers: each publishes what its outbox holds, and reads what its peers publish.
+
+One key pair may serve all routers of a fleet: with it, nobody else reads or is read. A peer that is lost, slow or
+strange costs guesses, and nothing waits for it.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from events.bound_socket import BoundSocket
+from events.curve import CurveClient, CurveKeys, secure_client
+from events.messages import Frames
+from events.publisher_stats import PublisherStats
+from events.socket_reader import SocketReader
+from router.peers.names import Names
+from router.placement.inbox import MOST_PEERS, Inbox
+from router.placement.load import ReplicaLoad
+from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
+from router.placement.placement import Placement
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
+log = logging.getLogger(__name__)
+
+TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
+TELL_S = 0.002  # facts are gathered for so long
+LOOK_UP_S = 5.0  # how often names are looked up again
+STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
+WAITING_BATCHES = 1000  # for one peer, and from all of them
+MOST_BATCH_BYTES = 32 * 2**20
+RECONNECT_MS, RECONNECT_AT_MOST_MS = 100, 2000
+KEEPALIVE_S = 1, 1, 3
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(PeerBatch).decode
+
+
+class Links:
+    """`run` it in a task, and `close` it. `on_room` is called when a replica may have more room than before."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        load_of: Callable[[str], ReplicaLoad | None],
+        on_room: Callable[[], None],
+        listen: str,
+        peers: Iterable[str] = (),
+        keys: CurveKeys | None = None,
+    ) -> None:
+        """Raise ZMQError if nothing can listen at the endpoint."""
+        self._loop = asyncio.get_running_loop()
+        self.unreadable = 0  # messages
+        self._on_room = on_room
+        self._names = Names(peers)
+        self._keys = keys
+        self._connected: set[str] = set()  # endpoints
+        self._said = 0  # number of peers, in the log
+        self._telling: asyncio.TimerHandle | None = None
+        number = secrets.randbits(63)
+        self.inbox = Inbox(placement, load_of, number)
+        self._outbox = placement.outbox = Outbox(number, self._tell_soon)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        try:
+            if keys is not None:
+                self._authenticator = keys.authenticator(self._context)
+            self._bound = BoundSocket(
+                self._context,
+                zmq.PUB,
+                listen,
+                waiting_messages=WAITING_BATCHES,
+                most_peers=MOST_PEERS,
+                curve=keys,
+                stats=PublisherStats(),
+            )
+        except BaseException:
+            self._end()
+            raise
+        self.endpoint = self._bound.endpoint
+        self._reader = SocketReader(self._loop, self._subscriber(), self._heard)
+
+    async def run(self) -> None:
+        beat_s = looked_up_s = -float("inf")
+        while True:
+            now_s = self._loop.time()
+            if now_s - looked_up_s >= LOOK_UP_S:
+                looked_up_s = now_s
+                self._connect(await self._names.endpoints())
+            self._bound.peers.watch()
+            self._bound.inspect()
+            self._tell()
+            if now_s - beat_s < RUNNING_S + STOOD_STILL_S and self.inbox.expire(now_s):
+                self._on_room()
+            beat_s = now_s
+            self._say_who_is_there()
+            await asyncio.sleep(RUNNING_S)
+
+    def _say_who_is_there(self) -> None:
+        heard = len(self.inbox.peers)
+        if heard != self._said:
+            level = logging.INFO if heard > self._said else logging.WARNING
+            log.log(level, "other routers heard: %d (before: %d)", heard, self._said)
+            self._said = heard
+
+    def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._reader.close()
+        self._bound.close(linger_ms=0)
+        self._end()
+
+    def _end(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    # ---- to peers
+
+    def _tell_soon(self) -> None:
+        if self._telling is None:
+            self._telling = self._loop.call_later(TELL_S, self._tell)
+
+    def _tell(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        for batch in self._outbox.take(self._loop.time()):
+            with suppress(zmq.Again):  # it is lost, as if on the way
+                self._bound.socket.send_multipart((TOPIC, _encode(batch)), zmq.NOBLOCK)
+
+    # ---- from peers
+
+    def _heard(self, messages: list[Frames]) -> None:
+        has_room = False
+        for frames in messages:
+            try:
+                _, payload = frames
+                batch = _decode(payload)
+            except ValueError:  # as every error of msgspec
+                self.unreadable += 1
+                continue
+            has_room |= self.inbox.hear(batch, self._loop.time())
+        if has_room:
+            self._on_room()
+
+    def _connect(self, endpoints: frozenset[str]) -> None:
+        socket = self._reader.socket
+        for endpoint in self._connected - endpoints:
+            with suppress(zmq.ZMQError):
+                socket.disconnect(endpoint)
+        for endpoint in endpoints - self._connected:
+            socket.connect(endpoint)
+        self._connected = set(endpoints)
+
+    def _subscriber(self) -> "zmq.Socket[bytes]":
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        socket.linger = 0
+        socket.rcvhwm = WAITING_BATCHES
+        socket.maxmsgsize = MOST_BATCH_BYTES
+        socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, RECONNECT_AT_MOST_MS
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE_S
+        if self._keys is not None:
+            secure_client(socket, CurveClient(self._keys.public, self._keys.public, self._keys.secret))
+        socket.subscribe(TOPIC)
+        return socket

@@ -1,0 +1,97 @@
+"""A router tells its peers which requests it has sent where.
+
+Routers in front of the same replicas choose as one when each counts the others' requests like its own. Nothing is
+agreed on: a fact that is lost, late or wrong spoils a guess for a while, and the list of running requests that follows
+now and then puts it right. Block keys travel, prompts do not.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+RUNNING_S = 0.5  # between two lists of running requests
+MOST_SENT = 32  # in a batch
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
+
+
+class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
+    """A request as it was sent to a replica."""
+
+    id: Number
+    replica: Annotated[str, Meta(max_length=1024)]
+    uncached_tokens: Tokens
+    streams: bool
+    priority_s: float | None
+    block_size: Tokens
+    keys: bytes  # of its blocks, 8 bytes each, little-endian
+    awaited_s: float  # how long its blocks count as stored without an event
+    fetched_tokens: Tokens = 0
+
+
+class PeerBatch(Struct, frozen=True, array_like=True):
+    """Facts in the order in which they count: sent, begun, ended, and those that still run."""
+
+    router: Number
+    number: Number  # of this router's batches
+    sent: list[PeerRequest] = []
+    begun: list[Number] = []
+    ended: list[Number] = []
+    running: list[Number] | None = None  # None: not said this time
+
+
+class Outbox:
+    """Facts that the peers have not been told yet. `wake` is called when there is one, and then not until `take`."""
+
+    def __init__(self, router: int, wake: Callable[[], None]) -> None:
+        self.router = router
+        self._wake = wake
+        self._is_awake = False
+        self._sent: list[PeerRequest] = []
+        self._begun: list[int] = []
+        self._ended: list[int] = []
+        self._running: dict[int, None] = {}
+        self._number = 0
+        self._list_after_s = 0.0
+
+    def sent(self, request: PeerRequest) -> None:
+        self._sent.append(request)
+        self._running[request.id] = None
+        self._is_told()
+
+    def begun(self, request_id: int) -> None:
+        self._begun.append(request_id)
+        self._is_told()
+
+    def ended(self, request_id: int) -> None:
+        self._ended.append(request_id)
+        self._running.pop(request_id, None)
+        self._is_told()
+
+    def _is_told(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            self._wake()
+
+    def take(self, now_s: float) -> list[PeerBatch]:
+        """Return what is to be told now; every RUNNING_S a list of running requests, even if nothing has happened."""
+        running, self._is_awake = None, False
+        if now_s >= self._list_after_s:
+            self._list_after_s = now_s + RUNNING_S
+            running = list(self._running)
+        elif not (self._sent or self._begun or self._ended):
+            return []
+        sent, begun, ended = self._sent, self._begun, self._ended
+        self._sent, self._begun, self._ended = [], [], []
+        batches = []
+        while len(sent) > MOST_SENT:
+            batches.append(PeerBatch(self.router, self._next_number(), sent[:MOST_SENT]))
+            sent = sent[MOST_SENT:]
+        batches.append(PeerBatch(self.router, self._next_number(), sent, begun, ended, running))
+        return batches
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number - 1
