@@ -19,7 +19,6 @@ from replica.chain import Chain
 from router.placement.outbox import RUNNING_S, PeerBatch
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process
-TELL_S = 0.002  # routers gather for so long what they tell each other
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
 
 
@@ -44,7 +43,7 @@ class SimulatedFleet:
                 settings,
                 number=number,
                 seed=seed + number,
-                wake=partial(self._tell_soon, number),
+                wake=partial(self._tell_within, number),
             )
             for number in range(settings.routers)
         ]
@@ -116,8 +115,8 @@ class SimulatedFleet:
 
     # ---- what routers tell each other
 
-    def _tell_soon(self, router: int) -> None:
-        self.agenda.after(TELL_S, partial(self._tell, router))
+    def _tell_within(self, router: int, seconds: float) -> None:
+        self.agenda.after(seconds, partial(self._tell, router))
 
     def _tell(self, router: int) -> None:
         assert self._settings.peer_delay_s is not None, "only then it has something to tell"

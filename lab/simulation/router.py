@@ -30,9 +30,9 @@ class SimulatedRouter:
         *,
         seed: int,
         number: int = 0,
-        wake: Callable[[], None] = lambda: None,
+        wake: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`number`: among its peers. `wake` is called when the router has something to tell them."""
+        """`number`: among its peers. `wake` is called with the seconds within which to ask what it tells them."""
         self.waiting: Waiting[Job] = Waiting(settings.queue_size)
         self._placement = Placement(
             policy,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
-TELL_S = 0.002  # facts are gathered for so long
 LOOK_UP_S = 5.0  # how often names are looked up again
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
 WAITING_BATCHES = 1000  # for one peer, and from all of them
@@ -66,7 +65,7 @@ class Links:
         self._telling: asyncio.TimerHandle | None = None
         number = secrets.randbits(63)
         self.inbox = Inbox(placement, load_of, number)
-        self._outbox = placement.outbox = Outbox(number, self._tell_soon)
+        self._outbox = placement.outbox = Outbox(number, self._tell_within)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         try:
@@ -124,9 +123,10 @@ class Links:
 
     # ---- to peers
 
-    def _tell_soon(self) -> None:
-        if self._telling is None:
-            self._telling = self._loop.call_later(TELL_S, self._tell)
+    def _tell_within(self, seconds: float) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = self._loop.call_later(seconds, self._tell)
 
     def _tell(self) -> None:
         if self._telling is not None:

@@ -6,10 +6,13 @@ now and then puts it right. Block keys travel, prompts do not.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
+# Facts are gathered for so long. What is sent matters to the next choice; what has begun or ended can wait.
+SENT_WITHIN_S, OTHERS_WITHIN_S = 0.002, 0.02
 RUNNING_S = 0.5  # between two lists of running requests
 MOST_SENT = 32  # in a batch
 
@@ -43,12 +46,12 @@ class PeerBatch(Struct, frozen=True, array_like=True):
 
 
 class Outbox:
-    """Facts that the peers have not been told yet. `wake` is called when there is one, and then not until `take`."""
+    """Facts that the peers have not been told yet. `wake` is called with the seconds within which to `take` them."""
 
-    def __init__(self, router: int, wake: Callable[[], None]) -> None:
+    def __init__(self, router: int, wake: Callable[[float], None]) -> None:
         self.router = router
         self._wake = wake
-        self._is_awake = False
+        self._within_s = inf  # as `wake` was told last
         self._sent: list[PeerRequest] = []
         self._begun: list[int] = []
         self._ended: list[int] = []
@@ -59,25 +62,25 @@ class Outbox:
     def sent(self, request: PeerRequest) -> None:
         self._sent.append(request)
         self._running[request.id] = None
-        self._is_told()
+        self._take_within(SENT_WITHIN_S)
 
     def begun(self, request_id: int) -> None:
         self._begun.append(request_id)
-        self._is_told()
+        self._take_within(OTHERS_WITHIN_S)
 
     def ended(self, request_id: int) -> None:
         self._ended.append(request_id)
         self._running.pop(request_id, None)
-        self._is_told()
+        self._take_within(OTHERS_WITHIN_S)
 
-    def _is_told(self) -> None:
-        if not self._is_awake:
-            self._is_awake = True
-            self._wake()
+    def _take_within(self, seconds: float) -> None:
+        if seconds < self._within_s:
+            self._within_s = seconds
+            self._wake(seconds)
 
     def take(self, now_s: float) -> list[PeerBatch]:
         """Return what is to be told now; every RUNNING_S a list of running requests, even if nothing has happened."""
-        running, self._is_awake = None, False
+        running, self._within_s = None, inf
         if now_s >= self._list_after_s:
             self._list_after_s = now_s + RUNNING_S
             running = list(self._running)

@@ -19,7 +19,7 @@ from lab.simulation.report import duration
 from lab.simulation.settings import Settings
 from replica.model.demo import TEXTS
 from tests.bench.policies import Case, load_of, name_of, outcome, traces
-from tests.chaos.replicas import free_ports
+from tests.chaos.replicas import cpu_s, free_ports
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL
@@ -51,17 +51,16 @@ class Turn(NamedTuple):
 def run(rounds: int) -> None:
     _simulated()
     print(f"\nLive: {LIVE_REPLICAS} replicas, {CONVERSATIONS} conversations of {TURNS} turns, {AT_ONCE} at once:\n")
-    print("| routers | hits | of one router's | mean TTFT |\n| --- | --- | --- | --- |")
+    print("| routers | hits | of one router's | mean TTFT | CPU of all routers, per request |\n| --- |" + " --- |" * 4)
     kinds = {"one": (1, False), f"{ROUTERS}, alone": (ROUTERS, False), f"**{ROUTERS} peers**": (ROUTERS, True)}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    found: dict[str, list[Live]] = {name: [] for name in kinds}
     for number in range(rounds):
         for name, (routers, as_peers) in kinds.items():
             found[name].append(_live(routers, as_peers, seed=number))
     for name, figures in found.items():
-        hits = statistics.median(hit_rate for hit_rate, _ in figures)
-        kept = statistics.median(own / one for (own, _), (one, _) in zip(figures, found["one"], strict=True))
-        ttft_s = statistics.median(ttft_s for _, ttft_s in figures)
-        print(f"| {name} | {hits:.1%} | {kept:.3f} | {duration(ttft_s)} |", flush=True)
+        hits, ttft_s, cpu_ms = (statistics.median(each) for each in zip(*figures, strict=True))
+        kept = statistics.median(own.hits / one.hits for own, one in zip(figures, found["one"], strict=True))
+        print(f"| {name} | {hits:.1%} | {kept:.3f} | {duration(ttft_s)} | {cpu_ms:.2f} ms |", flush=True)
 
 
 def _simulated() -> None:
@@ -90,20 +89,27 @@ def _simulated() -> None:
 # ---- live
 
 
-def _live(count: int, as_peers: bool, seed: int) -> tuple[float, float]:
-    """Hit rate, and mean time to first token."""
+class Live(NamedTuple):
+    hits: float
+    ttft_s: float  # mean
+    cpu_ms: float  # of all routers, per request
+
+
+def _live(count: int, as_peers: bool, seed: int) -> Live:
     with fleet(LIVE_REPLICAS, *FLEET) as replicas, _routers(replicas, count, as_peers) as routers:
         chance = Random(seed)
         systems = [_words(chance, SYSTEM_WORDS) for _ in range(SYSTEMS)]
         seeds = [chance.randrange(2**32) for _ in range(CONVERSATIONS)]
+        before_s = sum(cpu_s(one.process.pid) for one in routers)
         with ThreadPoolExecutor(AT_ONCE) as clients:
             turns = [
                 turn
                 for found in clients.map(lambda one: _converse(routers, systems, Random(one)), seeds)
                 for turn in found
             ]
+        used_s = sum(cpu_s(one.process.pid) for one in routers) - before_s
     hit_rate = sum(turn.cached_tokens for turn in turns) / sum(turn.prompt_tokens for turn in turns)
-    return hit_rate, statistics.mean(turn.first_s for turn in turns)
+    return Live(hit_rate, statistics.mean(turn.first_s for turn in turns), 1000 * used_s / len(turns))
 
 
 @contextmanager

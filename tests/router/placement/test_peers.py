@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.inbox import MOST_KEYS, MOST_PEERS, SILENT_S, Inbox
-from router.placement.outbox import MOST_SENT, RUNNING_S, Outbox, PeerBatch, PeerRequest
+from router.placement.outbox import MOST_SENT, OTHERS_WITHIN_S, RUNNING_S, SENT_WITHIN_S, Outbox, PeerBatch, PeerRequest
 from router.placement.placement import APPROXIMATE, Placed
 from tests.router.placement.test_placement import SIZE, Prompt, Scene
 
@@ -23,13 +23,13 @@ class Telling(Scene):
 
     def __init__(self, number: int, **more: Any) -> None:
         super().__init__(**more)
-        self.wakes = 0
+        self.wakes: list[float] = []
         self.it.outbox = self.outbox = Outbox(number, self.wake)
         self.inbox = Inbox(self.it, {load.candidate.name: load for load in self.loads}.get, number)
         self.placed: list[Placed] = []
 
-    def wake(self) -> None:
-        self.wakes += 1
+    def wake(self, within_s: float) -> None:
+        self.wakes.append(within_s)
 
     def hear(self, batches: list[PeerBatch], now_s: float = 0.0) -> bool:
         return any([self.inbox.hear(WIRE.decode(msgspec.msgpack.encode(batch)), now_s) for batch in batches])  # noqa: C419
@@ -109,15 +109,20 @@ def test_the_outbox_wakes_once_for_all_that_it_gathers() -> None:
     for first in range(0, 100 * MOST_SENT, 100):
         one.place(Prompt(first=first))
     one.place(Prompt(first=10**6))
-    assert one.wakes == 1
+    assert one.wakes == [SENT_WITHIN_S]
     batches = one.outbox.take(0.0)
     assert [len(batch.sent) for batch in batches] == [MOST_SENT, 1]
     assert [batch.number for batch in batches] == [0, 1]
     assert one.outbox.take(0.1) == []
     [quiet] = one.outbox.take(RUNNING_S)
     assert len(quiet.running or ()) == MOST_SENT + 1
-    one.place(Prompt(first=2 * 10**6))
-    assert one.wakes == 2
+    _, placed = one.place(Prompt(first=2 * 10**6))
+    assert one.wakes == [SENT_WITHIN_S, SENT_WITHIN_S]
+    one.outbox.take(RUNNING_S + 0.1)
+    one.it.begun(placed, 1.0)
+    one.it.ended(placed, 1.0)
+    one.place(Prompt(first=3 * 10**6))
+    assert one.wakes[2:] == [OTHERS_WITHIN_S, SENT_WITHIN_S], "what is urgent takes the rest with it"
 
 
 def test_a_peer_that_is_silent_is_forgotten() -> None:
