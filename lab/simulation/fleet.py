@@ -68,7 +68,10 @@ class SimulatedFleet:
 
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
-        self._place_or_wait(job)
+        if pause_s := self.routers[job.router].pause_s():
+            self.agenda.after(pause_s, partial(self._place_or_wait, job))
+        else:
+            self._place_or_wait(job)
         on_request()
 
     def _place_or_wait(self, job: Job) -> None:

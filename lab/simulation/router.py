@@ -62,6 +62,10 @@ class SimulatedRouter:
         if settings.peer_delay_s is not None:
             self._placement.outbox = Outbox(number, wake)
 
+    def pause_s(self) -> float:
+        """Return how long a job waits for its router's turn."""
+        return self._placement.pause_s(self._candidates)
+
     def place(self, job: Job, now_s: float) -> Job | None:
         """Choose the job's replica, and its rank there; return what to send: it, or its first half. None: no room."""
         self._placement.expire(now_s)
@@ -116,11 +120,11 @@ class SimulatedRouter:
 
     def tells(self, now_s: float) -> list[PeerBatch]:
         """Return what its peers are to hear now."""
-        return [] if self._placement.outbox is None else self._placement.outbox.take(now_s)
+        return [] if self._placement.outbox is None else self._placement.outbox.take(now_s, now_s)
 
     def told(self, batch: PeerBatch, now_s: float) -> bool:
         """Return True if a replica may have room that it had not."""
-        return self._inbox.hear(batch, now_s)
+        return self._inbox.hear(batch, now_s, now_s)
 
     def heard(self, replica: int, events: Sequence[KnownEvent]) -> None:
         for change in self._resolvers[replica].apply(events):

@@ -7,6 +7,7 @@ strange costs guesses, and nothing waits for it.
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -132,7 +133,7 @@ class Links:
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
-        for batch in self._outbox.take(self._loop.time()):
+        for batch in self._outbox.take(self._loop.time(), time.time()):
             with suppress(zmq.Again):  # it is lost, as if on the way
                 self._bound.socket.send_multipart((TOPIC, _encode(batch)), zmq.NOBLOCK)
 
@@ -147,7 +148,7 @@ class Links:
             except ValueError:  # as every error of msgspec
                 self.unreadable += 1
                 continue
-            has_room |= self.inbox.hear(batch, self._loop.time())
+            has_room |= self.inbox.hear(batch, self._loop.time(), time.time())
         if has_room:
             self._on_room()
 

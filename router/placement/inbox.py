@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable
-from math import isfinite
+from math import inf, isfinite
 
 from msgspec import Struct, field
 
@@ -44,9 +44,10 @@ class Inbox:
         self._placement = placement
         self._load_of = load_of
         self._own = own
+        self._turns = placement.turns
 
-    def hear(self, batch: PeerBatch, now_s: float) -> bool:
-        """Count what a peer says; return True if a replica may have more room now."""
+    def hear(self, batch: PeerBatch, now_s: float, at_s: float) -> bool:
+        """Count what a peer says; return True if a replica may have more room now. `at_s`: as in `Outbox.take`."""
         if batch.router == self._own:
             return False
         peer = self.peers.get(batch.router)
@@ -54,11 +55,14 @@ class Inbox:
             if len(self.peers) >= MOST_PEERS:
                 return False
             peer = self.peers[batch.router] = Peer(now_s, batch.number)
+            self._count_peers()
         peer.heard_s = now_s
         self.counts.lost_batches += max(0, batch.number - peer.next_number)
         peer.next_number = batch.number + 1
+        if isfinite(batch.at_s):
+            self._turns.delayed(at_s - batch.at_s)
         for request in batch.sent:
-            self._sent(peer, request, now_s)
+            self._sent(batch.router, peer, request, now_s)
         for request_id in batch.begun:
             self._begun(peer, request_id, now_s)
         has_room = self._ended(peer, batch.ended, now_s)
@@ -74,10 +78,15 @@ class Inbox:
         has_room = False
         for router in silent:
             peer = self.peers.pop(router)
+            self._count_peers()
             has_room |= self._ended(peer, list(peer.requests), now_s)
         return has_room
 
-    def _sent(self, peer: Peer, request: PeerRequest, now_s: float) -> None:
+    def _count_peers(self) -> None:
+        self._turns.peers = len(self.peers)
+        self._turns.before = sum(router < self._own for router in self.peers)
+
+    def _sent(self, router: int, peer: Peer, request: PeerRequest, now_s: float) -> None:
         load, keys = self._load_of(request.replica), _keys(request)
         is_known = load is not None and request.id not in peer.requests
         is_bounded = len(peer.requests) < MOST_RUNNING and peer.keys + len(keys) <= MOST_KEYS
@@ -87,6 +96,7 @@ class Inbox:
         self.counts.requests += 1
         placed = peer.requests[request.id] = self._placement.sent_by_peer(load, request, keys, now_s)
         peer.keys += placed.awaited_keys
+        self._turns.heard(router, request.age_s, request.uncached_tokens, now_s)
 
     def _begun(self, peer: Peer, request_id: int, now_s: float) -> None:
         placed = peer.requests.get(request_id)
@@ -116,4 +126,5 @@ def _keys(request: PeerRequest) -> list[int]:
 
 def _is_sane(request: PeerRequest) -> bool:
     priority_s = request.priority_s or 0.0
-    return isfinite(priority_s) and abs(priority_s) <= MOST_PRIORITY_S and 0.0 <= request.awaited_s <= MOST_AWAITED_S
+    are_times = 0.0 <= request.awaited_s <= MOST_AWAITED_S and 0.0 <= request.age_s < inf
+    return are_times and isfinite(priority_s) and abs(priority_s) <= MOST_PRIORITY_S

@@ -32,6 +32,7 @@ class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
     keys: bytes  # of its blocks, 8 bytes each, little-endian
     awaited_s: float  # how long its blocks count as stored without an event
     fetched_tokens: Tokens = 0
+    age_s: float = 0.0  # since it came from its client
 
 
 class PeerBatch(Struct, frozen=True, array_like=True):
@@ -39,6 +40,7 @@ class PeerBatch(Struct, frozen=True, array_like=True):
 
     router: Number
     number: Number  # of this router's batches
+    at_s: float  # by its clock
     sent: list[PeerRequest] = []
     begun: list[Number] = []
     ended: list[Number] = []
@@ -78,8 +80,11 @@ class Outbox:
             self._within_s = seconds
             self._wake(seconds)
 
-    def take(self, now_s: float) -> list[PeerBatch]:
-        """Return what is to be told now; every RUNNING_S a list of running requests, even if nothing has happened."""
+    def take(self, now_s: float, at_s: float) -> list[PeerBatch]:
+        """Return what is to be told now; every RUNNING_S a list of running requests, even if nothing has happened.
+
+        `at_s`: the same moment by a clock that the peers have, too.
+        """
         running, self._within_s = None, inf
         if now_s >= self._list_after_s:
             self._list_after_s = now_s + RUNNING_S
@@ -90,9 +95,9 @@ class Outbox:
         self._sent, self._begun, self._ended = [], [], []
         batches = []
         while len(sent) > MOST_SENT:
-            batches.append(PeerBatch(self.router, self._next_number(), sent[:MOST_SENT]))
+            batches.append(PeerBatch(self.router, self._next_number(), at_s, sent[:MOST_SENT]))
             sent = sent[MOST_SENT:]
-        batches.append(PeerBatch(self.router, self._next_number(), sent, begun, ended, running))
+        batches.append(PeerBatch(self.router, self._next_number(), at_s, sent, begun, ended, running))
         return batches
 
     def _next_number(self) -> int:

@@ -28,6 +28,7 @@ from router.placement.reuse import Reuse
 from router.placement.ring import Ring
 from router.placement.roles import Half
 from router.placement.tie_break import SEED_BITS, TieBreak
+from router.placement.turns import Turns
 
 APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
 APPROXIMATE_TOKENS = 2**20  # most that a replica without events is assumed to hold
@@ -112,6 +113,7 @@ class Placement:
         self.doubted: dict[int, float] = {}  # by slot: factor on claims, if they were wrong
         self._readable = 0  # a mask of the replicas that neighbours may read
         self.outbox: Outbox | None = None  # what this router tells its peers, if it has any
+        self.turns = Turns()  # among the peers
         self._optimistic = optimistic
         self._optimistic_ttl_s = optimistic_ttl_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -165,6 +167,12 @@ class Placement:
         return self.guesses if block_size == APPROXIMATE else self.index
 
     # ---- a decision
+
+    def pause_s(self, candidates: Sequence[Candidate]) -> float:
+        """Return how long to wait before the first choice for a request: until peers have made theirs."""
+        if self.outbox is None or not candidates:
+            return 0.0
+        return self.turns.pause_s(len(candidates), candidates[0].prefill_tokens_per_s)
 
     def question(
         self,
@@ -299,10 +307,20 @@ class Placement:
         )
         self._used(placed, block_size, keys, now_s)
         if self.outbox is not None:
-            packed, name = array("Q", keys).tobytes(), load.candidate.name
+            came_s = question.now_s if question.came_s is None else question.came_s
+            self.turns.sent(came_s, tokens, now_s)
             self.outbox.sent(
                 PeerRequest(
-                    placed.id, name, tokens, streams, priority_s, block_size, packed, placed.awaited_s, fetched_tokens
+                    id=placed.id,
+                    replica=load.candidate.name,
+                    uncached_tokens=tokens,
+                    streams=streams,
+                    priority_s=priority_s,
+                    block_size=block_size,
+                    keys=array("Q", keys).tobytes(),
+                    awaited_s=placed.awaited_s,
+                    fetched_tokens=fetched_tokens,
+                    age_s=now_s - came_s,
                 )
             )
         return placed

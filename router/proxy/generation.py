@@ -67,7 +67,7 @@ class Generation(PromptedRequest):
         self.prompt, tokens = prompt, self.model.tokens
         self._tokens_of_model = tokens
         self._response = ResumableResponse(self.api, prompt, self._body, tokens, self.router.config.resume)
-        self.place()
+        self.place_in_turn()
 
     def _send(self, member: Member, decision: Decision) -> bool:
         response, exchange = self._response, self.exchange

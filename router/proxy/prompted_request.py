@@ -172,7 +172,7 @@ class PromptedRequest(Request):
 
     def _is_ready(self) -> bool:
         model = self.model = self.router.members.model(self.peek.model)  # the replicas may have changed
-        if not (self._since_s or self.retries) or not self._is_outdated(model):
+        if not (self._since_s or self.retries or self._paused_s) or not self._is_outdated(model):
             return True
         if self.exchange.response_started:
             raise no_replica("the model has another tokenizer by now")

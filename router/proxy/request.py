@@ -54,6 +54,7 @@ class Request(Owner):
     why: str = ""  # it ended without an answer
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
     waited_s: float = 0.0  # for room
+    _paused_s: float = 0.0  # for peers
     _queued_s: float = 0.0  # when it began to wait; 0: it does not
     _since_s: float = 0.0  # when it first began to wait
     _waits_until_s: float = 0.0  # 0: it has not waited since a replica answered
@@ -91,6 +92,14 @@ class Request(Owner):
         raise NotImplementedError
 
     # ---- to a replica
+
+    def place_in_turn(self) -> None:
+        """Place the request once the peers that got one at the same moment, and whose turn is earlier, have chosen."""
+        self._paused_s = self.router.placement.pause_s(self._candidates())
+        if self._paused_s:
+            self.router.loop.call_later(self._paused_s, self.exchange.guard, self.place)
+        else:
+            self.place()
 
     def place(self) -> None:
         """Choose a replica and send the request there, or wait until one has room."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from events.curve import CurveClient, load_curve_client, secure_client, write_ke
 from router.peers.links import TOPIC, Links
 from router.placement.placement import Placement
 from tests.router.loopback import until
-from tests.router.scripted import CHAT, Scripted, Served, chat, connect, served, silent
+from tests.router.scripted import CHAT, Scripted, Served, chat, connect, says, served, silent
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -75,6 +75,28 @@ async def test_a_request_at_one_router_counts_at_the_other_while_it_runs() -> No
             assert not hears(one), "nobody told it of the other"
         await until(lambda: in_flight(other) == (0, 0), "it has ended")
         assert other.router.links.inbox.counts.requests == 1
+
+
+async def test_a_request_waits_for_its_routers_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Scripted("r0", says(), native=True)
+    async with served(replica, peer_listen=ANY) as one, connect(one.port) as client:
+        asked: list[int] = []
+
+        def pause_s(candidates: Sequence[Any]) -> float:
+            asked.append(len(candidates))
+            return 0.05
+
+        monkeypatch.setattr(one.router.placement, "pause_s", pause_s)
+        began_s = one.router.now_s()
+        assert (await client.post(CHAT, chat())).status == 200
+        assert one.router.now_s() - began_s >= 0.05
+        assert asked == [1]
+        async with connect(one.port) as hasty:
+            hasty.send("POST", CHAT, chat())
+            await until(lambda: len(asked) == 2, "it waits for its turn")
+        await one.idle()
+        assert one.router.decisions[-1].status == 200, "nothing was chosen for a client that has left"
+        assert len(one.router.decisions) <= 2
 
 
 async def test_requests_wait_for_room_that_another_router_makes() -> None:

@@ -32,7 +32,7 @@ class Telling(Scene):
         self.wakes.append(within_s)
 
     def hear(self, batches: list[PeerBatch], now_s: float = 0.0) -> bool:
-        return any([self.inbox.hear(WIRE.decode(msgspec.msgpack.encode(batch)), now_s) for batch in batches])  # noqa: C419
+        return any([self.inbox.hear(WIRE.decode(msgspec.msgpack.encode(batch)), now_s, now_s) for batch in batches])  # noqa: C419
 
     def queued(self) -> list[float]:
         return [load.candidate.queued_tokens for load in self.loads]
@@ -51,16 +51,16 @@ def test_what_one_router_sends_the_other_counts() -> None:
     one, other = Telling(1), Telling(2)
     load, placed = one.place(Prompt())
     slot = load.candidate.slot
-    other.hear(one.outbox.take(0.0))
+    other.hear(one.outbox.take(0.0, 0.0))
     assert other.queued() == one.queued() != [0.0, 0.0]
     assert other.in_flight()[slot] == (0, 1)
     assert other.matched(Prompt()) == one.matched(Prompt()) == {slot: 160}
     one.it.begun(placed, 1.0)
-    other.hear(one.outbox.take(1.0), 1.0)
+    other.hear(one.outbox.take(1.0, 1.0), 1.0)
     assert other.queued() == [0.0, 0.0]
     assert other.matched(Prompt(), 1.0) == {slot: 160}
     one.it.ended(placed, 2.0)
-    assert other.hear(one.outbox.take(2.0), 2.0), "there is room"
+    assert other.hear(one.outbox.take(2.0, 2.0), 2.0), "there is room"
     assert other.in_flight() == [(0, 0), (0, 0)]
     other.check()
 
@@ -68,7 +68,7 @@ def test_what_one_router_sends_the_other_counts() -> None:
 def test_two_routers_do_not_choose_the_same_replica_at_once() -> None:
     one, other = Telling(1), Telling(2)
     first, _ = one.place(Prompt(first=1))
-    other.hear(one.outbox.take(0.0))
+    other.hear(one.outbox.take(0.0, 0.0))
     second, _ = other.place(Prompt(first=1000))
     assert first.candidate.name != second.candidate.name
 
@@ -76,20 +76,20 @@ def test_two_routers_do_not_choose_the_same_replica_at_once() -> None:
 def test_a_limit_holds_for_all_routers_together() -> None:
     one, other = Telling(1, replicas=1, limit=1), Telling(2, replicas=1, limit=1)
     _, placed = one.place(Prompt())
-    other.hear(one.outbox.take(0.0))
+    other.hear(one.outbox.take(0.0, 0.0))
     question, _ = other.it.question(Prompt(first=1000), other.slots, 0.0)
     assert other.it.decide(question, [other.loads[0].candidate]).rejection == "full"
     one.it.ended(placed, 1.0)
-    assert other.hear(one.outbox.take(1.0), 1.0)
+    assert other.hear(one.outbox.take(1.0, 1.0), 1.0)
     assert other.place(Prompt(first=1000), 1.0)
 
 
 def test_blocks_of_a_request_that_never_began_count_no_longer() -> None:
     one, other = Telling(1), Telling(2)
     _, placed = one.place(Prompt())
-    other.hear(one.outbox.take(0.0))
+    other.hear(one.outbox.take(0.0, 0.0))
     one.it.ended(placed, 0.1)
-    other.hear(one.outbox.take(0.1), 0.1)
+    other.hear(one.outbox.take(0.1, 0.1), 0.1)
     assert other.matched(Prompt()) == {}
     other.check()
 
@@ -100,7 +100,7 @@ def test_guesses_about_replicas_without_events_travel_too() -> None:
     decision = one.it.decide(question, [load.candidate for load in one.loads])
     assert decision.chosen is not None
     one.it.sent(decision, one.loads[decision.chosen.slot], Prompt(exact=False), APPROXIMATE, 0.0)
-    other.hear(one.outbox.take(0.0))
+    other.hear(one.outbox.take(0.0, 0.0))
     assert other.it.question(Prompt(exact=False), {APPROXIMATE: 3}, 0.0)[0].matched == {decision.chosen.slot: 128}
 
 
@@ -110,15 +110,15 @@ def test_the_outbox_wakes_once_for_all_that_it_gathers() -> None:
         one.place(Prompt(first=first))
     one.place(Prompt(first=10**6))
     assert one.wakes == [SENT_WITHIN_S]
-    batches = one.outbox.take(0.0)
+    batches = one.outbox.take(0.0, 0.0)
     assert [len(batch.sent) for batch in batches] == [MOST_SENT, 1]
     assert [batch.number for batch in batches] == [0, 1]
-    assert one.outbox.take(0.1) == []
-    [quiet] = one.outbox.take(RUNNING_S)
+    assert one.outbox.take(0.1, 0.1) == []
+    [quiet] = one.outbox.take(RUNNING_S, RUNNING_S)
     assert len(quiet.running or ()) == MOST_SENT + 1
     _, placed = one.place(Prompt(first=2 * 10**6))
     assert one.wakes == [SENT_WITHIN_S, SENT_WITHIN_S]
-    one.outbox.take(RUNNING_S + 0.1)
+    one.outbox.take(RUNNING_S + 0.1, RUNNING_S + 0.1)
     one.it.begun(placed, 1.0)
     one.it.ended(placed, 1.0)
     one.place(Prompt(first=3 * 10**6))
@@ -128,7 +128,7 @@ def test_the_outbox_wakes_once_for_all_that_it_gathers() -> None:
 def test_a_peer_that_is_silent_is_forgotten() -> None:
     one, other = Telling(1), Telling(2)
     one.place(Prompt())
-    other.hear(one.outbox.take(0.0))
+    other.hear(one.outbox.take(0.0, 0.0))
     assert not other.inbox.expire(SILENT_S)
     assert other.inbox.expire(SILENT_S + 0.1)
     assert (other.in_flight(), other.matched(Prompt()), other.inbox.peers) == ([(0, 0), (0, 0)], {}, {})
@@ -138,7 +138,7 @@ def test_a_peer_that_is_silent_is_forgotten() -> None:
 def test_a_routers_own_batches_may_come_back_to_it() -> None:
     one = Telling(1)
     load, _ = one.place(Prompt())
-    one.hear(one.outbox.take(0.0))
+    one.hear(one.outbox.take(0.0, 0.0))
     assert one.in_flight()[load.candidate.slot] == (1, 1)
     assert not one.inbox.peers
 
@@ -172,7 +172,7 @@ def request(number: int = 0, **changed: Any) -> PeerRequest:
 )
 def test_a_strange_request_is_not_counted(strange: dict[str, Any]) -> None:
     own = Telling(1)
-    own.hear([PeerBatch(OTHER, 0, [request(1, **strange)], begun=[1, 99], ended=[1, 98])])
+    own.hear([PeerBatch(OTHER, 0, 0.0, [request(1, **strange)], begun=[1, 99], ended=[1, 98])])
     assert (own.inbox.counts.ignored, own.inbox.counts.requests) == (1, 0)
     assert own.in_flight() == [(0, 0), (0, 0)]
 
@@ -183,19 +183,19 @@ def test_a_strange_request_is_not_counted(strange: dict[str, Any]) -> None:
 )
 def test_what_no_router_says_is_not_read(field: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
-        Telling(1).hear([PeerBatch(OTHER, 0, [request(**field)])])
+        Telling(1).hear([PeerBatch(OTHER, 0, 0.0, [request(**field)])])
 
 
 def test_keys_and_requests_and_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.placement.inbox.MOST_RUNNING", 10)
     monkeypatch.setattr("router.placement.inbox.MOST_KEYS", 20)
     own = Telling(1)
-    own.hear([PeerBatch(OTHER, 0, [request(number, keys=Random(number).randbytes(80)) for number in range(5)])])
+    own.hear([PeerBatch(OTHER, 0, 0.0, [request(number, keys=Random(number).randbytes(80)) for number in range(5)])])
     assert (own.inbox.counts.requests, own.inbox.counts.ignored) == (2, 3)
     assert len(own.it.index.optimistic) == 20
-    own.hear([PeerBatch(OTHER, 1, [request(number + 100, keys=b"") for number in range(20)])])
+    own.hear([PeerBatch(OTHER, 1, 0.0, [request(number + 100, keys=b"") for number in range(20)])])
     assert own.in_flight()[0] == (0, 10)
-    own.hear([PeerBatch(number, 0, [request()]) for number in range(100, 100 + 2 * MOST_PEERS)])
+    own.hear([PeerBatch(number, 0, 0.0, [request()]) for number in range(100, 100 + 2 * MOST_PEERS)])
     assert len(own.inbox.peers) == MOST_PEERS
     own.check()
 
@@ -212,7 +212,7 @@ def test_routers_agree_again_whatever_was_lost(steps: list[tuple[int, str, int]]
     both, now_s = (Telling(1), Telling(2)), 0.0
 
     def tell(own: Telling, other: Telling, lost: float) -> None:
-        other.hear([batch for batch in own.outbox.take(now_s) if chance.random() >= lost], now_s)
+        other.hear([batch for batch in own.outbox.take(now_s, now_s) if chance.random() >= lost], now_s)
 
     for which, step, number in steps:
         own, other = both[which], both[1 - which]
