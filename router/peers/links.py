@@ -55,7 +55,7 @@ class Links:
         peers: Iterable[str] = (),
         keys: CurveKeys | None = None,
     ) -> None:
-        """Raise ZMQError if nothing can listen at the endpoint."""
+        """Raise OSError if nothing can listen at the endpoint."""
         self._loop = asyncio.get_running_loop()
         self.unreadable = 0  # messages
         self._on_room = on_room
@@ -81,8 +81,10 @@ class Links:
                 curve=keys,
                 stats=PublisherStats(),
             )
-        except BaseException:
+        except BaseException as error:
             self._end()
+            if isinstance(error, zmq.ZMQError):
+                raise OSError(f"--peer-listen {listen}: {error}; choose another endpoint") from error
             raise
         self.endpoint = self._bound.endpoint
         self._reader = SocketReader(self._loop, self._subscriber(), self._heard)

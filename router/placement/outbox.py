@@ -17,6 +17,7 @@ RUNNING_S = 0.5  # between two lists of running requests
 MOST_SENT = 32  # in a batch
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Numbers: TypeAlias = Annotated[list[Number], Meta(max_length=2**16)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
 
 
@@ -41,10 +42,10 @@ class PeerBatch(Struct, frozen=True, array_like=True):
     router: Number
     number: Number  # of this router's batches
     at_s: float  # by its clock
-    sent: list[PeerRequest] = []
-    begun: list[Number] = []
-    ended: list[Number] = []
-    running: list[Number] | None = None  # None: not said this time
+    sent: Annotated[list[PeerRequest], Meta(max_length=2**10)] = []
+    begun: Numbers = []
+    ended: Numbers = []
+    running: Numbers | None = None  # None: not said this time
 
 
 class Outbox:

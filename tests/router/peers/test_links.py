@@ -148,6 +148,13 @@ async def test_a_router_that_dies_is_forgotten(
     assert "other routers heard: 0 (before: 1)" in caplog.text
 
 
+async def test_an_endpoint_that_is_taken_is_named() -> None:
+    replica = Scripted("r0", silent)
+    async with served(replica, peer_listen=ANY) as one:
+        with pytest.raises(OSError, match=rf"--peer-listen {endpoint(one)}: .* in use; choose another endpoint"):
+            Links(one.router.placement, lambda _: None, lambda: None, endpoint(one))
+
+
 @pytest.mark.parametrize(
     "payload",
     [b"", b"\xc1", b"\x93\x01\x02\xa1x", b"\x81\xa1a\x01", bytes(1000), b"\x96" + b"\x91" * 5000],
