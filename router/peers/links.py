@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,7 +62,7 @@ class Links:
         self._on_room = on_room
         self._names = Names(peers)
         self._keys = keys
-        self._connected: set[str] = set()  # endpoints
+        self._connected: frozenset[str] = frozenset()  # endpoints
         self._said = 0  # number of peers, in the log
         self._telling: asyncio.TimerHandle | None = None
         number = secrets.randbits(63)
@@ -90,12 +91,19 @@ class Links:
         self._reader = SocketReader(self._loop, self._subscriber(), self._heard)
 
     async def run(self) -> None:
-        beat_s = looked_up_s = -float("inf")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_up())  # which may take long: peers must hear of us meanwhile
+            tasks.create_task(self._beat())
+
+    async def _look_up(self) -> None:
+        while True:
+            self._connect(await self._names.endpoints())
+            await asyncio.sleep(LOOK_UP_S)
+
+    async def _beat(self) -> None:
+        beat_s = -inf
         while True:
             now_s = self._loop.time()
-            if now_s - looked_up_s >= LOOK_UP_S:
-                looked_up_s = now_s
-                self._connect(await self._names.endpoints())
             self._bound.peers.watch()
             self._bound.inspect()
             self._tell()
@@ -160,8 +168,11 @@ class Links:
             with suppress(zmq.ZMQError):
                 socket.disconnect(endpoint)
         for endpoint in endpoints - self._connected:
-            socket.connect(endpoint)
-        self._connected = set(endpoints)
+            try:
+                socket.connect(endpoint)
+            except zmq.ZMQError as error:
+                log.warning("the peer %s cannot be heard: %s", endpoint, error)
+        self._connected = endpoints
 
     def _subscriber(self) -> "zmq.Socket[bytes]":
         socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,12 @@ def parse_endpoint(text: str) -> tuple[str, int] | None:
 def is_local(endpoint: str) -> bool:
     """Return whether only this machine reaches it."""
     place = parse_endpoint(endpoint)
-    return place is None or place[0] in ("localhost", "::1") or place[0].startswith("127.")
+    if place is None or place[0] == "localhost":
+        return True
+    try:
+        return ip_address(place[0]).is_loopback
+    except ValueError:  # a name, or all addresses: *
+        return False
 
 
 class Names:
