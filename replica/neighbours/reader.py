@@ -81,12 +81,13 @@ class Reader:
         targets: Sequence[int],
         deadline_s: float,
         cancelled: threading.Event | None = None,
-        give_way: Callable[[float], None] = lambda _: None,
+        give_way: Callable[[float, float], None] = lambda *_: None,
     ) -> int:
         """Write the wanted blocks into the targets; return how many leading ones came and were verified.
 
         The deadline is a time of `time.monotonic`. Targets beyond the number returned may have been written, too.
-        After each block `give_way` gets the processor time that it took this thread, and may pause.
+        After each block but the last, `give_way` gets the processor time that it took this thread, and how long it may
+        pause: all pauses together take at most half of the time that is left.
         """
         assert len(targets) == wanted.count, f"{len(targets)} targets for {wanted.count} blocks"
         if self._is_dead(endpoint):
@@ -124,7 +125,7 @@ class Reader:
         targets: Sequence[int],
         arrivals: Arrivals,
         patience: Patience,
-        give_way: Callable[[float], None],
+        give_way: Callable[[float, float], None],
     ) -> None:
         connection, config = kept.connection, self._config
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
@@ -144,7 +145,10 @@ class Reader:
             arrivals.check_payload(header, payload)
             self._memory.write(target, payload)
             self.counts.add(len(payload))
-            give_way(time.thread_time() - began_s)
+            left = wanted.count - arrivals.count
+            if left:
+                most_s = max(0.0, patience.until_s - time.monotonic()) / left / 2
+                give_way(time.thread_time() - began_s, most_s)
 
     def _connect(self, endpoint: str, patience: Patience) -> Kept:
         try:

@@ -74,7 +74,7 @@ class Neighbours:
 
     # ---- a mover's thread
 
-    def pull(self, pull: Pull, give_way: Callable[[float], None]) -> int:
+    def pull(self, pull: Pull, give_way: Callable[[float, float], None]) -> int:
         wanted = Wanted(pull.chain, pull.start, pull.start + len(pull.blocks))
         deadline_s = time.monotonic() + pull.patience_s
         return self._reader.pull(pull.endpoint, wanted, pull.blocks, deadline_s, self._stopped, give_way)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from time import monotonic, sleep, thread_time
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -28,6 +29,7 @@ BESIDE_SHARE = 0.05  # of a processor's time, for loads, and as much for pulls, 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+GiveWay: TypeAlias = Callable[[float, float], None]
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 
 
@@ -92,10 +94,11 @@ class DiskSlots(Protocol):
 class Puller(Protocol):
     """Reads blocks from neighbours, for one thread."""
 
-    def pull(self, pull: Pull, give_way: Callable[[float], None]) -> int:
+    def pull(self, pull: Pull, give_way: GiveWay) -> int:
         """Return how many leading blocks have come and were verified; nothing that a neighbour does raises.
 
-        `give_way` is called after each block, with the thread's processor time that it took.
+        `give_way` is called after each block, with the thread's processor time that it took and the longest pause that
+        leaves time for the rest.
         """
         ...
 
@@ -230,10 +233,10 @@ class ThreadedMover:
             spent.on(load.medium)
         spent.tell()
 
-    def _give_way(self, took_s: float) -> None:
+    def _give_way(self, took_s: float, most_s: float = inf) -> None:
         """Pause after a block that took this long, if a step needs the same memory and processor."""
         if self.computing and self._memory.is_host:
-            sleep(took_s * (1 / BESIDE_SHARE - 1))
+            sleep(min(most_s, took_s * (1 / BESIDE_SHARE - 1)))
 
     def _pull(self, transfer: Transfer, pull: Pull) -> None:
         began_s = monotonic()
