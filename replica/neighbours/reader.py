@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,6 @@ from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port
 from replica.neighbours.lost import Lost
 from replica.neighbours.messages import (
-    LEASE_S,
     MOST_ANSWER_BYTES,
     Block,
     Offer,
@@ -81,13 +80,10 @@ class Reader:
         targets: Sequence[int],
         deadline_s: float,
         cancelled: threading.Event | None = None,
-        give_way: Callable[[float, float], None] = lambda *_: None,
     ) -> int:
         """Write the wanted blocks into the targets; return how many leading ones came and were verified.
 
         The deadline is a time of `time.monotonic`. Targets beyond the number returned may have been written, too.
-        After each block but the last, `give_way` gets the processor time that it took this thread, and how long it may
-        pause: all pauses together take at most half of the time that is left.
         """
         assert len(targets) == wanted.count, f"{len(targets)} targets for {wanted.count} blocks"
         if self._is_dead(endpoint):
@@ -95,11 +91,11 @@ class Reader:
             return 0
         began_s = time.monotonic()
         arrivals = Arrivals(wanted, self._memory.block_bytes)
-        patience = Patience(min(deadline_s, began_s + LEASE_S), cancelled, self._config.stall_s)
+        patience = Patience(deadline_s, cancelled, self._config.stall_s)
         kept: Kept | None = None
         try:
             kept = self._take(endpoint) or self._connect(endpoint, patience)
-            self._exchange(kept, wanted, targets, arrivals, patience, give_way)
+            self._exchange(kept, wanted, targets, arrivals, patience)
             self._keep(endpoint, kept)
         except Lost as lost:
             if kept is not None:
@@ -119,13 +115,7 @@ class Reader:
     # ---- one pull
 
     def _exchange(
-        self,
-        kept: Kept,
-        wanted: Wanted,
-        targets: Sequence[int],
-        arrivals: Arrivals,
-        patience: Patience,
-        give_way: Callable[[float, float], None],
+        self, kept: Kept, wanted: Wanted, targets: Sequence[int], arrivals: Arrivals, patience: Patience
     ) -> None:
         connection, config = kept.connection, self._config
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
@@ -137,7 +127,6 @@ class Reader:
         if offer.reason not in FULL:
             raise Lost("refused", f"it answers: {offer.reason}")
         while not arrivals.is_complete:
-            began_s = time.thread_time()
             header = _receive(connection, Block, patience)
             arrivals.check_header(header)
             payload = kept.inlet.receive(header, patience)
@@ -145,10 +134,6 @@ class Reader:
             arrivals.check_payload(header, payload)
             self._memory.write(target, payload)
             self.counts.add(len(payload))
-            left = wanted.count - arrivals.count
-            if left:
-                most_s = max(0.0, patience.until_s - time.monotonic()) / left / 2
-                give_way(time.thread_time() - began_s, most_s)
 
     def _connect(self, endpoint: str, patience: Patience) -> Kept:
         try:

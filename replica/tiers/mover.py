@@ -7,10 +7,9 @@ loads, one writes to the disk.
 import logging
 import mmap
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from math import inf
 from time import monotonic, sleep, thread_time
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -24,12 +23,11 @@ from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
-BESIDE_SHARE = 0.05  # of a processor's time, for loads, and as much for pulls, while a step is computed on the CPU
+BESIDE_SHARE = 0.05  # of a processor's time, for loads while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-GiveWay: TypeAlias = Callable[[float, float], None]
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 
 
@@ -94,12 +92,8 @@ class DiskSlots(Protocol):
 class Puller(Protocol):
     """Reads blocks from neighbours, for one thread."""
 
-    def pull(self, pull: Pull, give_way: GiveWay) -> int:
-        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises.
-
-        `give_way` is called after each block, with the thread's processor time that it took and the longest pause that
-        leaves time for the rest.
-        """
+    def pull(self, pull: Pull) -> int:
+        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises."""
         ...
 
     def close(self) -> None: ...
@@ -233,16 +227,16 @@ class ThreadedMover:
             spent.on(load.medium)
         spent.tell()
 
-    def _give_way(self, took_s: float, most_s: float = inf) -> None:
-        """Pause after a block that took this long, if a step needs the same memory and processor."""
+    def _give_way(self, took_s: float) -> None:
+        """Pause after a load that took this long, if a step needs the same memory and processor."""
         if self.computing and self._memory.is_host:
-            sleep(min(most_s, took_s * (1 / BESIDE_SHARE - 1)))
+            sleep(took_s * (1 / BESIDE_SHARE - 1))
 
     def _pull(self, transfer: Transfer, pull: Pull) -> None:
         began_s = monotonic()
         try:
             assert self._puller is not None
-            transfer.pulled = self._puller.pull(pull, self._give_way)
+            transfer.pulled = self._puller.pull(pull)
             if transfer.pulled:
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s)
         except Exception:  # its request waits: it computes what was not read

@@ -41,30 +41,6 @@ def test_the_wanted_blocks_come_as_the_source_has_them() -> None:
         assert not own.counts.failures
 
 
-def test_the_caller_may_pause_after_each_block() -> None:
-    given: list[tuple[float, float]] = []
-
-    def give_way(took_s: float, most_s: float) -> None:
-        given.append((took_s, most_s))
-
-    with serving(8) as engine, reading(ArrayMemory(8)) as own:
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon(), give_way=give_way) == 8
-    assert len(given) == 8
-    assert all(0 < took_s < SOON_S for took_s, _ in given)
-    assert [most_s for _, most_s in given] == pytest.approx(
-        [SOON_S / 2 / max(1, left) for left in range(7, -1, -1)], rel=0.1
-    )
-
-
-def test_a_reader_that_pauses_too_long_keeps_what_came_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replica.neighbours.reader.LEASE_S", 0.25)
-    with serving(8) as engine, reading(ArrayMemory(8)) as own:
-        pausing: dict[str, Any] = {"give_way": lambda *_: time.sleep(0.1)}
-        assert 0 < own.pull(engine.source.endpoint, wanted(8), range(8), soon(), **pausing) < 8
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 8
-        assert own.counts.failures == {"deadline": 1}
-
-
 def test_only_blocks_from_the_start_come() -> None:
     memory, want = ArrayMemory(8), wanted(8, 5)
     with serving(8) as engine, reading(memory) as own:
