@@ -162,4 +162,5 @@ ELSEWHERE = {
     "docs/install.md": "installs gigabytes; tests/images does it for its images",
     "docs/kubernetes.md": "needs a cluster; tests/k8s/test_walk.py compares every line with kubectl and the manifests",
     "docs/ray.md": "needs several machines; tests/chaos/test_fleet_nodes.py starts such a cluster",
+    "docs/several-routers.md": "its routers run until they are ended; tests/router/peers starts such ones",
 }

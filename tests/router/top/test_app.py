@@ -64,7 +64,7 @@ async def test_what_happens_is_seen_without_a_key() -> None:
         assert "No decisions yet." in screen.text and "No recent prompts" in screen.text
         await ask(running, *QUESTIONS)
         await screen.until_text("its turn")
-        assert len(screen.app.poller.decisions) == 3
+        await screen.until(lambda: len(screen.app.poller.decisions) == 3, "all decisions are shown")
         await screen.until(lambda: screen.line_of("req/s")[6:7] not in ("-", "0"), "requests have a rate")
 
 
