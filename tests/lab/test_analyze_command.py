@@ -301,7 +301,7 @@ def test_thousands_of_requests_take_seconds(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "agents.jsonl.gz", agents(12_000))
     started_s = time.monotonic()
     assert answer(path)["sharing"]["requests"] == 12_000
-    assert time.monotonic() - started_s < 15
+    assert time.monotonic() - started_s < 45
 
 
 @pytest.mark.chaos

@@ -137,7 +137,7 @@ def test_a_frozen_engine_is_seen_in_open_loop_by_all_that_came_meanwhile(running
 def test_ctrl_c_shows_what_there_is_and_leaves_nothing(running: tuple[Fleet, RouterProcess], tmp_path: Path) -> None:
     replicas, front = running
     before = counters(replicas)[0]
-    how = ("--rate", "40", "--for", "60", "--max-tokens", "1500", "--output", tmp_path / "o.json")
+    how = ("--rate", "20", "--for", "60", "--max-tokens", "1500", "--output", tmp_path / "o.json")
     process = subprocess.Popen(
         command(front.url, *how, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

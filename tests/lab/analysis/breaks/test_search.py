@@ -194,9 +194,9 @@ def test_nothing_is_found_in_nothing() -> None:
 def test_ten_thousand_prompts_take_seconds() -> None:
     bodies = stamped(conversations(1250, 8), "Now: {time}.")
     read = read_prompts(logged(bodies))
-    started_s = time.monotonic()
+    started_s = time.process_time()  # others may compute, too
     assert [finding.name for finding in search(read.prompts)] == [TIMESTAMP]
-    assert time.monotonic() - started_s < 20
+    assert time.process_time() - started_s < 20
 
 
 # ---- lines of headers
