@@ -70,7 +70,7 @@ class ClientPath(click.ParamType[str]):
 
 
 class Endpoint(click.ParamType[str]):
-    """Where a ZeroMQ socket is."""
+    """An endpoint of a ZeroMQ socket."""
 
     name = "endpoint"
 

@@ -291,8 +291,7 @@ class Placement:
 
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
-        question, uncached_tokens = decision.question, ceil(decision.uncached_tokens)
-        slot, fetched_tokens = load.candidate.slot, 0
+        question, slot, fetched_tokens = decision.question, load.candidate.slot, 0
         if fetches(question, load.candidate):
             fetched_tokens = max(1, question.tokens - int(question.matched.get(slot, 0)))
         if not prompt.exact or block_size == APPROXIMATE:
@@ -300,7 +299,7 @@ class Placement:
         else:
             keys = prompt.keys(block_size, self.index.lookahead(slot))
             wait_s = awaited_s(self._optimistic_ttl_s, decision.ttft_s, self._first_token_timeout_s)
-        tokens = 1 if fetched_tokens else uncached_tokens
+        tokens = 1 if fetched_tokens else ceil(decision.uncached_tokens)
         priority_s = decision.priority_s(now_s) if ranked else None
         placed = self.sent_as(
             load, now_s, tokens, streams, priority_s, keys if block_size else [], wait_s, fetched_tokens=fetched_tokens
