@@ -8,9 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import torch
-
-    from kernels.paged import Attention
+    from kernels.paged import Attention, KvShape
 
 AUTO = "auto"
 
@@ -20,11 +18,11 @@ class Backend(NamedTuple):
     device: str  # where it works
     source: str  # module:name, of a class that computes whatever it is given, or of a function that says if it can
 
-    def load(self, dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
-        """Make it for such numbers, in blocks of such a size."""
+    def load(self, shape: "KvShape") -> "Attention[Any]":
+        """Make it for such KV."""
         module, name = self.source.split(":")
         make = getattr(import_module(module), name)
-        attention: Attention[Any] = make() if isinstance(make, type) else make(dtype, block_size)
+        attention: Attention[Any] = make() if isinstance(make, type) else make(shape)
         return attention
 
 
@@ -47,7 +45,7 @@ ORDER = (
 NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in ORDER))
 
 
-def choose(name: str, device: str, dtype: "torch.dtype", block_size: int) -> ChosenAttention:
+def choose(name: str, device: str, shape: "KvShape") -> ChosenAttention:
     """Load the named backend, or the first that works; raise ValueError if none does."""
     there = [backend for backend in ORDER if backend.device == device]
     passed: dict[str, str] = {}
@@ -55,7 +53,7 @@ def choose(name: str, device: str, dtype: "torch.dtype", block_size: int) -> Cho
         if name not in (AUTO, backend.name):
             continue
         try:
-            return ChosenAttention(backend.load(dtype, block_size), passed)
+            return ChosenAttention(backend.load(shape), passed)
         except (ImportError, OSError, RuntimeError) as error:
             passed[backend.name] = str(error)
     reasons = "; ".join(f"{backend}: {reason}" for backend, reason in passed.items())

@@ -29,6 +29,14 @@ class LayerCache(NamedTuple):
     values: Tensor
 
 
+class KvShape(NamedTuple):
+    """What attention is asked for: KV of this type, in blocks of this many tokens, for heads of this size."""
+
+    dtype: torch.dtype
+    block_size: int
+    head_dim: int
+
+
 # The inputs that all layers of one step share; made once per step.
 Step: TypeAlias = ContextStep | TableStep
 AnyStep = TypeVar("AnyStep", bound=Step)

@@ -43,10 +43,8 @@ def _tile(queries: Tensor, cache: LayerCache, tables: Tensor, visible: Tensor, l
     for first in range(0, longest, TOKENS):
         tokens = torch.arange(first, min(first + TOKENS, longest), device=queries.device)
         hidden = tokens >= visible[:, None]
-        slots = tables[:, tokens // block_size].masked_fill(hidden, 0).long() * block_size + tokens % block_size
-        keys, values = (
-            memory.flatten(0, 1)[slots].float().masked_fill(hidden[:, :, None, None], 0) for memory in cache
-        )
+        slots = tables[:, tokens // block_size].masked_fill(hidden, 0).long(), tokens % block_size
+        keys, values = (memory[slots].float().masked_fill(hidden[:, :, None, None], 0) for memory in cache)
         scores = torch.einsum("rkgd,rtkd->rkgt", own, keys).masked_fill(hidden[:, None, None], -torch.inf)
         higher = torch.maximum(peaks, scores.amax(-1, keepdim=True))
         base = higher.masked_fill(higher == -torch.inf, 0)  # of rows that have seen nothing

@@ -54,7 +54,10 @@ class Pointwise:
     def store(self, keys: Tensor, values: Tensor, cache: LayerCache, step: Step) -> None:
         """Store the rows' KV, [rows, kv_heads, head_dim]."""
         for rows, memory in ((keys, cache.keys), (values, cache.values)):
-            memory.flatten(0, 1).index_copy_(0, step.slots, rows)
+            if memory.is_contiguous():
+                memory.flatten(0, 1).index_copy_(0, step.slots, rows)
+            else:
+                memory[step.slots // memory.shape[1], step.slots % memory.shape[1]] = rows
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
         """Copy within all layers, in this order. No source is the target of an earlier copy."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.backends import choose
 from kernels.contexts import ContextStep
 from kernels.linear import can_pack
-from kernels.paged import Attention, LayerCache
+from kernels.paged import Attention, KvShape, LayerCache
 from kernels.spans import Span
 from replica import prompt_logprobs
 from replica.block_memory import ArrayMemory, BlockMemory
@@ -43,13 +43,13 @@ def build(config: EngineConfig) -> Runner:
 
 def build_on_cpu(config: EngineConfig) -> "NativeRunner":
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
-    choice = choose(config.attention, "cpu", dtype, config.block_size)
+    model_config = read_config(folder)
+    choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
     if not can_pack(dtype):
         log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
     torch.set_num_threads(os.cpu_count() or 1)  # packing is all there is to do now
-    model_config = read_config(folder)
     bytes_per_token = model_config.kv_bytes_per_token(config.dtype)
     num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
     with Weights(folder, dtype) as weights:

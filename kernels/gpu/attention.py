@@ -13,7 +13,7 @@ from triton.errors import TritonError
 
 from kernels.gpu.attention_kernels import combine_splits, decode_split, prefill_tile
 from kernels.gpu.jit import power_of_two
-from kernels.paged import Attention, LayerCache
+from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 
 LOG2_E = 1.4426950408889634  # exp2 is what the hardware has
@@ -94,7 +94,7 @@ def mixed_splits(rows: int, cache: LayerCache, step: TableStep) -> int:
     return max(1, most)
 
 
-def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAttention:
+def tried(shape: KvShape, device: str = "cuda") -> TritonAttention:
     """Raise RuntimeError if the device is too old, or if there is no compiler for kernel launches."""
     capability = torch.cuda.get_device_capability()
     if capability < OLDEST:
@@ -102,9 +102,9 @@ def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAt
             "Triton's products need compute capability {}.{}; this device has {}.{}".format(*OLDEST, *capability)
         )
     attention = TritonAttention()
-    memory = torch.zeros(1, block_size, 1, 16, dtype=dtype, device=device)
+    memory = torch.zeros(1, shape.block_size, 1, 16, dtype=shape.dtype, device=device)
     numbers = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    tables, counts = numbers[:1, None], (1, 0, 0, block_size)
+    tables, counts = numbers[:1, None], (1, 0, 0, shape.block_size)
     step = TableStep(numbers[:1], numbers[:1], tables, numbers[1:], numbers, *counts)
     try:
         attention.decode(memory[:, 0], LayerCache(memory, memory), step)

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.paged import Attention, LayerCache
+from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 
 LIBRARY = "_vllm_fa3_C"
 HOPPER = 9  # of the compute capability
 TYPES = (torch.bfloat16, torch.float16)
 VARLEN_BLOCK = 256
+HEAD_STEP, LARGEST_HEAD = 8, 256
+# From this size on, version 3 may read blocks as whole tiles: what lies behind a sequence's end in its last block then
+# counts, and one that is not a number spoils the result.
+WHOLE_TILES = 64
 
 # Versions differ in what they take and in its order, but not in what these mean. What else there is may be left out.
 GIVEN = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "softmax_scale"}
@@ -110,18 +114,18 @@ def others_of(operator: Any) -> dict[str, Any]:
     return others
 
 
-def own_flash3(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
+def own_flash3(shape: KvShape) -> FlashAttention3:
     """FlashAttention 3 from an installed `vllm_flash_attn`."""
-    _check_flash3(dtype)
+    _check_flash3(shape)
     function = import_module("vllm_flash_attn").flash_attn_varlen_func
     if "seqused_k" not in inspect.signature(function).parameters:
         raise RuntimeError("this vllm_flash_attn takes no seqused_k; build one of 2025 or later")
     return FlashAttention3(_operator())
 
 
-def flash3_of_vllm(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
+def flash3_of_vllm(shape: KvShape) -> FlashAttention3:
     """FlashAttention 3 from the library inside an installed vllm, without importing vllm."""
-    _check_flash3(dtype)
+    _check_flash3(shape)
     found = find_spec("vllm")
     folders = found.submodule_search_locations if found else None
     if not folders:
@@ -140,16 +144,22 @@ def _operator() -> Any:
     return namespace.fwd
 
 
-def _check_flash3(dtype: torch.dtype) -> None:
-    _check_type("FlashAttention 3", dtype)
+def _check_flash3(shape: KvShape) -> None:
+    _check_shape("FlashAttention 3", shape)
+    if shape.block_size >= WHOLE_TILES:
+        raise RuntimeError(f"FlashAttention 3 wants a block size below {WHOLE_TILES}, not {shape.block_size}")
     major, minor = torch.cuda.get_device_capability()
     if major != HOPPER:
         raise RuntimeError(f"FlashAttention 3 needs compute capability {HOPPER}.x; this device has {major}.{minor}")
 
 
-def _check_type(name: str, dtype: torch.dtype) -> None:
-    if dtype not in TYPES:
-        raise RuntimeError(f"{name} computes {' and '.join(map(str, TYPES))}, not {dtype}")
+def _check_shape(name: str, shape: KvShape) -> None:
+    if shape.dtype not in TYPES:
+        raise RuntimeError(f"{name} computes {' and '.join(map(str, TYPES))}, not {shape.dtype}")
+    if shape.head_dim % HEAD_STEP or shape.head_dim > LARGEST_HEAD:
+        raise RuntimeError(
+            f"{name} wants heads of a multiple of {HEAD_STEP}, up to {LARGEST_HEAD}, not of {shape.head_dim}"
+        )
 
 
 class VarlenAttention(FlashAttention):
@@ -173,10 +183,10 @@ class VarlenAttention(FlashAttention):
         return result
 
 
-def varlen(dtype: torch.dtype, block_size: int) -> VarlenAttention:
-    _check_type("varlen_attn", dtype)
-    if block_size % VARLEN_BLOCK:
-        raise RuntimeError(f"varlen_attn wants a block size that {VARLEN_BLOCK} divides, not {block_size}")
+def varlen(shape: KvShape) -> VarlenAttention:
+    _check_shape("varlen_attn", shape)
+    if shape.block_size % VARLEN_BLOCK:
+        raise RuntimeError(f"varlen_attn wants a block size that {VARLEN_BLOCK} divides, not {shape.block_size}")
     function = import_module("torch.nn.attention.varlen").varlen_attn
     if "block_table" not in inspect.signature(function).parameters:
         raise RuntimeError(f"varlen_attn of torch {torch.__version__} takes no block_table; use 2.12 or newer")

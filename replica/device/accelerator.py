@@ -27,6 +27,11 @@ class Accelerator:
         """Memory of the host that is copied to and from the device without waiting."""
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 
+    def pin(self, memory: memoryview) -> bool:
+        """Let copies to and from this memory of the host go without waiting, for good. False: it cannot."""
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        return int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)) == 0
+
     def mark(self) -> Wait:
         """Return a function that waits until the device has done all it was given so far."""
         event = torch.cuda.Event()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import ChosenAttention, choose
-from kernels.paged import LayerCache
+from kernels.paged import KvShape, LayerCache
 from kernels.pointwise import Pointwise
 from kernels.spans import Copy
 from replica.chain import Chain
@@ -51,10 +51,12 @@ def build(config: EngineConfig) -> DeviceRunner:
 def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
     before = accelerator.memory()
-    choice = choose(config.attention, "cuda", dtype, config.block_size)
-    pointwise, draw = kernels_for(choice, dtype, config.block_size)
+    model_config = read_config(folder)
+    shape = KvShape(dtype, config.block_size, model_config.head_dim)
+    choice = choose(config.attention, "cuda", shape)
+    pointwise, draw = kernels_for(choice, shape)
     with Weights(folder, dtype, device=accelerator.device) as weights:
-        model = Transformer(read_config(folder), weights, config.max_model_len, pointwise)
+        model = Transformer(model_config, weights, config.max_model_len, pointwise)
         weights.finish()
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
@@ -79,10 +81,10 @@ def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     return runner
 
 
-def kernels_for(choice: ChosenAttention, dtype: torch.dtype, block_size: int) -> tuple[Pointwise, Draw]:
+def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:
     """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
     if choice.attention.name not in ("triton", "torch"):
-        choice = choose_ours(dtype, block_size)
+        choice = choose_ours(shape)
     if choice.attention.name == "torch":
         from kernels.sampling import draw
 
@@ -93,12 +95,12 @@ def kernels_for(choice: ChosenAttention, dtype: torch.dtype, block_size: int) ->
     return TritonPointwise(), fused_draw
 
 
-def choose_ours(dtype: torch.dtype, block_size: int) -> ChosenAttention:
+def choose_ours(shape: KvShape) -> ChosenAttention:
     try:
-        return choose("triton", "cuda", dtype, block_size)
+        return choose("triton", "cuda", shape)
     except ValueError as error:
         log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
-        return choose("torch", "cuda", dtype, block_size)
+        return choose("torch", "cuda", shape)
 
 
 def sizes_of(limits: Limits) -> tuple[Size, ...]:
@@ -109,10 +111,13 @@ def sizes_of(limits: Limits) -> tuple[Size, ...]:
 
 
 def new_caches(model: Transformer, num_blocks: int, block_size: int) -> Tensor:
-    """Allocate the caches of all layers in one piece, so that a part of a block is copied in all of them at once."""
+    """Allocate the caches of all layers, [layers, 2, num_blocks, ...].
+
+    In memory a block's KV is in one piece, all layers together: so it is copied to and from the host at once.
+    """
     config = model.config
-    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    return torch.zeros(shape, dtype=model.dtype, device=model.device)
+    shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    return torch.zeros(shape, dtype=model.dtype, device=model.device).movedim(0, 2)
 
 
 def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Accelerator) -> Needs:

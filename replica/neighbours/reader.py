@@ -132,7 +132,7 @@ class Reader:
             payload = kept.inlet.receive(header, patience)
             target = targets[arrivals.count]
             arrivals.check_payload(header, payload)
-            self._memory.write(target, payload)
+            self._memory.write([target], [payload])
             self.counts.add(len(payload))
 
     def _connect(self, endpoint: str, patience: Patience) -> Kept:

@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -64,7 +64,7 @@ class StoredBlocks(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    def read(self, block: int, into: memoryview) -> None:
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy the block's bytes, all layers, to a buffer of `block_bytes`."""
         ...
 
@@ -232,7 +232,7 @@ class Source:
 
     def _send(self, chain: Chain, index: int, block: int, outlet: Outlet, patience: Patience) -> None:
         payload = outlet.buffer(patience)
-        self._memory.read(block, payload)
+        self._memory.read([block], [payload])
         size = chain.block_size
         header = Block(
             index=index,

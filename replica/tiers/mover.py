@@ -1,14 +1,14 @@
 """Carries out moves of blocks between media.
 
-Saves are done at once, because the next step overwrites what they copy. Everything else has threads of its own: one
-loads, one writes to the disk.
+Saves before a step are done at once, because it overwrites what they copy. Everything else has threads of its own: one
+loads, one saves what loads will overwrite, one writes to the disk, one reads from neighbours.
 """
 
 import logging
 import mmap
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from time import monotonic, sleep, thread_time
 from typing import Protocol, TypeAlias, TypeVar
@@ -23,6 +23,7 @@ from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
+TOGETHER = 16  # blocks that a device moves before others have their turn
 BESIDE_SHARE = 0.05  # of a processor's time, for loads while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class HostMemory:
             pages = _pages(count)
         except OSError as error:
             raise MemoryError(f"--host-kv-gb {count / 1e9:g}: this is more memory than there is; give less") from error
+        self.whole = memoryview(pages)[:count]
         self._blocks = np.frombuffer(pages, np.uint8, count).reshape(num_slots, block_bytes)
 
     def __getitem__(self, slot: int) -> memoryview:
@@ -142,9 +144,12 @@ class ThreadedMover:
         self.disk_counters = DiskCounters() if disk is None else disk.counters
         self._clears = 0
         self._staging = memoryview(_pages(memory.block_bytes))[: memory.block_bytes]
+        if host.num_slots:
+            memory.pin(host.whole)
         self._unsaved: set[int] = set()  # slots without what their names say
         self._landed: deque[Transfer] = deque()
         self._written: deque[Written] = deque()
+        self._saver = ThreadPoolExecutor(1, "kv-save")
         self._loader = ThreadPoolExecutor(1, "kv-load")
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-pull")
@@ -153,21 +158,22 @@ class ThreadedMover:
     def block_bytes(self) -> int:
         return self._memory.block_bytes
 
-    def read(self, slot: int, into: memoryview) -> None:
-        """Copy a block of the pool, or a slot of the host's memory. The caller holds it."""
-        if slot < self._first_slot:
-            self._memory.read(slot, into)
-        else:
-            np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
+    def read(self, slots: Sequence[int], into: Sequence[memoryview]) -> None:
+        """Copy blocks of the pool, or slots of the host's memory. The caller holds them."""
+        for slot, target in zip(slots, into, strict=True):
+            if slot < self._first_slot:
+                self._memory.read([slot], [target])
+            else:
+                np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
 
     def recover(self) -> Recovery:
         return NOTHING if self._disk is None else self._disk.recover()
 
     def save(self, saves: Sequence[Save]) -> None:
-        self._unsaved.update(slot for _, slot in saves)
-        for block, slot in saves:
-            self._memory.read(block, self._host[slot - self._first_slot])
-            self._unsaved.discard(slot)
+        slots = [save.slot for save in saves]
+        self._unsaved.update(slots)
+        self._memory.read([save.block for save in saves], [self._host[slot - self._first_slot] for slot in slots])
+        self._unsaved.difference_update(slots)
 
     def begin(self, transfer: Transfer) -> None:
         self._loader.submit(self._carry_out, transfer)
@@ -192,6 +198,7 @@ class ThreadedMover:
         """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
         self.computing = False
         self._loader.shutdown(cancel_futures=True)
+        self._saver.shutdown(cancel_futures=True)
         with suppress(TimeoutError):
             self._writer.submit(int).result(CLOSING_S)
         self._writer.shutdown(cancel_futures=True)
@@ -215,17 +222,40 @@ class ThreadedMover:
             self._landed.append(transfer)
 
     def _load_all(self, transfer: Transfer) -> None:
-        self.save(transfer.saves)
+        saves = transfer.saves
+        parts = [self._saver.submit(self.save, saves[at : at + TOGETHER]) for at in range(0, len(saves), TOGETHER)]
+        saved_by = {save.block: parts[number // TOGETHER] for number, save in enumerate(saves)}
         spent = Spent(self.speeds)
-        for load in transfer.loads:
-            began_s = thread_time()
-            if not self._load(load):
-                transfer.lost.append(load.slot)
-                break
-            transfer.came += 1
-            self._give_way(thread_time() - began_s)
-            spent.on(load.medium)
-        spent.tell()
+        try:
+            for loads in self._together(transfer.loads):
+                for part in {saved_by[load.block] for load in loads if load.block in saved_by}:
+                    part.result()
+                began_s = thread_time()
+                came = self._load(loads)
+                transfer.came += came
+                self._give_way(thread_time() - began_s)
+                if came:
+                    spent.on(loads[0].medium, came)
+                if came < len(loads):
+                    transfer.lost.append(loads[came].slot)
+                    break
+        finally:
+            wait(parts)
+            spent.tell()
+        for part in parts:
+            part.result()
+
+    def _together(self, loads: Sequence[Load]) -> Iterator[Sequence[Load]]:
+        """Loads from the host's memory together, where a device gains by that; others one by one."""
+        start = 0
+        while start < len(loads):
+            end = start + 1
+            if not self._memory.is_host and loads[start].record is None:
+                most = min(len(loads), start + TOGETHER)
+                while end < most and loads[end].record is None:
+                    end += 1
+            yield loads[start:end]
+            start = end
 
     def _give_way(self, took_s: float) -> None:
         """Pause after a load that took this long, if a step needs the same memory and processor."""
@@ -244,15 +274,19 @@ class ThreadedMover:
         finally:
             self._landed.append(transfer)
 
-    def _load(self, load: Load) -> bool:
-        if load.record is None:
-            self._memory.write(load.block, self._host[load.slot - self._first_slot])
-            return load.slot not in self._unsaved
+    def _load(self, loads: Sequence[Load]) -> int:
+        """Return how many leading loads were carried out and are what they should be."""
+        record = loads[0].record
+        if record is None:
+            payloads = [self._host[load.slot - self._first_slot] for load in loads]
+            self._memory.write([load.block for load in loads], payloads)
+            return next((number for number, load in enumerate(loads) if load.slot in self._unsaved), len(loads))
+        (load,) = loads
         assert self._disk is not None
-        if not self._disk.read(load.slot - self._first_on_disk, load.record, self._staging):
-            return False
-        self._memory.write(load.block, self._staging)
-        return True
+        if not self._disk.read(load.slot - self._first_on_disk, record, self._staging):
+            return 0
+        self._memory.write([load.block], [self._staging])
+        return 1
 
     def _write(self, write: Write, clears: int) -> None:
         assert self._disk is not None
@@ -280,9 +314,9 @@ class Spent:
         self._blocks: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
 
-    def on(self, medium: str) -> None:
+    def on(self, medium: str, blocks: int) -> None:
         now_s = monotonic()
-        self._blocks[medium] = self._blocks.get(medium, 0) + 1
+        self._blocks[medium] = self._blocks.get(medium, 0) + blocks
         self._seconds[medium] = self._seconds.get(medium, 0.0) + now_s - self._since_s
         self._since_s = now_s
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.paged import Attention, LayerCache
+from kernels.paged import Attention, KvShape, LayerCache
 from kernels.pointwise import Heads
 from kernels.tables import TableStep
 from tests.gpu.ceilings import Ceilings, measured
@@ -81,7 +81,7 @@ def run(place: Place, table: Table) -> None:
     batches, contexts = place.size((BATCHES, CONTEXTS), ((1, 3), (40, 70)))
     for block_size in (BLOCK, FLASH_BLOCK):
         memory = Memory(place, max(batches) * max(contexts), block_size)
-        loaded, passed = backends(place, torch.bfloat16, block_size)
+        loaded, passed = backends(place, KvShape(torch.bfloat16, block_size, HEAD_DIM))
         for name, reason in passed.items():
             table.note(f"{name}, blocks of {block_size}", f"not here: {reason}")
         for attention in loaded:
@@ -135,7 +135,7 @@ def shares(rates: Sequence[float], bandwidth: float) -> tuple[list[float], str]:
 
 
 def pointwise(place: Place, table: Table, most: Ceilings) -> None:
-    kernels = chosen(place, torch.bfloat16, BLOCK).pointwise
+    kernels = chosen(place, KvShape(torch.bfloat16, BLOCK, HEAD_DIM)).pointwise
     rows, width, inner = place.size((ROWS, WIDTH, INNER), (12, 64, 96))
     memory = Memory(place, rows, BLOCK)
     step = memory.step([Chunk(rows)], 0)._replace(slots=torch.randperm(rows, device=place.device))
@@ -165,7 +165,7 @@ def pointwise(place: Place, table: Table, most: Ceilings) -> None:
 
 def draws(place: Place, table: Table, most: Ceilings) -> None:
     """Each row is read once at least: that is what a draw is held against."""
-    draw = chosen(place, torch.bfloat16, BLOCK).draw
+    draw = chosen(place, KvShape(torch.bfloat16, BLOCK, HEAD_DIM)).draw
     rows, vocabulary = place.size((DRAWN, VOCABULARY), (3, 500))
     logits = torch.empty(rows, vocabulary, device=place.device).normal_(0, 2)
     points = torch.rand(rows, device=place.device, dtype=torch.float64)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.paged import Attention, LayerCache
+from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 from tests.gpu.place import Place, backends
 from tests.kernels.poison import poisoned
@@ -110,7 +110,7 @@ def jobs(place: Place) -> list[Callable[[Callable[[Any], None]], None]]:
 
 @torch.inference_mode()
 def errors(place: Place, shape: Shape) -> Iterator[Error]:
-    loaded, _ = backends(place, shape.dtype, shape.block_size)
+    loaded, _ = backends(place, KvShape(shape.dtype, shape.block_size, shape.head_dim))
     for number, batch in enumerate(place.size(BATCHES, QUICK_BATCHES)):
         case = case_of(place.device, shape, batch, seed=number)
         expected = reference(case, batch)

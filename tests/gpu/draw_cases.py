@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import sampling
+from kernels.paged import KvShape
 from kernels.sampling import GREEDY_BELOW
 from tests.gpu.place import Place, chosen
 
@@ -45,7 +46,7 @@ def jobs(place: Place) -> list[Callable[[Callable[[Any], None]], None]]:
 def drawn(place: Place, vocabulary: int) -> Drawn:
     inputs = inputs_of(place, vocabulary)
     found, expected = (torch.full((len(inputs.points),), -1, device=place.device) for _ in range(2))
-    chosen(place, torch.bfloat16, 16).draw(*inputs, found)
+    chosen(place, KvShape(torch.bfloat16, 16, 64)).draw(*inputs, found)
     sampling.draw(*inputs, expected)
     far = [0.0 if found[row] == expected[row] else distance(inputs, row, int(found[row])) for row in range(len(found))]
     near = sum(one <= NEAR for one in far)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from events.blocks import pack_tokens
-from kernels.paged import LayerCache
+from kernels.paged import KvShape, LayerCache
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator
@@ -79,8 +79,8 @@ def fields_of(place: Place, shape: dict[str, Any]) -> dict[str, Any]:
 
 def made(place: Place, shape: dict[str, Any], longest: int, accelerator: Accelerator | None = None) -> Made:
     began_s = time.perf_counter()
-    kernels = chosen(place, torch.bfloat16, BLOCK)
     config: ModelConfig = parse_config(fields_of(place, shape), "the shape")
+    kernels = chosen(place, KvShape(torch.bfloat16, BLOCK, config.head_dim))
     with torch.inference_mode():
         model = Transformer(config, RandomWeights(place.device), longest, kernels.pointwise)
     place.synchronize()
@@ -96,6 +96,10 @@ def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = Tru
 
 def engine_of(runner: Any, limits: Limits, **changes: Any) -> Engine:
     """Engine over a `Runner`, or over a wrapper of one."""
+    return Engine(config_of(runner, limits, **changes), runner, WallClock())
+
+
+def config_of(runner: Any, limits: Limits, **changes: Any) -> EngineConfig:
     fields = {
         "model": "random",
         "dtype": "bfloat16",
@@ -106,7 +110,7 @@ def engine_of(runner: Any, limits: Limits, **changes: Any) -> Engine:
         "max_model_len": limits.tokens,
         "events": None,
     }
-    return Engine(EngineConfig(**{**fields, **changes}), runner, WallClock())
+    return EngineConfig(**{**fields, **changes})
 
 
 # ---- requests

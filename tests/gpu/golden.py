@@ -32,6 +32,7 @@ SOME: dict[str, dict[str, Any]] = {
     "no prefix caching": {"enable_prefix_caching": False, "enable_partial_reuse": False},
     "no graphs": {"graphs": False},
     "preemption": {"num_blocks": 14, "max_num_batched_tokens": 64},
+    "host memory": {"num_blocks": 14, "host_blocks": 64},
 }
 SOME_MODELS = ("llama-odd", "qwen3")
 QUICK_MODELS = ("qwen3",)
@@ -139,6 +140,9 @@ def same_tokens(table: Table, name: str, engine: Engine, expected: Expected, wha
     if what == "preemption":
         preemptions = engine.scheduler.preemptions
         table.check(f"{name}: some began anew", preemptions > 0, f"{preemptions} preemptions", "> 0")
+    if what == "host memory":
+        loaded = sum(tier.loaded_tokens for tier in engine.stats().tiers.values())
+        table.check(f"{name}: some came from there", loaded > 0, f"{loaded} tokens", "> 0")
     if what == "no prefix caching":
         table.check(f"{name}: none is cached", not cached, f"{cached} tokens", "0")
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from kernels.paged import KvShape
 from tests.gpu import attention_cases, draw_cases, row_cases
 from tests.gpu.apart import Ended, Job, apart, last_line
 from tests.gpu.place import Place, backends
@@ -42,7 +43,7 @@ def listened(jobs: Sequence[Job], place: Place) -> tuple[list[Any], list[str]]:
 
 def unusable(place: Place, table: Table) -> None:
     for block_size in attention_cases.BLOCK_SIZES:
-        for name, reason in backends(place, torch.bfloat16, block_size)[1].items():
+        for name, reason in backends(place, KvShape(torch.bfloat16, block_size, 64))[1].items():
             table.note(f"attention {name}, bf16, blocks of {block_size}", f"not here: {reason}")
 
 

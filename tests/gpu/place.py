@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from kernels.backends import ORDER, choose
-from kernels.paged import Attention
+from kernels.paged import Attention, KvShape
 from kernels.pointwise import Pointwise
 from replica.device.accelerator import Accelerator
 from replica.device.build import kernels_for
@@ -60,15 +60,15 @@ class Kernels(NamedTuple):
     draw: Draw
 
 
-def chosen(place: Place, dtype: torch.dtype, block_size: int) -> Kernels:
+def chosen(place: Place, shape: KvShape) -> Kernels:
     """Kernels that a replica would choose here; without a GPU, plain substitutes."""
     if not place.is_gpu:
         return _plain()
-    choice = choose("auto", "cuda", dtype, block_size)
-    return Kernels(choice.attention, *kernels_for(choice, dtype, block_size))
+    choice = choose("auto", "cuda", shape)
+    return Kernels(choice.attention, *kernels_for(choice, shape))
 
 
-def backends(place: Place, dtype: torch.dtype, block_size: int) -> tuple[list[Attention[Any]], dict[str, str]]:
+def backends(place: Place, shape: KvShape) -> tuple[list[Attention[Any]], dict[str, str]]:
     """Attention backends that work here, and the errors of the others."""
     if not place.is_gpu:
         return [_plain().attention], {}
@@ -76,7 +76,7 @@ def backends(place: Place, dtype: torch.dtype, block_size: int) -> tuple[list[At
     for backend in ORDER:
         if backend.device == "cuda":
             try:
-                loaded.append(choose(backend.name, "cuda", dtype, block_size).attention)
+                loaded.append(choose(backend.name, "cuda", shape).attention)
             except ValueError as error:
                 passed[backend.name] = str(error)
     return loaded, passed

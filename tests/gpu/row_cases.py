@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.paged import LayerCache
+from kernels.paged import KvShape, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from kernels.spans import Copy
 from kernels.tables import TableStep
@@ -42,7 +42,7 @@ def jobs(place: Place) -> list[Callable[[Callable[[Any], None]], None]]:
 @torch.inference_mode()
 def errors(place: Place, dtype: torch.dtype) -> Iterator[Error]:
     torch.manual_seed(2)
-    kernels = chosen(place, dtype, 16).pointwise
+    kernels = chosen(place, KvShape(dtype, 16, 64)).pointwise
     for what, cases in (
         ("norm, with and without residual", norms),
         ("SwiGLU", gates),

@@ -41,6 +41,7 @@ PARTS = (
     Part("attention", 25, 70),
     Part("throughput", 60, 120),
     Part("ttft", 20, 60),
+    Part("host", 20, 90),
     Part("steps", 20, 60),
     Part("serving", 40, 150),
 )
@@ -175,10 +176,11 @@ def described(device: str) -> dict[str, str]:
     if not torch.cuda.is_available():
         return found | {"error": NO_GPU}
     from kernels.backends import choose
+    from kernels.paged import KvShape
 
     properties = torch.cuda.get_device_properties(0)
     memory = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    choice = choose("auto", "cuda", torch.bfloat16, 16)
+    choice = choose("auto", "cuda", KvShape(torch.bfloat16, 16, 128))
     passed = "; ".join(f"not {name}: {reason}" for name, reason in choice.passed.items())
     driver = said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     return {

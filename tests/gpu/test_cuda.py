@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.paged import KvShape
 from tests.gpu import run as script
 from tests.gpu.place import Place, backends, chosen
 from tests.gpu.steps import Watched
@@ -92,10 +93,10 @@ def test_a_steps_time_on_the_device_is_told_by_events() -> None:
 
 
 def test_all_kinds_of_attention_are_tried_and_why_some_do_not_work_is_kept() -> None:
-    loaded, passed = backends(PLACE, torch.float32, 16)
+    loaded, passed = backends(PLACE, KvShape(torch.float32, 16, 64))
     assert "torch" in [attention.name for attention in loaded]
     assert passed.keys() >= {"flash3", "flash3-vllm", "varlen"} and "computes" in passed["flash3"]
-    assert chosen(PLACE, torch.float32, 16).attention.name in ("triton", "torch")
+    assert chosen(PLACE, KvShape(torch.float32, 16, 64)).attention.name in ("triton", "torch")
 
 
 def test_what_it_runs_on_is_described() -> None:

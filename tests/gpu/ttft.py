@@ -30,7 +30,7 @@ def run(place: Place, table: Table) -> None:
     limits = Limits(longest, 1, longest)
     of = made(place, LLAMA31_8B, limits.tokens)
     table.note("seconds to make it", f"{of.seconds:.1f} s")
-    runner = runner_of(of, of.caches_of(3 * longest // BLOCK), limits, graphs=False)  # nothing decodes
+    runner = runner_of(of, of.caches_of(3 * longest // BLOCK), limits, graphs=not place.quick)
     engine = engine_of(runner, limits)
     chance = random.Random(0)
     for prefix in prefixes:

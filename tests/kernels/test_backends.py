@@ -13,6 +13,7 @@ import torch
 from kernels import backends
 from kernels.backends import Backend, choose
 from kernels.cpu import CpuAttention
+from kernels.paged import KvShape
 from tests.kernels import flashes
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
@@ -21,7 +22,7 @@ BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 def order_with_broken(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend comes first that cannot be made."""
 
-    def make(_dtype: torch.dtype, _block_size: int) -> CpuAttention:
+    def make(_shape: KvShape) -> CpuAttention:
         raise error
 
     monkeypatch.setitem(sys.modules, "kernels.broken", SimpleNamespace(make=make))
@@ -29,27 +30,27 @@ def order_with_broken(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_cpu_gets_the_cpu_path() -> None:
-    choice = choose("auto", "cpu", FLOAT32, 16)
+    choice = choose("auto", "cpu", KvShape(FLOAT32, 16, 64))
     assert choice.attention.name == "cpu" and choice.passed == {}
 
 
 def test_what_is_asked_for_by_name_is_taken() -> None:
-    assert choose("reference", "cpu", FLOAT32, 16).attention.name == "reference"
+    assert choose("reference", "cpu", KvShape(FLOAT32, 16, 64)).attention.name == "reference"
 
 
 @pytest.mark.parametrize("error", [ImportError("no module"), OSError("no library"), RuntimeError("no operator")])
 def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     order_with_broken(error, monkeypatch)
-    choice = choose("auto", "cpu", FLOAT32, 16)
+    choice = choose("auto", "cpu", KvShape(FLOAT32, 16, 64))
     assert choice.attention.name == "cpu" and choice.passed == {"broken": str(error)}
     with pytest.raises(ValueError, match=f"attention 'broken' cannot be used on cpu; broken: {error}"):
-        choose("broken", "cpu", FLOAT32, 16)
+        choose("broken", "cpu", KvShape(FLOAT32, 16, 64))
 
 
 def test_a_mistake_in_the_code_is_not_taken_for_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     order_with_broken(KeyError("x"), monkeypatch)
     with pytest.raises(KeyError):
-        choose("auto", "cpu", FLOAT32, 16)
+        choose("auto", "cpu", KvShape(FLOAT32, 16, 64))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_mistake_in_the_code_is_not_taken_for_a_missing_library(monkeypatch: p
 )
 def test_an_unknown_name_is_refused_with_those_there_are(name: str, device: str, names: str) -> None:
     with pytest.raises(ValueError, match=f"attention {name!r} cannot be used on {device}; use one of {names}$"):
-        choose(name, device, FLOAT32, 16)
+        choose(name, device, KvShape(FLOAT32, 16, 64))
 
 
 # ---- on a GPU: what is installed is made up, and so is the GPU
@@ -107,14 +108,14 @@ def vllm(folder: Path, monkeypatch: pytest.MonkeyPatch, library: str = "_vllm_fa
 
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that Triton, or its user, is available."""
-    module = SimpleNamespace(tried=lambda _dtype, _block_size: SimpleNamespace(name="triton"))
+    module = SimpleNamespace(tried=lambda _shape: SimpleNamespace(name="triton"))
     monkeypatch.setitem(sys.modules, "kernels.gpu.attention", module)
 
 
 @pytest.mark.usefixtures("operator")
 def test_a_flash_attention_of_the_users_own_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     own_flash(monkeypatch, of_today)
-    choice = choose("auto", "cuda", BFLOAT16, 16)
+    choice = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64))
     assert choice.attention.name == "flash3" and not choice.passed
 
 
@@ -122,7 +123,7 @@ def test_then_the_one_inside_vllm_of_which_nothing_is_imported(tmp_path: Path, m
     path, loaded = vllm(tmp_path, monkeypatch), list[Path]()
     with flashes.operator():
         monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-        choice = choose("auto", "cuda", BFLOAT16, 16)
+        choice = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64))
     assert choice.attention.name == "flash3" and choice.passed.keys() == {"flash3"}
     assert loaded == [path] and "vllm" not in sys.modules
 
@@ -130,15 +131,15 @@ def test_then_the_one_inside_vllm_of_which_nothing_is_imported(tmp_path: Path, m
 def test_then_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(varlen_attn=flashes.varlen_attn([]))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    choice = choose("auto", "cuda", BFLOAT16, 512)
+    choice = choose("auto", "cuda", KvShape(BFLOAT16, 512, 64))
     assert choice.attention.name == "varlen" and list(choice.passed) == ["flash3", "flash3-vllm"]
 
 
 def test_then_triton_and_at_last_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = choose("auto", "cuda", BFLOAT16, 16)
+    choice = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64))
     assert choice.attention.name == "torch" and list(choice.passed) == ["flash3", "flash3-vllm", "varlen", "triton"]
     triton(monkeypatch)
-    assert choose("auto", "cuda", BFLOAT16, 16).attention.name == "triton"
+    assert choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).attention.name == "triton"
 
 
 @pytest.mark.usefixtures("operator")
@@ -146,7 +147,7 @@ def test_float32_goes_to_triton_whatever_is_installed(tmp_path: Path, monkeypatc
     own_flash(monkeypatch, of_today)
     vllm(tmp_path, monkeypatch)
     triton(monkeypatch)
-    choice = choose("auto", "cuda", FLOAT32, 256)
+    choice = choose("auto", "cuda", KvShape(FLOAT32, 256, 64))
     assert choice.attention.name == "triton"
     assert all("not torch.float32" in reason for reason in choice.passed.values())
 
@@ -154,7 +155,7 @@ def test_float32_goes_to_triton_whatever_is_installed(tmp_path: Path, monkeypatc
 def test_why_nothing_else_will_do_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_flash(monkeypatch, of_2024)
     vllm(tmp_path, monkeypatch)
-    passed = choose("auto", "cuda", BFLOAT16, 16).passed
+    passed = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed
     assert "takes no seqused_k" in passed["flash3"]
     assert "_vllm_fa3_C.abi3.so" in passed["flash3-vllm"]  # the loader's own words
     assert passed["varlen"] == "varlen_attn wants a block size that 256 divides, not 16"
@@ -162,18 +163,18 @@ def test_why_nothing_else_will_do_is_reported(tmp_path: Path, monkeypatch: pytes
 
 def test_a_library_without_the_operator_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     own_flash(monkeypatch, of_today)
-    assert "has no fwd" in choose("auto", "cuda", BFLOAT16, 16).passed["flash3"]
+    assert "has no fwd" in choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed["flash3"]
 
 
 def test_a_vllm_without_the_library_is_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vllm(tmp_path, monkeypatch, library="_vllm_fa2_C.abi3.so")
-    assert "has no _vllm_fa3_C" in choose("auto", "cuda", BFLOAT16, 16).passed["flash3-vllm"]
+    assert "has no _vllm_fa3_C" in choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed["flash3-vllm"]
 
 
 def test_a_torch_that_takes_no_tables_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(varlen_attn=of_today)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    assert "takes no block_table" in choose("auto", "cuda", BFLOAT16, 256).passed["varlen"]
+    assert "takes no block_table" in choose("auto", "cuda", KvShape(BFLOAT16, 256, 64)).passed["varlen"]
 
 
 def test_this_torch_takes_tables_from_2_12_on() -> None:
@@ -186,4 +187,22 @@ def test_this_torch_takes_tables_from_2_12_on() -> None:
 def test_an_older_device_is_told_which_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     with pytest.raises(ValueError, match=r"FlashAttention 3 needs compute capability 9\.x; this device has 8\.6"):
-        choose("flash3", "cuda", BFLOAT16, 16)
+        choose("flash3", "cuda", KvShape(BFLOAT16, 16, 64))
+
+
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "reason"),
+    [
+        (64, 128, "wants a block size below 64, not 64"),
+        (16, 20, "wants heads of a multiple of 8, up to 256, not of 20"),
+        (16, 264, "wants heads of a multiple of 8, up to 256, not of 264"),
+    ],
+)
+@pytest.mark.usefixtures("operator")
+def test_flash_attention_is_passed_for_kv_that_it_cannot_read(
+    block_size: int, head_dim: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_flash(monkeypatch, of_today)
+    triton(monkeypatch)
+    choice = choose("auto", "cuda", KvShape(BFLOAT16, block_size, head_dim))
+    assert choice.attention.name == "triton" and reason in choice.passed["flash3"]

@@ -21,6 +21,7 @@ from replica.engine import Engine
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.native import build
+from replica.process import make_mover
 
 transformers_logging.disable_progress_bar()
 
@@ -98,7 +99,8 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 
 def native(folder: Path, **changes: Any) -> Engine:
     config = config_of(folder, **changes)
-    return Engine(config, build(config), WallClock())
+    runner = build(config)
+    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None))
 
 
 class Answer:

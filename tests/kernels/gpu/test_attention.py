@@ -8,6 +8,7 @@ import torch
 
 from kernels.gpu import attention
 from kernels.gpu.attention import Gpu, TritonAttention, tried
+from kernels.paged import KvShape
 from tests.kernels.gpu.device import DEVICE, HALF, INTERPRETED, needs_device
 from tests.kernels.sequences import Shape
 from tests.kernels.tables import both
@@ -118,7 +119,7 @@ def test_the_rows_of_either_kind_alone(decoding: int) -> None:
 def test_it_is_tried_before_it_is_taken(block_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     monkeypatch.setattr(attention, "this_gpu", lambda: Gpu(1, 0))
-    assert tried(dtype, block_size, DEVICE).name == "triton"
+    assert tried(KvShape(dtype, block_size, 64), DEVICE).name == "triton"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(RuntimeError, match=r"need compute capability 8\.0; this device has 7\.5"):
-        tried(dtype, block_size, DEVICE)
+        tried(KvShape(dtype, block_size, 64), DEVICE)

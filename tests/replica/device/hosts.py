@@ -21,6 +21,7 @@ from replica.engine import Engine
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
+from replica.process import make_mover
 from tests.replica.models import config_of
 
 POISON = 0x7F
@@ -37,6 +38,9 @@ class HostAccelerator(Accelerator):
 
     def host_bytes(self, size: int) -> Tensor:
         return torch.full((size,), POISON, dtype=torch.uint8)
+
+    def pin(self, memory: memoryview) -> bool:  # noqa: ARG002
+        return True
 
     def mark(self) -> Wait:
         def wait() -> None:
@@ -79,7 +83,8 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
 def on_device(folder: Path, accelerator: HostAccelerator | None = None, **changes: Any) -> Engine:
     """As `tests.replica.models.native`, and ahead of what it knows."""
     config = config_of(folder, **changes)
-    return Engine(config, runner_of(config, accelerator) if accelerator else _kept(config), WallClock())
+    runner = runner_of(config, accelerator) if accelerator else _kept(config)
+    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None))
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.backends import ChosenAttention
+from kernels.paged import KvShape
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
@@ -53,7 +54,7 @@ def test_graphs_are_captured_from_the_largest_on() -> None:
 
 
 def test_without_triton_all_is_torchs() -> None:
-    pointwise, drawing = kernels_for(choice("torch"), torch.float32, 16)
+    pointwise, drawing = kernels_for(choice("torch"), KvShape(torch.float32, 16, 64))
     assert type(pointwise) is Pointwise and drawing is draw
 
 
@@ -67,6 +68,6 @@ def test_where_only_flash_attention_works_the_rest_is_torchs(
 
     monkeypatch.setattr(build, "choose", choose)
     with caplog.at_level(logging.WARNING):
-        pointwise, drawing = kernels_for(choice("flash3"), torch.bfloat16, 16)
+        pointwise, drawing = kernels_for(choice("flash3"), KvShape(torch.bfloat16, 16, 64))
     assert type(pointwise) is Pointwise and drawing is draw
     assert "norms, rotations and draws are torch's, which is slower: there is no compiler" in caplog.text

@@ -45,13 +45,18 @@ class ArrayMemory:
         self.on_read: Callable[[int], object] = lambda _: None
         self.on_write: Callable[[int], object] = lambda _: None
 
-    def read(self, block: int, into: memoryview) -> None:
-        self.on_read(block)
-        into[:] = self.rows[block].data
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        for block, target in zip(blocks, into, strict=True):
+            self.on_read(block)
+            target[:] = self.rows[block].data
 
-    def write(self, block: int, payload: memoryview) -> None:
-        self.on_write(block)
-        self.rows[block] = np.frombuffer(payload, np.uint8)
+    def write(self, blocks: Sequence[int], payloads: Sequence[memoryview]) -> None:
+        for block, payload in zip(blocks, payloads, strict=True):
+            self.on_write(block)
+            self.rows[block] = np.frombuffer(payload, np.uint8)
+
+    def pin(self, host: memoryview) -> None:
+        pass
 
 
 def payload_of(of: Chain, index: int, block_bytes: int = BLOCK_BYTES) -> bytes:

@@ -1,7 +1,7 @@
 """Engines whose blocks are moved by real threads, in arrays, host memory and a file."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -193,10 +193,10 @@ def test_a_reset_is_a_cold_start_also_for_what_waits_to_be_written(tmp_path: Pat
 class Failing(ArrayMemory):
     """Cannot read the first block."""
 
-    def read(self, block: int, into: memoryview) -> None:
-        if block == 0:
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        if 0 in blocks:
             raise OSError("the device has fallen off the bus")
-        super().read(block, into)
+        super().read(blocks, into)
 
 
 def until(landed: Callable[[], bool]) -> None:
