@@ -30,7 +30,7 @@ class LayerCache(NamedTuple):
 
 
 class KvShape(NamedTuple):
-    """What attention is asked for: KV of this type, in blocks of this many tokens, for heads of this size."""
+    """The KV that attention is to read: its type, tokens per block, and size of a head."""
 
     dtype: torch.dtype
     block_size: int
