@@ -19,6 +19,7 @@ import msgspec
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer
 from fleet.plan import FleetPlan, ModelPlan, Resources
 from tests.chaos.nodes import Node, network
+from tests.chaos.ray_starts import RayStart
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL
 
@@ -90,25 +91,20 @@ class Cluster:
         wait_until(lambda: "eady to accept connections" in log.read_text(), "Redis is ready")
         self._environment |= {"RAY_REDIS_ADDRESS": f"{self.store.address}:{REDIS_PORT}"}
 
-    def start_head(self) -> Path:
+    def start_head(self) -> RayStart:
         folder = self._folder / "head"
         (folder / "ray_current_cluster").unlink(missing_ok=True)  # else Ray takes the one that died for running
         return self._start(self.head, folder, "--head", "--port", str(GCS_PORT), "--include-dashboard", "false")
 
-    def start_worker(self, node: Node) -> Path:
+    def start_worker(self, node: Node) -> RayStart:
         room = json.dumps({"room": PER_WORKER})
         return self._start(node, self._folder / node.address, "--address", self.gcs, "--resources", room)
 
-    def _start(self, node: Node, folder: Path, *options: str) -> Path:
+    def _start(self, node: Node, folder: Path, *options: str) -> RayStart:
         self._starts += 1
         log = self._folder / f"start-{self._starts}.log"
         own = ("--node-ip-address", node.address, "--temp-dir", str(folder), *SMALL)
-        node.start([RAY, "start", *options, *own], log, env=self._environment)
-        return log
-
-    @staticmethod
-    def wait_started(log: Path) -> None:
-        wait_until(lambda: "Ray runtime started" in log.read_text(errors="replace"), f"Ray has started ({log})")
+        return RayStart(node, [RAY, "start", *options, *own], log, self._environment)
 
     # ---- its fleet
 
@@ -188,9 +184,9 @@ def cluster() -> Iterator[Cluster]:
         with network(3 + WORKERS) as nodes:
             made = Cluster(nodes, folder)
             made.start_store()
-            made.wait_started(made.start_head())
-            for log in [made.start_worker(worker) for worker in made.workers]:
-                made.wait_started(log)
+            made.start_head().wait()
+            for start in [made.start_worker(worker) for worker in made.workers]:
+                start.wait()
             with made.front.inside():
                 made.open()
                 try:

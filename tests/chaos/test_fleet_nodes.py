@@ -234,7 +234,7 @@ async def coming_back(cluster: Cluster, node: Node) -> AsyncIterator[None]:
         yield
     finally:
         await unblocked(wait_until, lambda: not node.processes(), f"all of {node.address} has ended")
-        await unblocked(cluster.wait_started, cluster.start_worker(node))
+        await unblocked(cluster.start_worker(node).wait)
 
 
 async def test_the_head_is_lost_and_comes_back(served: Served) -> None:
@@ -248,8 +248,8 @@ async def test_the_head_is_lost_and_comes_back(served: Served) -> None:
         await asyncio.sleep(DOWN_S)
         assert load.failed == []
         assert len(await unblocked(taking, served.router)) == REPLICAS + 1, "the router has forgotten replicas"
-        log = cluster.start_head()
-        await unblocked(cluster.wait_started, log)
+        start = cluster.start_head()
+        await unblocked(start.wait)
         started_s = time.monotonic()
         await unblocked(cluster.wait_ready, REPLICAS + 1)
         ready_s = time.monotonic() - began_s

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from tests.chaos.nodes import Node, network, no_nodes
+from tests.chaos.ray_starts import WITHIN_S, RayStart
 from tests.events.processes import wait_until
 from tests.k8s.commands import lines, variables
 from tests.k8s.policies import Rules, place_of
@@ -23,7 +24,7 @@ from tests.k8s.sockets import Connection, Seen, watched
 why_not = no_nodes()
 pytestmark = [
     pytest.mark.chaos,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),  # three starts of Ray, and one of a fleet on it
     pytest.mark.skipif(why_not is not None, reason=why_not or ""),
 ]
 
@@ -100,11 +101,9 @@ def begun(folder: Path) -> Iterator[tuple[Machines, Manifests]]:
         spec = manifests.cluster["spec"]
         with watched([head, router, *workers]) as seen:
             machines = Machines(head, router, workers, seen)
-            wait_started(start_ray(manifests, folder, head, spec["headGroupSpec"]["rayStartParams"]))
-            for log in [
-                start_ray(manifests, folder, node, spec["workerGroupSpecs"][0]["rayStartParams"]) for node in workers
-            ]:
-                wait_started(log)
+            start_node(manifests, folder, head, spec["headGroupSpec"]["rayStartParams"])
+            for node in workers:  # one after the other: they would take each other's time
+                start_node(manifests, folder, node, spec["workerGroupSpecs"][0]["rayStartParams"])
             pod = manifests.pods["head"]
             environment = manifests.environment(pod, head.address)
             head.start(manifests.words(pod, "up"), folder / "up.log", env=environment)
@@ -116,19 +115,14 @@ def begun(folder: Path) -> Iterator[tuple[Machines, Manifests]]:
             yield machines, manifests
 
 
-def start_ray(manifests: Manifests, folder: Path, node: Node, params: Object) -> Path:
-    """On the head, or a worker of it; its log."""
+def start_node(manifests: Manifests, folder: Path, node: Node, params: Object) -> None:
+    """Start Ray on the head, or on a worker of it."""
     is_head = "port" in params
     place = ("--node-ip-address", node.address, "--temp-dir", str(folder / node.address))
     where = ("--head",) if is_head else ("--address", manifests.store)
     log = folder / f"ray-{node.address}.log"
     environment = manifests.environment(manifests.pods["head" if is_head else "worker"], node.address)
-    node.start(started_by_kuberay(params, *where, *place), log, env=environment)
-    return log
-
-
-def wait_started(log: Path) -> None:
-    wait_until(lambda: "Ray runtime started" in log.read_text(errors="replace"), f"Ray has started ({log})")
+    RayStart(node, started_by_kuberay(params, *where, *place), log, environment).wait()
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +139,7 @@ def served() -> Iterator[tuple[Machines, Manifests, list[Any]]]:
 
 def use(machines: Machines, manifests: Manifests) -> list[Any]:
     with machines.router.inside(), httpx2.Client(base_url="http://127.0.0.1:8000", trust_env=False, timeout=30) as http:
-        wait_until(lambda: is_ready(http), "the router is ready")
+        wait_until(lambda: is_ready(http), "the router is ready", WITHIN_S)  # Ray starts more, and that the replicas
         members = httpx2.get(f"{manifests.controller}/members?wait=0", trust_env=False).json()["members"]
         asked = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         for _ in range(20):
