@@ -37,9 +37,10 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     Exit status: 0 ended as asked, 1 could not start or the engine failed, 2 invalid setting.
     """
     config = config_from(ctx)
-    if config.role is not None and config.engine.kv_secret is None:  # of a fleet, that is set later than the options
+    role = config.engine.role
+    if role is not None and config.engine.kv_secret is None:  # of a fleet, that is set later than the options
         raise Unusable(
-            f"--role {config.role} is of use only where replicas read each other's blocks; give all of them one "
+            f"--role {role} is of use only where replicas read each other's blocks; give all of them one "
             "--kv-secret, or leave it out"
         )
     if config.die_with_parent:

@@ -46,6 +46,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_step_s: float = 0.0  # what a step with prefill should take at most, by the one before; 0: no limit
     max_model_len: int = 8192
     max_waiting: int = 1024
+    role: Role | None = None  # told to routers: which half of a generation is sent here; None: all of it
     enable_prefix_caching: bool = True
     retained_share: float = 0.25  # of the cache: the most that may be given up last
     retained_tenant_share: float = 0.5  # of that: the most for one cache salt
@@ -109,4 +110,3 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress
     drain_timeout_s: float = 60.0
     die_with_parent: bool = False
-    role: Role | None = None  # told to routers: which half of a generation is sent here; None: all of it

@@ -25,7 +25,7 @@ from replica.runner import Finish, Runner
 from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
 from replica.tiers.lower import LowerTiers
 from replica.tiers.mover import Mover
-from replica.tiers.moves import Save, Transfer
+from replica.tiers.moves import PULLED, Save, Transfer
 from replica.tiers.transfers import Judgement
 
 MOST_TOKENS_PER_S = 1e8  # a status has no faster ones
@@ -228,8 +228,13 @@ class Engine:
         mover.write(writes)
 
     def _pays_off(self, medium: str) -> bool:
-        """Return True unless tokens are known to be computed sooner than loaded."""
+        """Return True unless tokens are known to be computed sooner than loaded.
+
+        Prompts of an engine that only decodes are computed elsewhere: routers have judged whether that pays off.
+        """
         assert self.mover is not None
+        if medium == PULLED and self.config.role == "decode":
+            return True
         loaded = self.mover.speeds.blocks_per_s(medium) * self.config.block_size
         computed = self.speed.prefill_tokens_per_s
         return not loaded or not computed or loaded > computed

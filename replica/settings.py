@@ -287,7 +287,7 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         derived("kv_host", TEXT, "HOST", "The address at which neighbours read blocks; *: all.", "127.0.0.1"),
         derived("kv_port", click.IntRange(0, 65535), "PORT", "The port for that; 0: any free one.", 5556),
-        http(
+        engine(
             "role",
             click.Choice(["prefill", "decode", "both"]),
             "prefill|decode|both",

@@ -249,7 +249,7 @@ class Endpoints:
             "endpoints": hello.endpoints if hello else None,
             "kv_read": hello.kv_read if hello else "",
             "kv_layout": hello.kv_layout if hello else "",
-            "role": self.config.role,
+            "role": self.config.engine.role,
             "open_requests": self.metrics.open_requests,
             "load": msgspec.structs.asdict(stats.load),
             "pool": msgspec.structs.asdict(stats.pool),

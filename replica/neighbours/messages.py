@@ -24,6 +24,7 @@ from events.blocks import ExtraKey
 MAGIC = b"wr-kv/1\n"
 LENGTH = struct.Struct("<I")
 
+LEASE_S = 20.0  # of a stream; a reader that gives way to steps of its own may need nearly as long
 MOST_READ_BYTES = 16 * 1024 * 1024  # of a request: four million tokens
 MOST_ANSWER_BYTES = 1024 * 1024  # of any other body; a block's tokens and extra keys are the longest
 LONGEST_NAME = 512

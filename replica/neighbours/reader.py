@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port
 from replica.neighbours.lost import Lost
 from replica.neighbours.messages import (
+    LEASE_S,
     MOST_ANSWER_BYTES,
     Block,
     Offer,
@@ -33,6 +34,8 @@ Answer = TypeVar("Answer", Welcome, Offer, Block)
 CONNECT_S = 0.5
 HANDSHAKE_S = 1.0
 DEAD_S = 5.0  # a peer that failed is not asked again for so long
+# Below this no pull pauses: a new connection alone may take that long on a busy machine.
+HURRY_S = 1.0
 KEPT_S = 30.0  # a connection without a pull; the source keeps it longer
 MOST_KEPT = 16  # connections and dead peers: a fleet is larger, but its prefixes have few sources at a time
 MOST_LOGGED = 1024
@@ -80,10 +83,13 @@ class Reader:
         targets: Sequence[int],
         deadline_s: float,
         cancelled: threading.Event | None = None,
+        give_way: Callable[[float, float], None] = lambda *_: None,
     ) -> int:
         """Write the wanted blocks into the targets; return how many leading ones came and were verified.
 
         The deadline is a time of `time.monotonic`. Targets beyond the number returned may have been written, too.
+        After each block but the last, `give_way` gets the processor time that it took this thread, and how long it may
+        pause: all pauses together take at most half of the time that is left, and none of its last HURRY_S.
         """
         assert len(targets) == wanted.count, f"{len(targets)} targets for {wanted.count} blocks"
         if self._is_dead(endpoint):
@@ -91,11 +97,11 @@ class Reader:
             return 0
         began_s = time.monotonic()
         arrivals = Arrivals(wanted, self._memory.block_bytes)
-        patience = Patience(deadline_s, cancelled, self._config.stall_s)
+        patience = Patience(min(deadline_s, began_s + LEASE_S), cancelled, self._config.stall_s)
         kept: Kept | None = None
         try:
             kept = self._take(endpoint) or self._connect(endpoint, patience)
-            self._exchange(kept, wanted, targets, arrivals, patience)
+            self._exchange(kept, wanted, targets, arrivals, patience, give_way)
             self._keep(endpoint, kept)
         except Lost as lost:
             if kept is not None:
@@ -115,7 +121,13 @@ class Reader:
     # ---- one pull
 
     def _exchange(
-        self, kept: Kept, wanted: Wanted, targets: Sequence[int], arrivals: Arrivals, patience: Patience
+        self,
+        kept: Kept,
+        wanted: Wanted,
+        targets: Sequence[int],
+        arrivals: Arrivals,
+        patience: Patience,
+        give_way: Callable[[float, float], None],
     ) -> None:
         connection, config = kept.connection, self._config
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
@@ -127,6 +139,7 @@ class Reader:
         if offer.reason not in FULL:
             raise Lost("refused", f"it answers: {offer.reason}")
         while not arrivals.is_complete:
+            began_s = time.thread_time()
             header = _receive(connection, Block, patience)
             arrivals.check_header(header)
             payload = kept.inlet.receive(header, patience)
@@ -134,6 +147,10 @@ class Reader:
             arrivals.check_payload(header, payload)
             self._memory.write([target], [payload])
             self.counts.add(len(payload))
+            left = wanted.count - arrivals.count
+            if left:
+                most_s = max(0.0, patience.until_s - time.monotonic() - HURRY_S) / left / 2
+                give_way(time.thread_time() - began_s, most_s)
 
     def _connect(self, endpoint: str, patience: Patience) -> Kept:
         try:

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -73,10 +74,10 @@ class Neighbours:
 
     # ---- a mover's thread
 
-    def pull(self, pull: Pull) -> int:
+    def pull(self, pull: Pull, give_way: Callable[[float, float], None]) -> int:
         wanted = Wanted(pull.chain, pull.start, pull.start + len(pull.blocks))
         deadline_s = time.monotonic() + pull.patience_s
-        return self._reader.pull(pull.endpoint, wanted, pull.blocks, deadline_s, self._stopped)
+        return self._reader.pull(pull.endpoint, wanted, pull.blocks, deadline_s, self._stopped, give_way)
 
     def close(self) -> None:
         self._reader.close()

@@ -26,7 +26,7 @@ from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port
 from replica.neighbours.holds import BlockSource
 from replica.neighbours.lost import Lost
-from replica.neighbours.messages import MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 from replica.neighbours.transports import Outlet, SourceTransport
 
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 MOST_READERS = 64
 STREAMS = 2
-LEASE_S = 10.0
 HANDSHAKE_S = 2.0
 IDLE_S = 60.0  # a connection without a request
 TURN_S = 1.0  # how long a reader waits for its turn

@@ -7,9 +7,10 @@ loads, one saves what loads will overwrite, one writes to the disk, one reads fr
 import logging
 import mmap
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from math import inf
 from time import monotonic, sleep, thread_time
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -24,11 +25,12 @@ from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
 TOGETHER = 16  # blocks that a device moves before others have their turn
-BESIDE_SHARE = 0.05  # of a processor's time, for loads while a step is computed on the CPU
+BESIDE_SHARE = 0.05  # of a processor's time, for loads, and as much for pulls, while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+GiveWay: TypeAlias = Callable[[float, float], None]
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 
 
@@ -93,8 +95,12 @@ class DiskSlots(Protocol):
 class Puller(Protocol):
     """Reads blocks from neighbours, for one thread."""
 
-    def pull(self, pull: Pull) -> int:
-        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises."""
+    def pull(self, pull: Pull, give_way: GiveWay) -> int:
+        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises.
+
+        `give_way` is called after each block, with the thread's processor time that it took and the longest pause that
+        leaves time for the rest.
+        """
         ...
 
     def close(self) -> None: ...
@@ -257,18 +263,27 @@ class ThreadedMover:
             yield loads[start:end]
             start = end
 
-    def _give_way(self, took_s: float) -> None:
-        """Pause after a load that took this long, if a step needs the same memory and processor."""
+    def _give_way(self, took_s: float, most_s: float = inf) -> None:
+        """Pause after a block that took this long, if a step needs the same memory and processor."""
         if self.computing and self._memory.is_host:
-            sleep(took_s * (1 / BESIDE_SHARE - 1))
+            sleep(min(most_s, took_s * (1 / BESIDE_SHARE - 1)))
 
     def _pull(self, transfer: Transfer, pull: Pull) -> None:
         began_s = monotonic()
+        paused_s = 0.0
+
+        def give_way(took_s: float, most_s: float) -> None:
+            nonlocal paused_s
+            pause_s = monotonic()
+            self._give_way(took_s, most_s)
+            paused_s += monotonic() - pause_s
+
         try:
             assert self._puller is not None
-            transfer.pulled = self._puller.pull(pull)
+            transfer.pulled = self._puller.pull(pull, give_way)
             if transfer.pulled:
-                self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s)
+                # Without the pauses, which end in time for the rest: with them, small models would never pull again.
+                self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s - paused_s)
         except Exception:  # its request waits: it computes what was not read
             log.exception("blocks could not be read from a neighbour")
         finally:

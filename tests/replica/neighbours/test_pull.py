@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from replica.neighbours.messages import LEASE_S
+from replica.neighbours.reader import HURRY_S
 from tests.events.processes import wait_until
 from tests.replica.engines import chain
 from tests.replica.neighbours.replicas import ArrayMemory, ServingEngine, came, reading, tokens_of, wanted
@@ -39,6 +41,38 @@ def test_the_wanted_blocks_come_as_the_source_has_them() -> None:
         assert came(memory, want, targets, 8)
         assert (own.counts.blocks, own.counts.bytes) == (8, 8 * memory.block_bytes)
         assert not own.counts.failures
+
+
+def test_the_caller_may_pause_after_each_block() -> None:
+    given: list[tuple[float, float]] = []
+
+    def give_way(took_s: float, most_s: float) -> None:
+        given.append((took_s, most_s))
+
+    with serving(8) as engine, reading(ArrayMemory(8)) as own:
+        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon(), give_way=give_way) == 8
+    assert all(0 < took_s < SOON_S for took_s, _ in given)
+    room_s = min(SOON_S, LEASE_S) - HURRY_S
+    assert [most_s for _, most_s in given] == pytest.approx([room_s / 2 / left for left in range(7, 0, -1)], rel=0.1)
+
+
+def test_nobody_pauses_who_is_in_a_hurry() -> None:
+    """A small model computes sooner than a connection is made: what would be late by a pause would be lost."""
+    given: list[float] = []
+    with serving(8) as engine, reading(ArrayMemory(8)) as own:
+        soon_s = time.monotonic() + HURRY_S
+        pause: dict[str, Any] = {"give_way": lambda _, most_s: given.append(most_s)}
+        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon_s, **pause) == 8
+    assert given == [0.0] * 7
+
+
+def test_a_reader_that_pauses_too_long_keeps_what_came_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replica.neighbours.reader.LEASE_S", 0.25)
+    with serving(8) as engine, reading(ArrayMemory(8)) as own:
+        pausing: dict[str, Any] = {"give_way": lambda *_: time.sleep(0.1)}
+        assert 0 < own.pull(engine.source.endpoint, wanted(8), range(8), soon(), **pausing) < 8
+        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 8
+        assert own.counts.failures == {"deadline": 1}
 
 
 def test_only_blocks_from_the_start_come() -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from replica.block_memory import ArrayMemory
+from replica.chain import Chain
 from replica.clock import VirtualClock
 from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import DISK, HOST
-from replica.tiers.mover import HostMemory, ThreadedMover
-from replica.tiers.moves import Load, Save, Transfer, Write
+from replica.tiers.mover import GiveWay, HostMemory, ThreadedMover
+from replica.tiers.moves import Load, Pull, Save, Transfer, Write
 from replica.tiers.record import Record
 from tests.replica.ahead import AheadRunner
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, submit
@@ -228,19 +229,33 @@ def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Pa
     mover.close()
 
 
+class SlowPuller:
+    """A neighbour's blocks come, and each takes a millisecond of the processor's time."""
+
+    def pull(self, pull: Pull, give_way: GiveWay) -> int:
+        for _ in pull.blocks:
+            give_way(0.001, 0.5)
+            give_way(0.1, 0.5)
+        return len(pull.blocks)
+
+    def close(self) -> None: ...
+
+
 @pytest.mark.parametrize(("is_host", "computing", "gives_way"), [(1, 1, True), (1, 0, False), (0, 1, False)])
-def test_loads_give_way_to_steps_that_wait_for_the_same_memory(
+def test_loads_and_pulls_give_way_to_steps_that_wait_for_the_same_memory(
     is_host: bool, computing: bool, gives_way: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses_s: list[float] = []
     monkeypatch.setattr("replica.tiers.mover.sleep", pauses_s.append)
     memory = ArrayMemory(ArrayKV(BLOCKS).bytes)
     monkeypatch.setattr(memory, "is_host", bool(is_host), raising=False)
-    mover = ThreadedMover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover = ThreadedMover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, puller=SlowPuller())
     mover.computing = bool(computing)
-    mover.begin(Transfer([Save(0, BLOCKS)], [Load(BLOCKS, 1, HOST), Load(BLOCKS, 2, HOST)]))
+    pull = Pull("tcp://127.0.0.1:1", Chain([1] * (3 * SIZE + 1), SIZE, MODEL), 2, [3], patience_s=1.0)
+    mover.begin(Transfer([Save(0, BLOCKS)], [Load(BLOCKS, 1, HOST), Load(BLOCKS, 2, HOST)], pull))
     until(lambda: bool(mover.landed()[0]))
-    assert [pause_s > 0 for pause_s in pauses_s] == [True, True] * gives_way
+    assert [pause_s > 0 for pause_s in pauses_s] == [True, True, True, True] * gives_way
+    assert not gives_way or pauses_s[2:] == pytest.approx([0.019, 0.5])
     mover.close()
 
 

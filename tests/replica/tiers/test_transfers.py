@@ -5,9 +5,11 @@ from random import Random
 import pytest
 
 from replica.engine import Engine
+from replica.messages import KVSource
 from replica.scheduler import Batch
+from replica.tiers.moves import PULLED
 from tests.replica.ahead import AheadRunner
-from tests.replica.engines import RememberingRunner, generate, step, submit
+from tests.replica.engines import SIZE, RememberingRunner, generate, step, submit
 from tests.replica.tiers.movers import RememberingMover, Watched, tiered_engine
 
 
@@ -55,3 +57,15 @@ def test_the_test_notices_a_block_that_is_loaded_while_it_is_copied(monkeypatch:
     monkeypatch.setattr(Engine, "_begin_due", begin_all)
     with pytest.raises(AssertionError, match="a step and a transfer both use"):
         one_copies_what_another_is_given(Ahead)
+
+
+@pytest.mark.parametrize(("role", "is_read"), [(None, False), ("both", False), ("decode", True)])
+def test_what_is_computed_sooner_is_read_only_by_a_replica_that_just_decodes(
+    role: str | None, is_read: bool, runner_type: type[Watched]
+) -> None:
+    own, mover = tiered_engine(runner_type, Random(0), role=role)
+    mover.speeds.add(PULLED, 1, 1000.0)
+    own.speed.add(1000, 0.001)
+    assert submit(own, 1, range(4 * SIZE + 1), 1, sources=[KVSource("tcp://127.0.0.1:1", 4 * SIZE)]) is None
+    step(own)
+    assert [transfer.pull is not None for transfer in mover.begun] == [True] * is_read
