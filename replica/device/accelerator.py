@@ -1,6 +1,7 @@
 """The device beyond tensors: memory, graphs, and marks in the order of its work."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,11 @@ class Accelerator:
     def pin(self, memory: memoryview) -> bool:
         """Let copies to and from this memory of the host go without waiting, for good. False: it cannot."""
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        return int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)) == 0
+        done = int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)) == 0
+        if not done:
+            with suppress(RuntimeError):  # torch raises CUDA's last error at the next launch, whatever that is
+                torch.zeros(1, device=self.device)
+        return done
 
     def mark(self) -> Wait:
         """Return a function that waits until the device has done all it was given so far."""
