@@ -232,6 +232,7 @@ async def test_parameters_that_reached_nobody_are_sent_to_the_next_replica() -> 
         first, second = (two.running.member(name) for name in ("e1", "e2"))
         second.candidate.running = 100  # the first is chosen
         first.upstream.target = first.upstream.target._replace(port=refused_port())
+        first.upstream.drop_idle()  # what polls have left
         assert said(await two.ask()) == "e2"
         assert two.others[0].transferred[0]["remote_engine_id"] == "e0"
         assert len(two.prefill.calls) == 1
