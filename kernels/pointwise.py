@@ -56,7 +56,7 @@ class Pointwise:
         for rows, memory in ((keys, cache.keys), (values, cache.values)):
             if memory.is_contiguous():
                 memory.flatten(0, 1).index_copy_(0, step.slots, rows)
-            else:
+            else:  # on a device, where a block has all layers in one piece
                 memory[step.slots // memory.shape[1], step.slots % memory.shape[1]] = rows
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:

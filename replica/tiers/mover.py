@@ -230,11 +230,13 @@ class ThreadedMover:
     def _load_all(self, transfer: Transfer) -> None:
         saves = transfer.saves
         parts = [self._saver.submit(self.save, saves[at : at + TOGETHER]) for at in range(0, len(saves), TOGETHER)]
-        saved_by = {save.block: parts[number // TOGETHER] for number, save in enumerate(saves)}
+        # A load waits for the saves of the block that it overwrites, and of the slot that it reads.
+        saved_by = {place: parts[number // TOGETHER] for number, save in enumerate(saves) for place in save}
         spent = Spent(self.speeds)
         try:
             for loads in self._together(transfer.loads):
-                for part in {saved_by[load.block] for load in loads if load.block in saved_by}:
+                places = (place for load in loads for place in (load.block, load.slot))
+                for part in {saved_by[place] for place in places if place in saved_by}:
                     part.result()
                 began_s = thread_time()
                 came = self._load(loads)

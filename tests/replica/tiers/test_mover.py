@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from threading import Event
 from time import monotonic
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from replica.block_memory import ArrayMemory
@@ -264,3 +266,29 @@ def test_loads_do_not_give_way_to_the_last_step_of_all() -> None:
     mover.computing = True
     mover.close()
     assert not mover.computing
+
+
+class EagerMemory(ArrayMemory):
+    """Saves only once something was loaded, or after a while."""
+
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        super().__init__(array)
+        self.loaded = Event()
+
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        self.loaded.wait(0.1)
+        super().read(blocks, into)
+
+    def write(self, blocks: Sequence[int], payloads: Sequence[memoryview]) -> None:
+        self.loaded.set()
+        super().write(blocks, payloads)
+
+
+def test_a_load_waits_for_the_saves_of_what_it_reads_and_overwrites() -> None:
+    array = ArrayKV(BLOCKS).bytes
+    array[:, :, 1], array[:, :, 2] = 11, 22
+    mover = ThreadedMover(EagerMemory(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 2, HOST)]))
+    until(lambda: bool(mover.landed()[0]))
+    assert (array[:, :, 3] == 11).all() and (array[:, :, 2] == 22).all()
+    mover.close()
