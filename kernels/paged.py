@@ -30,11 +30,12 @@ class LayerCache(NamedTuple):
 
 
 class KvShape(NamedTuple):
-    """The KV that attention is to read: its type, tokens per block, and size of a head."""
+    """The KV that attention is to read."""
 
     dtype: torch.dtype
-    block_size: int
+    block_size: int  # tokens
     head_dim: int
+    group: int = 1  # query heads that share a KV head
 
 
 # The inputs that all layers of one step share; made once per step.
@@ -47,6 +48,10 @@ class Attention(ABC, Generic[OwnStep]):
     """One implementation of attention; queries and results are [rows, heads, head_dim], grouped by KV head."""
 
     name: str
+
+    def plan(self, step: OwnStep, cache: LayerCache) -> Tensor | None:  # noqa: ARG002
+        """Find out once what all layers of a step need to know, for its `plan`."""
+        return None
 
     @abstractmethod
     def decode(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:

@@ -5,6 +5,7 @@ to, or with its parent. SIGUSR1 has it verify every invariant between two steps,
 """
 
 import errno
+import gc
 import logging
 import os
 import signal
@@ -93,6 +94,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
             return 1
         loop = Loop(engine, publisher, socket, parent_pid, neighbours)
+        gc.collect()
+        gc.freeze()  # what is there now stays, and need not be looked through in the middle of a step
         signal.signal(signal.SIGUSR1, loop.ask_for_check)
         loop.run()
     return 0

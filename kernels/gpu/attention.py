@@ -1,7 +1,8 @@
 """Paged attention in Triton: the kernels that a step launches, and the share of each program.
 
-The tokens before a program are cut into splits where there are too few programs to fill the device. How many depends on
-how many sequences and rows there are and on how long a sequence may get, on no length: a graph keeps it.
+Several programs read one sequence where there are too few of them to fill the device, and where the sequence is much
+longer than others. A graph keeps the number of programs, so it depends on no length; how those that decode divide the
+tokens among them, they find out from the lengths.
 """
 
 from subprocess import CalledProcessError
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from kernels.gpu.attention_kernels import combine_splits, decode_split, prefill_tile
+from kernels.gpu.attention_kernels import (
+    FIELDS,
+    combine_shares,
+    combine_splits,
+    decode_share,
+    plan_shares,
+    prefill_tile,
+)
 from kernels.gpu.jit import power_of_two
 from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
@@ -25,7 +33,8 @@ MAX_TILE = 128
 STAGES = 5  # a tile goes through two loads, of the table and by it: so two tiles are in flight while one is computed
 FEW_STAGES = 3  # for products, where there is little memory for them
 ENOUGH_SHARED = 200 * 1024  # bytes, as data centers' have from Hopper on
-WAVES = 4  # of programs that decode, for each processor, so that an uneven end costs little
+WAVES = 6  # of programs that decode, for each processor, so that an uneven end costs little
+FEW, MANY = 32, 256  # sequences whose lengths a program reads at once
 MAX_SPLITS = 64
 # Where the host does not know how few sequences decode, at most:
 MIXED_SPLITS = 16
@@ -33,6 +42,7 @@ MIXED_PROGRAMS = 4096  # most of which may find that there is nothing for them t
 MIXED_PARTS = 4096  # rows times splits
 SHORT = 512  # tokens that are not cut for the rows of prompts, of which many read them together
 OLDEST = (8, 0)  # compute capability
+TRIED_ROWS = (1, 2, 64, 256)  # one decodes, and tiles of prompts have few rows, more, or as many as they may
 
 
 class Gpu(NamedTuple):
@@ -47,14 +57,28 @@ class TritonAttention(Attention[TableStep]):
         """`gpu` defaults to the current device."""
         self._gpu = gpu or this_gpu()
 
+    def plan(self, step: TableStep, cache: LayerCache) -> Tensor | None:
+        """The shares of the decoding rows: `plan_shares` says what is in its rows."""
+        sequences = step.decoding if step.mixed is None else min(step.prefilling, len(step.lengths))
+        if not sequences:
+            return None
+        tile = tile_of(cache)
+        wanted = -(-WAVES * self._gpu.processors // cache.keys.shape[2])
+        possible = sequences * (-(-step.longest // tile) - 1)
+        extra = min(wanted, possible)
+        plan = step.lengths.new_empty(2 * sequences + extra, FIELDS.value)
+        decoders, counted = step.mixed and step.mixed.decoding, FEW if sequences <= FEW else MANY
+        plan_shares[(sequences,)](*(step.lengths, decoders, plan, plan[sequences:], sequences, extra, tile, counted))
+        return plan
+
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         results = torch.empty_like(queries, memory_format=torch.contiguous_format)
         if step.mixed is None:
             self._decode(queries[: step.decoding], cache, step, results[: step.decoding])
             self._prefill(queries[step.decoding :], cache, step, results[step.decoding :])
         else:
+            self._decode(queries, cache, step, results)
             parts = parts_of(results, mixed_splits(len(queries), cache, step))
-            launch_decode(queries, cache, step, parts, len(step.lengths))
             launch_prefill(queries, cache, step, parts, prefill_grid(queries, cache, step), self._gpu)
             add_up(parts, results, step)
         return results
@@ -70,11 +94,10 @@ class TritonAttention(Attention[TableStep]):
         return results
 
     def _decode(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
-        if len(queries):
-            splits = self._splits(WAVES, len(queries), cache)
-            parts = parts_of(results, min(splits, -(-step.longest // sizes_of(queries, cache).tile)))
-            launch_decode(queries, cache, step, parts, len(queries))
-            add_up(parts, results, step)
+        plan = self.plan(step, cache) if step.plan is None else step.plan
+        if plan is not None:
+            sequences = step.decoding if step.mixed is None else min(step.prefilling, len(step.lengths))
+            launch_decode(queries, cache, step, results, plan[:sequences], plan[sequences:])
 
     def _prefill(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
         if len(queries):
@@ -95,22 +118,32 @@ def mixed_splits(rows: int, cache: LayerCache, step: TableStep) -> int:
 
 
 def tried(shape: KvShape, device: str = "cuda") -> TritonAttention:
-    """Raise RuntimeError if the device is too old, or if there is no compiler for kernel launches."""
+    """Raise RuntimeError if the device is too old, or if its kernels for such a shape do not compile or start."""
     capability = torch.cuda.get_device_capability()
     if capability < OLDEST:
         raise RuntimeError(
             "Triton's products need compute capability {}.{}; this device has {}.{}".format(*OLDEST, *capability)
         )
     attention = TritonAttention()
-    memory = torch.zeros(1, shape.block_size, 1, 16, dtype=shape.dtype, device=device)
-    numbers = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    tables, counts = numbers[:1, None], (1, 0, 0, shape.block_size)
-    step = TableStep(numbers[:1], numbers[:1], tables, numbers[1:], numbers, *counts)
+    memory = torch.zeros(1, shape.block_size, 1, shape.head_dim, dtype=shape.dtype, device=device)
     try:
-        attention.decode(memory[:, 0], LayerCache(memory, memory), step)
+        for rows in TRIED_ROWS:
+            step = one_block(rows, shape.block_size, device)
+            attention.attend(memory.new_zeros(rows, shape.group, shape.head_dim), LayerCache(memory, memory), step)
     except (CalledProcessError, TritonError) as error:
-        raise RuntimeError(f"Triton cannot compile here: {error}") from error
+        raise RuntimeError(
+            f"Triton cannot compile {shape.dtype} heads of {shape.head_dim}, {shape.group} per KV head: {error}"
+        ) from error
     return attention
+
+
+def one_block(rows: int, block_size: int, device: str) -> TableStep:
+    """So many rows of one sequence, whose tokens all lie in the same block."""
+    numbers = torch.tensor([0, rows], dtype=torch.int32, device=device)
+    tables = torch.zeros(1, -(-rows // block_size), dtype=torch.int32, device=device)
+    prefilling, decoding = (rows, 0) if rows > 1 else (0, 1)
+    counts = decoding, prefilling, prefilling, tables.shape[1] * block_size
+    return TableStep(numbers[:0], numbers[:0], tables, numbers[1:], numbers, *counts)
 
 
 class Sizes(NamedTuple):
@@ -122,9 +155,12 @@ class Sizes(NamedTuple):
 
 def sizes_of(queries: Tensor, cache: LayerCache) -> Sizes:
     kv_heads, head_dim = cache.keys.shape[2:]
-    padded_dim = max(16, power_of_two(head_dim))
-    tile = min(MAX_TILE, max(16, TILE_BYTES // (padded_dim * queries.itemsize)))
-    return Sizes(kv_heads, queries.shape[1] // kv_heads, padded_dim, tile)
+    return Sizes(kv_heads, queries.shape[1] // kv_heads, max(16, power_of_two(head_dim)), tile_of(cache))
+
+
+def tile_of(cache: LayerCache) -> int:
+    padded_dim = max(16, power_of_two(cache.keys.shape[3]))
+    return min(MAX_TILE, max(16, TILE_BYTES // (padded_dim * cache.keys.itemsize)))
 
 
 def this_gpu() -> Gpu:
@@ -165,17 +201,22 @@ def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:
     return Grid(len(queries) * group // rows + prompts, rows)
 
 
-def launch_decode(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, sequences: int) -> None:
-    """Launch the decoding rows of the first sequences."""
-    sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
-    decode_split[sizes.kv_heads, sequences, parts.splits](
-        *(queries, *cache, step.tables, step.lengths, step.mixed and step.mixed.decoding, parts.averages, parts.marks),
-        *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), parts.splits),
+def launch_decode(
+    queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor, of_sequences: Tensor, of_shares: Tensor
+) -> None:
+    """Launch the decoding rows of the first sequences, in the shares that were planned."""
+    sizes, (_, heads, head_dim) = sizes_of(queries, cache), queries.shape
+    averages = results.new_empty(len(of_shares), heads, head_dim, dtype=torch.float32)
+    marks = results.new_empty(len(of_shares), heads, dtype=torch.float32)
+    decode_share[sizes.kv_heads, len(of_shares)](
+        *(queries, *cache, step.tables, of_shares, results, averages, marks),
+        *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0)),
         *(sizes.group, head_dim, sizes.padded_dim, cache.keys.shape[1], sizes.tile),
         rows=max(MIN_ROWS, power_of_two(sizes.group)),
-        whole=parts.whole,
         **launch_of(queries.dtype, warps=4),
     )
+    if len(of_shares) > len(of_sequences):
+        combine_shares[len(of_sequences), heads](averages, marks, of_sequences, results, head_dim, sizes.padded_dim)
 
 
 def launch_prefill(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, grid: Grid, gpu: Gpu) -> None:
@@ -201,7 +242,7 @@ def add_up(parts: Parts, results: Tensor, step: TableStep) -> None:
     if not parts.whole:
         rows, heads, head_dim = results.shape
         combine_splits[rows, heads](
-            *(parts.averages, parts.marks, step.starts if step.mixed else None, results),
+            *(parts.averages, parts.marks, step.starts, step.mixed and step.mixed.decoding, results),
             *(parts.splits, len(step.lengths)),
             *(head_dim, max(16, power_of_two(head_dim)), power_of_two(parts.splits)),
         )

@@ -8,24 +8,81 @@ Rows are packed. All query heads of a group read the same keys, so they are rows
 A sequence's tokens go by in tiles, and nothing behind its last token is read, of neither the memory nor the tables:
 what was never written may be no number, which times zero is no number either.
 
-The tokens before a program may be cut into splits. Then `combine_splits` adds up their results for a row: `averages`,
-[rows, heads, splits, head_dim], and `marks`, [rows, heads, splits], log2 of what these have been divided by, and
--infinity where there was nothing.
+What one program would read may be cut, so that several read it. Then their results are added up: `averages`, and
+`marks`, log2 of what these have been divided by, and -infinity where there was nothing.
+
+    decode    shares: a sequence has the more of them the longer it is, and all shares are numbered through
+              averages [shares, heads, head_dim], marks [shares, heads]; a single share is the result itself
+    prefill   splits, as many for each row
+              averages [rows, heads, splits, head_dim], marks [rows, heads, splits]
 """
 
 import triton.language as tl
 
 from kernels.gpu.jit import jit, jit_for_any
 
+AT_ONCE = tl.constexpr(64)  # shares that are added up at once
+FIELDS = tl.constexpr(4)  # of a row of a plan
 
-@jit_for_any("splits", "table_stride")
-def decode_split(
+
+@jit_for_any("sequences", "extra")
+def plan_shares(
+    lengths: tl.tensor,
+    decoders: tl.tensor,  # or None: all sequences decode
+    of_sequences: tl.tensor,  # out, [sequences, FIELDS]: shares before it, and its own
+    of_shares: tl.tensor,  # out, [sequences + extra, FIELDS]: sequence or -1, first token, end, shares of the sequence
+    sequences: tl.tensor,
+    extra: tl.tensor,
+    tile: tl.constexpr,
+    counted: tl.constexpr,  # sequences whose lengths are read at once
+) -> None:
+    """Divide the tokens of a step. `extra` shares of the largest size hold all, so cutting adds no more than these."""
+    sequence, members = tl.program_id(0), tl.arange(0, counted)
+    decoding = sequences
+    if decoders is not None:
+        decoding = tl.minimum(tl.load(decoders), sequences)
+    tokens = tl.zeros([], tl.int32)
+    for first in range(0, decoding, counted):
+        tokens += tl.sum(tl.load(lengths + first + members, mask=first + members < decoding, other=0), axis=0)
+    largest = tl.maximum(tl.cdiv(tl.cdiv(tokens, tl.maximum(extra, 1)), tile), 1) * tile
+    if sequence == 0:
+        used = shares_before(decoding, lengths, largest, counted)
+        for first in range(used, sequences + extra, counted):
+            tl.store(of_shares + (first + members) * FIELDS, -1, mask=first + members < sequences + extra)
+    if sequence >= decoding:
+        tl.store(of_sequences + sequence * FIELDS + 1, 1)
+        return
+    before = shares_before(sequence, lengths, largest, counted)
+    length = tl.load(lengths + sequence)
+    shares = tl.maximum(tl.cdiv(length, largest), 1)
+    tl.store(of_sequences + sequence * FIELDS, before)
+    tl.store(of_sequences + sequence * FIELDS + 1, shares)
+    for first in range(0, shares, counted):
+        begin, end = bounds_of_split(first + members, shares, length, tile)
+        row, own = of_shares + (before + first + members) * FIELDS, first + members < shares
+        tl.store(row, sequence + tl.zeros([counted], tl.int32), mask=own)
+        tl.store(row + 1, begin, mask=own)
+        tl.store(row + 2, end, mask=own)
+        tl.store(row + 3, shares + tl.zeros([counted], tl.int32), mask=own)
+
+
+@jit
+def shares_before(sequence: tl.tensor, lengths: tl.tensor, largest: tl.tensor, counted: tl.constexpr) -> tl.tensor:
+    members, before = tl.arange(0, counted), tl.zeros([], tl.int32)
+    for first in range(0, sequence, counted):
+        length = tl.load(lengths + first + members, mask=first + members < sequence, other=0)
+        before += tl.sum(tl.where(first + members < sequence, tl.maximum(tl.cdiv(length, largest), 1), 0), axis=0)
+    return before
+
+
+@jit_for_any("table_stride")
+def decode_share(
     queries: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     tables: tl.tensor,
-    lengths: tl.tensor,
-    decoders: tl.tensor,  # or None: all sequences there are programs for decode
+    of_shares: tl.tensor,
+    results: tl.tensor,  # [rows, heads, head_dim]
     averages: tl.tensor,
     marks: tl.tensor,
     scale: tl.tensor,
@@ -34,28 +91,22 @@ def decode_split(
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     table_stride: tl.tensor,
-    splits: tl.tensor,
     group: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     rows: tl.constexpr,
-    whole: tl.constexpr,
 ) -> None:
     # KV heads are neighbours in memory, so they come first: those of one sequence run side by side.
-    kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if decoders is not None and sequence >= tl.load(decoders):
+    kv_head, number = tl.program_id(0), tl.program_id(1)
+    of_shares += number * FIELDS
+    sequence, shares = tl.load(of_shares), tl.load(of_shares + 3)
+    first, end = tl.load(of_shares + 1), tl.load(of_shares + 2)
+    if sequence < 0:
         return
-    length = tl.load(lengths + sequence)
-    first, end = bounds_of_split(split, splits, length, tile)
     member, dims = tl.arange(0, rows), tl.arange(0, padded_dim)
     heads = kv_head * group + member
-    if not whole and first >= end:
-        places = (sequence.to(tl.int64) * tl.num_programs(0) * group + heads) * splits + split
-        mark_nothing(marks + places, member < group, rows)
-        return
-
     inside = (member < group)[:, None] & (dims < head_dim)[None, :]
     own = tl.load(
         queries + sequence.to(tl.int64) * row_stride + heads[:, None] * head_dim + dims[None, :], mask=inside, other=0.0
@@ -72,10 +123,45 @@ def decode_split(
 
     totals = tl.where(totals > 0, totals, 1.0)  # of rows that have seen nothing: their peaks say so
     average = sums / totals[:, None]
-    places = (sequence.to(tl.int64) * tl.num_programs(0) * group + heads) * splits + split
-    tl.store(averages + places[:, None] * head_dim + dims[None, :], average.to(averages.dtype.element_ty), mask=inside)
-    if not whole:
-        tl.store(marks + places, peaks + tl.log2(totals), mask=member < group)
+    first_head = tl.where(shares == 1, sequence, number).to(tl.int64) * tl.num_programs(0) * group
+    places = (first_head + heads)[:, None] * head_dim + dims[None, :]
+    if shares == 1:
+        tl.store(results + places, average.to(results.dtype.element_ty), mask=inside)
+    else:
+        tl.store(averages + places, average, mask=inside)
+        tl.store(marks + first_head + heads, peaks + tl.log2(totals), mask=member < group)
+
+
+@jit
+def combine_shares(
+    averages: tl.tensor,
+    marks: tl.tensor,
+    of_sequences: tl.tensor,
+    results: tl.tensor,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+) -> None:
+    """Add up the shares of a sequence, for one head."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    before, shares = tl.load(of_sequences + sequence * FIELDS), tl.load(of_sequences + sequence * FIELDS + 1)
+    if shares == 1:
+        return
+    dims, some = tl.arange(0, padded_dim), tl.arange(0, AT_ONCE)
+    peak, total = tl.full([], float("-inf"), tl.float32), tl.zeros([], tl.float32)
+    sums = tl.zeros([padded_dim], tl.float32)
+    for first in range(0, shares, AT_ONCE):
+        places = (before + first + some).to(tl.int64) * tl.num_programs(1) + head
+        logs = tl.load(marks + places, mask=first + some < shares, other=float("-inf"))
+        higher = tl.maximum(peak, tl.max(logs, axis=0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights, faded = tl.exp2(logs - base), tl.exp2(peak - base)
+        inside = (logs > float("-inf"))[:, None] & (dims < head_dim)[None, :]
+        parts = tl.load(averages + places[:, None] * head_dim + dims[None, :], mask=inside, other=0.0)
+        sums = sums * faded + tl.sum(parts * weights[:, None], axis=0)
+        total, peak = total * faded + tl.sum(weights, axis=0), higher
+    average = sums / tl.where(total > 0, total, 1.0)
+    place = sequence.to(tl.int64) * tl.num_programs(1) + head
+    tl.store(results + place * head_dim + dims, average.to(results.dtype.element_ty), mask=dims < head_dim)
 
 
 @jit_for_any("splits", "table_stride", "decoding", "prompts", "sequences")
@@ -170,7 +256,8 @@ def prefill_tile(
 def combine_splits(
     averages: tl.tensor,
     marks: tl.tensor,
-    starts: tl.tensor,  # or None: there are only rows that belong to a sequence
+    starts: tl.tensor,
+    decoders: tl.tensor,  # or None: all rows are a prompt's
     results: tl.tensor,  # [rows, heads, head_dim]
     splits: tl.tensor,
     sequences: tl.tensor,
@@ -178,7 +265,9 @@ def combine_splits(
     padded_dim: tl.constexpr,
     padded_splits: tl.constexpr,
 ) -> None:
-    if starts is not None and tl.program_id(0) >= tl.load(starts + sequences):
+    if decoders is not None and (tl.program_id(0) < tl.load(decoders)) | (
+        tl.program_id(0) >= tl.load(starts + sequences)
+    ):
         return
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, dims = tl.arange(0, padded_splits), tl.arange(0, padded_dim)

@@ -14,8 +14,9 @@ Wait = Callable[[], None]
 class Memory(NamedTuple):
     """In bytes."""
 
-    free: int
+    free: int  # to all processes
     total: int
+    own: int  # that this process has taken for tensors
 
 
 class Accelerator:
@@ -69,7 +70,7 @@ class Accelerator:
         """Return the device's memory, after unused memory was given back to it."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        return Memory(*torch.cuda.mem_get_info())
+        return Memory(*torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """So much more than before is taken while this runs."""

@@ -20,7 +20,7 @@ from replica.device.graph_sizes import decode_sizes, mixed_sizes
 from replica.device.memory import DeviceMemory
 from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
-from replica.model.config import read_config
+from replica.model.config import ModelConfig, read_config
 from replica.model.progress import progress_of
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
@@ -29,6 +29,7 @@ from replica.sizing import GIGABYTE, blocks_in, kv_memory
 
 log = logging.getLogger(__name__)
 
+GRAPH_BYTES = 2 << 20  # that the driver takes for a graph
 WARM = 1024  # rows of a prompt up to which its kernels may be others if something is cached before it
 
 
@@ -52,7 +53,8 @@ def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
     before = accelerator.memory()
     model_config = read_config(folder)
-    shape = KvShape(dtype, config.block_size, model_config.head_dim)
+    group = model_config.num_heads // model_config.num_kv_heads
+    shape = KvShape(dtype, config.block_size, model_config.head_dim, group)
     choice = choose(config.attention, "cuda", shape)
     pointwise, draw = kernels_for(choice, shape)
     with Weights(folder, dtype, device=accelerator.device) as weights:
@@ -60,7 +62,7 @@ def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
         weights.finish()
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
-    sizes = sizes_of(limits) if config.graphs and choice.attention.name != "torch" else ()
+    sizes = sizes_of(limits, model_config) if config.graphs and choice.attention.name != "torch" else ()
 
     def runner_with(blocks: int) -> DeviceRunner:
         memory = new_caches(model, blocks + 1, config.block_size)
@@ -103,9 +105,9 @@ def choose_ours(shape: KvShape) -> ChosenAttention:
         return choose("torch", "cuda", shape)
 
 
-def sizes_of(limits: Limits) -> tuple[Size, ...]:
+def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
     """The sizes of all graphs, the largest first: the others find room in the memory that it took."""
-    sizes = [Size(True, rows) for rows in mixed_sizes(limits.rows)]
+    sizes = [Size(True, rows) for rows in mixed_sizes(limits.rows, config.parameters // config.num_layers)]
     sizes += [Size(False, requests) for requests in decode_sizes(limits.requests)]
     return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
 
@@ -126,9 +128,9 @@ def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Acceler
     step = accelerator.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
     taken = []
     for size in sizes[:2]:
-        before = accelerator.memory().free
+        before = accelerator.memory().own
         runner.capture(size)
-        taken.append(before - accelerator.memory().free)
+        taken.append(accelerator.memory().own - before)
     return Needs(step, graphs_bytes(taken, len(sizes)))
 
 
@@ -205,7 +207,7 @@ def blocks_that_fit(
     before: Memory, loaded: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int
 ) -> int:
     """Compute how many blocks fit, from memory `before` loading and after; other processes' memory is unavailable."""
-    weights = max(0, before.free - loaded.free)
+    weights = loaded.own - before.own
     workspace = needs.step + needs.graphs
     left = min(kv_memory(before.total, utilization, weights, workspace), loaded.free - workspace)
     blocks = blocks_in(left, block_size, bytes_per_token) - 1  # one is for the rows that fill up a graph's batch
@@ -221,7 +223,7 @@ def blocks_that_fit(
 
 def graphs_bytes(taken: Sequence[int], count: int) -> int:
     """By what the largest and the next took, in this order: they share what they compute in, and the rest take less."""
-    return sum(taken) + (taken[-1] * (count - len(taken)) if taken else 0)
+    return sum(taken) + (taken[-1] * (count - len(taken)) if taken else 0) + count * GRAPH_BYTES
 
 
 def _gb(size: float) -> str:

@@ -1,7 +1,7 @@
 """The sizes of steps that graphs are captured for: a step takes the smallest one it fits in.
 
-Those in which all decode are measured in requests, and those with prompts in rows. Beyond MIXED_ROWS a step should keep
-the GPU busy for longer than the host takes to launch its kernels.
+Those in which all decode are measured in requests, and those with prompts in rows. Where a step keeps the GPU busy for
+longer than the host takes to launch its kernels, no graph is needed, and rows that fill it up would cost time.
 """
 
 from bisect import bisect_left
@@ -9,8 +9,9 @@ from bisect import bisect_left
 SMALLEST = (1, 2, 4, 8)
 EVERY = 8  # up to EVEN, then twice as far apart
 EVEN = 256
-MIXED_ROWS = 512
-MIXED = (16, *range(32, 256, 32), *range(256, MIXED_ROWS, 64))
+MIXED = (16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), 2048)
+LEAST_MIXED, MOST_MIXED = 512, 2048  # rows of the largest
+WORK = 5 * 10**10  # parameters of a layer times rows, for which a GPU takes as long as the host for a layer's launches
 MIXED_PROMPTS = 8  # in a step, at most: what a graph has room for, its kernels look at
 
 
@@ -19,9 +20,9 @@ def decode_sizes(largest: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < largest), largest)
 
 
-def mixed_sizes(rows: int) -> tuple[int, ...]:
-    """The sizes of steps with prompts, of at most so many rows."""
-    largest = min(rows, MIXED_ROWS)
+def mixed_sizes(rows: int, layer: int) -> tuple[int, ...]:
+    """The sizes of steps with prompts, of at most so many rows, for a layer of so many parameters."""
+    largest = min(rows, max(LEAST_MIXED, min(MOST_MIXED, WORK // layer)))
     return (*(size for size in MIXED if size < largest), largest)
 
 

@@ -150,6 +150,7 @@ class DeviceRunner:
         """The model and the draw; what the rows came to."""
         ids = inputs.token_ids
         ids = torch.where(ids < 0, self._drawn[(-1 - ids).clamp_(min=0)], ids)
+        step = step._replace(plan=self.attention.plan(step, self.caches[0]))
         hidden = self.model.hidden(ids, step, self.caches, self.attention)
         self.model.logits(hidden[inputs.last_rows], out=self._logits[: len(inputs.last_rows)])
         self._draw_all(inputs)

@@ -39,7 +39,7 @@ def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: i
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
     if new:
-        rows = size_for(mixed_sizes(runner.limits.rows), batch + new)
+        rows = size_for(mixed_sizes(runner.limits.rows, runner.model.config.parameters), batch + new)
         assert rows is not None, f"{batch + new} rows do not fit into a graph"
         runner.capture(Size(True, rows))
     runner._graphs = dict.fromkeys(runner._graphs, lambda: None)

@@ -19,6 +19,8 @@ TITLE = "kernels in bf16: attention of 32 heads, 8 KV heads of 128"
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
 FLASH_BLOCK = 256  # torch's own wants such blocks
 BATCHES, CONTEXTS = (1, 8, 32, 128), (512, 2048, 8192)
+UNEVEN = {"127 x 1,024 and 1 x 32,768": [1024] * 127 + [32_768], "31 x 512 and 1 x 65,536": [512] * 31 + [65_536]}
+MOST_TIMES = 1.3  # what reading the uneven ones takes at copy speed
 LEAST = 70.0  # % of the copy bandwidth, at 128 x 2,048
 ROTATED_BYTES = 256e6  # that calls read before one reads the same again: more than any cache has
 MOST_SETS = 64
@@ -53,9 +55,11 @@ class Memory:
     def step(self, chunks: Sequence[Chunk], number: int) -> TableStep:
         """Prefills, or decodes where all have one row; the n-th such step has other blocks than those before."""
         lengths = [chunk.rows + chunk.cached for chunk in chunks]
-        width = -(-max(lengths) // self.block_size)
-        places = torch.arange(len(chunks) * width, device=self.device) + number * len(chunks) * width
-        tables = self._order[places % self.blocks].view(len(chunks), width).contiguous()
+        blocks = [-(-length // self.block_size) for length in lengths]
+        width = max(blocks)
+        firsts = torch.tensor([0, *blocks[:-1]], device=self.device).cumsum(0) + number * sum(blocks)
+        places = firsts[:, None] + torch.arange(width, device=self.device)
+        tables = self._order[places % self.blocks]
         rows = [chunk.rows for chunk in chunks]
         longest = max(rows)
         nothing = torch.zeros(sum(rows), dtype=torch.int64, device=self.device)
@@ -87,6 +91,7 @@ def run(place: Place, table: Table) -> None:
         for attention in loaded:
             if is_measured(attention.name, block_size) or place.quick:
                 decodes(place, table, attention, memory, most)
+                uneven(place, table, attention, memory, most)
                 prefills(place, table, attention, memory, most)
         del memory
     pointwise(place, table, most)
@@ -109,11 +114,29 @@ def decodes(place: Place, table: Table, attention: Attention[Any], memory: Memor
             sets = place.size(max(1, min(MOST_SETS, -(-int(ROTATED_BYTES) // taken))), 2)
             queries = memory.queries(batch)
             steps = [memory.step([Chunk(1, context - 1)] * batch, number) for number in range(sets)]
-            calls = [partial(attention.decode, queries, memory.cache, step) for step in steps]
+            calls = [decoding(attention, queries, memory, step) for step in steps]
             rates = [taken / s for s in seconds(place, calls, place.size(10, 1))]
             name = f"{attention.name}, decode {batch} x {context:,}, blocks of {memory.block_size}"
             least = LEAST * (batch * context == 128 * 2048)
             table.figure(name, *shares(rates, most.bandwidth), f"{Figures(rates).median / 1e9:,.0f} GB/s", least=least)
+
+
+def decoding(attention: Attention[Any], queries: Tensor, memory: Memory, step: TableStep) -> Callable[[], object]:
+    """One layer's work; the plan is made once for all of a step's layers."""
+    planned = step._replace(plan=attention.plan(step, memory.cache))
+    return partial(attention.decode, queries, memory.cache, planned)
+
+
+def uneven(place: Place, table: Table, attention: Attention[Any], memory: Memory, most: Ceilings) -> None:
+    """One long sequence among many short ones."""
+    for name, lengths in place.size(UNEVEN, {"3 x 20 and 1 x 70": [20] * 3 + [70]}).items():
+        taken = sum(lengths) * KV_HEADS * HEAD_DIM * 2 * 2
+        queries = memory.queries(len(lengths))
+        step = memory.step([Chunk(1, length - 1) for length in lengths], 0)
+        times = seconds(place, [decoding(attention, queries, memory, step)], place.size(10, 1))
+        what = f"{attention.name}, decode {name}, blocks of {memory.block_size}"
+        least = MOST_TIMES * (len(lengths) == 128)
+        table.figure(what, [s * most.bandwidth / taken for s in times], "times reading at copy speed", most=least)
 
 
 def prefills(place: Place, table: Table, attention: Attention[Any], memory: Memory, most: Ceilings) -> None:

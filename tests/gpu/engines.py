@@ -90,7 +90,7 @@ def made(place: Place, shape: dict[str, Any], longest: int, accelerator: Acceler
 def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = True) -> DeviceRunner:
     runner = DeviceRunner(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.accelerator)
     if graphs:
-        capture_all(runner, sizes_of(limits))
+        capture_all(runner, sizes_of(limits, of.model.config))
     return runner
 
 

@@ -44,6 +44,7 @@ PARTS = (
     Part("host", 20, 90),
     Part("steps", 20, 60),
     Part("serving", 40, 150),
+    Part("fleet", 35, 100),
 )
 NAMES = tuple(part.name for part in PARTS)
 HEADER_S = 60.0

@@ -52,11 +52,10 @@ def run(place: Place, table: Table) -> None:
         if place.left_s < place.size(SECOND_MODEL_S, 0.0):
             table.note("a Qwen3-0.6B with random weights", "left out: there was no time")
             return
-        save(place, Path(folder) / "qwen3")
-        check(place, table, "qwen3", str(Path(folder) / "qwen3"), Path(folder))
+        check(place, table, "qwen3", str(save(place, Path(folder) / "qwen3")), Path(folder))
 
 
-def save(place: Place, folder: Path) -> None:
+def save(place: Place, folder: Path) -> Path:
     """A checkpoint without a tokenizer: a token is a byte then."""
     fields, weights = fields_of(place, QWEN3_06B), RandomWeights(place.device, keeps=True)
     Transformer(parse_config(fields, "the shape"), weights, 16)
@@ -66,6 +65,7 @@ def save(place: Place, folder: Path) -> None:
     weights.kept.clear()
     if place.is_gpu:
         torch.cuda.empty_cache()
+    return folder
 
 
 def check(place: Place, table: Table, name: str, model: str, folder: Path) -> None:
@@ -81,34 +81,40 @@ def check(place: Place, table: Table, name: str, model: str, folder: Path) -> No
 
 
 @contextmanager
-def replica(place: Place, model: str, log: Path) -> Iterator[Served]:
-    device = place.device.type
-    command = [sys.executable, "-m", "fleet", "replica", "--model", model, "--device", device, "--port", "0"]
-    command += ["--events-port", "0", "--served-model-name", "model", "--die-with-parent"]
-    command += place.size([], ["--max-num-seqs", "8"])
+def replica(place: Place, model: str, log: Path, *more: str) -> Iterator[Served]:
+    arguments = ["replica", "--model", model, "--device", place.device.type, "--events-port", "0", *more]
+    arguments += ["--served-model-name", "model", *place.size([], ["--max-num-seqs", "8"])]
+    with started(log, *arguments) as process:
+        yield ready(process, log)
+
+
+@contextmanager
+def started(log: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """One of our servers, on any port."""
+    command = [sys.executable, "-m", "fleet", *arguments, "--port", "0", "--die-with-parent"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
     try:
-        yield ready(process, log)
+        yield process
     finally:
         process.kill()
         process.wait()
 
 
-def ready(process: "subprocess.Popen[bytes]", log: Path) -> Served:
+def ready(process: "subprocess.Popen[bytes]", log: Path, start: str = "ready on ") -> Served:
+    """`start`: the beginning of the line that says where it listens."""
+
     def said() -> str:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ready on ")]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(start)]
         if not lines and process.poll() is not None:
             raise RuntimeError(f"it ended with status {process.returncode}: {log.read_text(errors='replace')[-2000:]}")
         return lines[0] if lines else ""
 
-    line = eventually(said, READY_S, f"the replica is ready; {log} says why not")
+    line = eventually(said, READY_S, f"the server is ready; {log} says why not")
     port = int(line.split(",")[0].rpartition(":")[2])
     served = Served(process, port, line.rpartition("events ")[2], line)
-    status, _ = asked(served, "GET", "/ready")
-    if status != 200:
-        raise RuntimeError(f"/ready says {status}")
+    eventually(lambda: asked(served, "GET", "/ready")[0] == 200, READY_S, f"/ready says 200; {log} says why not")
     return served
 
 

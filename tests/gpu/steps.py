@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from tests.replica.shapes import QWEN3_06B
 
 TITLE = "steps of a Qwen3-0.6B with random weights, after 512 tokens of context"
 BATCHES, CONTEXT, STEPS = (1, 32, 128), 512, 64
-PROMPT = 40  # tokens of each step's new request
+PROMPTS = (40, 600)  # tokens of each step's new request
 IN_BETWEEN = 8  # uncounted steps: the first ones fill the pipeline
 MOST_HOST_MS = 1.0
 
@@ -92,7 +93,8 @@ class Split(NamedTuple):
 
 def run(place: Place, table: Table) -> None:
     batches, context = place.size((BATCHES, CONTEXT), ((1, 4), 24))
-    limits = Limits(place.size(16_384, 128), max(batches) + 2, context + STEPS + BLOCK)
+    prompts = place.size(PROMPTS, PROMPTS[:1])
+    limits = Limits(place.size(16_384, 128), max(batches) + 2, max(context + STEPS, *prompts) + BLOCK)
     accelerator = Patient(place.accelerator())
     of = made(place, QWEN3_06B, limits.tokens, accelerator)
     table.figure("start: model on the device", [of.seconds], "s")
@@ -100,14 +102,14 @@ def run(place: Place, table: Table) -> None:
     began_s = time.perf_counter()
     captured = runner_of(of, caches, limits)
     place.synchronize()
-    table.figure(f"start: {len(sizes_of(limits))} graphs", [time.perf_counter() - began_s], "s")
+    table.figure(f"start: {len(sizes_of(limits, of.model.config))} graphs", [time.perf_counter() - began_s], "s")
     for name, runner in (("graphs", captured), ("no graphs", runner_of(of, caches, limits, graphs=False))):
         for batch in batches:
             split = steps_of(Watched(runner, place), accelerator, limits, batch, context)
             tell(table, f"{name}, batch {batch}", split, target=name == "graphs" and batch == BATCHES[-1])
-        for batch in batches[1:]:
-            split = steps_of(Watched(runner, place), accelerator, limits, batch, context, prompt=PROMPT)
-            tell(table, f"{name}, batch {batch} beside a prompt of {PROMPT} tokens", split, target=False)
+        for batch, prompt in product(batches[1:], prompts):
+            split = steps_of(Watched(runner, place), accelerator, limits, batch, context, prompt=prompt)
+            tell(table, f"{name}, batch {batch} beside a prompt of {prompt} tokens", split, target=False)
 
 
 def steps_of(

@@ -27,7 +27,7 @@ SHAPES = (
 TOLERANCES = {torch.float32: 4e-6, HALF: 4e-3 if INTERPRETED else 2e-2}
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-FEW, MANY = 1, 64  # processors of a device: with many of them few sequences are cut
+FEW, MANY = 1, 16  # processors of a device: with many of them few sequences are cut
 # The interpreter takes seconds for a case: there each dtype is tried with one number of processors.
 PAIRS = [(torch.float32, FEW), (HALF, MANY), *([] if INTERPRETED else [(torch.float32, MANY), (HALF, FEW)])]
 pairs = pytest.mark.parametrize(("dtype", "processors"), PAIRS, ids=str)
@@ -77,6 +77,23 @@ def test_sequences_that_end_at_the_edges_of_tiles_and_splits(
 ) -> None:
     lengths = [16, 17, 63, 64, 65, 127, 128, 129, 257]
     check(Shape(2, 1, head_dim, 16), [(length, 1) for length in lengths], len(lengths), dtype, processors)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "more"),
+    [
+        ([9, 1, 700, 30], None),
+        ([9, 1, 700, 30], (3, 2)),
+        ([700, 9], None),
+        ([5] * 40 + [300], (3, 2)),
+        ([1] * 270 + [200], None),
+    ],
+    ids=str,
+)
+def test_a_long_sequence_among_short_ones_is_cut(lengths: list[int], more: tuple[int, int] | None) -> None:
+    shape, spans = Shape(4, 1, 16, 16), [(length, 1) for length in lengths]
+    mine, expected = both(attention_for(MANY), shape, spans, len(spans), device=DEVICE, more=more)
+    torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
 
 
 @dtypes

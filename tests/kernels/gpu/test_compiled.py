@@ -157,7 +157,8 @@ def check(launch: Launch, capability: int, most_spilled: int) -> None:
 
 def test_a_decode_leaves_room_for_a_second_program() -> None:
     """While one waits for memory, another may ask for its own."""
-    decodes = [launch for launch in launches() if launch.kernel.__name__ == "decode_split"]
+    decodes = [launch for launch in launches() if launch.kernel.__name__ == "decode_share"]
+    assert decodes
     for launch in decodes:
         kernel = compiled(launch)
         assert 2 * kernel.shared <= H200.shared
@@ -172,27 +173,15 @@ def test_attention_asks_the_device_for_no_length(mixed: bool) -> None:
     with noted() as asked:
         TritonAttention(H200).attend(queries, LayerCache(memory, memory), table_step(4, 16, "meta", mixed))
     names = [launch.kernel.__name__ for launch in asked]
-    if mixed:
-        assert names == ["decode_split", "prefill_tile", "combine_splits"]
-    else:
-        assert names == ["decode_split", "combine_splits", "prefill_tile", "combine_splits"]
+    assert names == ["plan_shares", "decode_share", "combine_shares", "prefill_tile", "combine_splits"]
 
 
-@pytest.mark.parametrize(("sequences", "splits"), [(1, 64), (2, 64), (8, 16), (66, 1), (128, 1), (256, 1)])
-def test_few_sequences_are_cut_so_that_the_device_is_full(sequences: int, splits: int) -> None:
+@pytest.mark.parametrize(("sequences", "added"), [(1, 63), (2, 99), (66, 99), (128, 99), (256, 99)])
+def test_as_many_programs_are_added_as_fill_the_device(sequences: int, added: int) -> None:
+    """Fewer where the longest sequences cannot be cut into so many."""
     queries = torch.zeros(sequences, 16, 128, dtype=torch.bfloat16)
     memory = torch.zeros(3, BLOCK_SIZE, 8, 128, dtype=torch.bfloat16)
     with noted() as asked:
         TritonAttention(H200).decode(queries, LayerCache(memory, memory), table_step(sequences, 0))
-    assert asked[0].grid == (8, sequences, splits)
-    assert len(asked) == (1 if splits == 1 else 2)
-
-
-def test_all_layers_are_copied_by_one_launch() -> None:
-    memory = torch.zeros(5, 2, 8, BLOCK_SIZE, 2, 64)
-    with noted() as asked:
-        TritonPointwise().copy([LayerCache(*layer) for layer in memory], [Copy(0, 1, 3), Copy(2, 3, 9)])
-    assert [launch.grid[0] for launch in asked] == [10]
-    with noted() as asked:
-        TritonPointwise().copy([LayerCache(*layer) for layer in memory], [])
-    assert not asked
+    assert asked[1].grid == (8, sequences + added)
+    assert [launch.kernel.__name__ for launch in asked] == ["plan_shares", "decode_share", "combine_shares"]

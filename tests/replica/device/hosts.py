@@ -76,7 +76,8 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
     runner = DeviceRunner(model, PlainAttention(), draw, caches, limits, accelerator)
     runner.memory = DeviceMemory(memory, accelerator)
     if config.graphs:
-        capture_all(runner, tuple(size for size in sizes_of(limits) if not size.mixed or size.rows <= FEW_ROWS))
+        sizes = sizes_of(limits, model.config)
+        capture_all(runner, tuple(size for size in sizes if not size.mixed or size.rows <= FEW_ROWS))
     return runner
 
 

@@ -16,8 +16,10 @@ from kernels.sampling import draw
 from replica.device import build
 from replica.device.build import doubled, kernels_for, rehearse, rehearse_copy, sizes_of
 from replica.device.runner import Limits
+from replica.model.config import parse_config
 from tests.replica.device.hosts import HostAccelerator, runner_of
 from tests.replica.models import config_of, saved
+from tests.replica.shapes import QWEN3_06B
 
 
 def choice(name: str) -> ChosenAttention:
@@ -46,7 +48,7 @@ def test_short_texts_are_rehearsed_by_doubling(most: int, expected: list[int]) -
 
 def test_graphs_are_captured_from_the_largest_on() -> None:
     """The other graphs fit into its memory; the first two determine the total."""
-    sizes = sizes_of(Limits(rows=300, requests=40, tokens=512))
+    sizes = sizes_of(Limits(rows=300, requests=40, tokens=512), parse_config(QWEN3_06B, "the shape"))
     assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
     assert {size.rows for size in sizes if not size.mixed} == {1, 2, 4, 8, 16, 24, 32, 40}
     assert {size.rows for size in sizes if size.mixed} == {16, 32, 64, 96, 128, 160, 192, 224, 256, 300}

@@ -9,8 +9,8 @@ import torch
 from replica.chain import Chain
 from replica.device.accelerator import Memory
 from replica.device.block_tables import UPDATE_BYTES, BlockTables
-from replica.device.build import Needs, blocks_that_fit, graphs_bytes
-from replica.device.graph_sizes import MIXED_ROWS, decode_sizes, mixed_sizes, size_for
+from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
+from replica.device.graph_sizes import LEAST_MIXED, MOST_MIXED, decode_sizes, mixed_sizes, size_for
 from replica.device.inputs import TYPES, Counts, Staging, length_of, places_of
 from replica.messages import Sampling
 from replica.request import Request
@@ -146,13 +146,22 @@ def test_a_ladder_ends_at_the_largest_and_wastes_little(largest: int) -> None:
     assert size_for((), 1) is None
 
 
-@pytest.mark.parametrize("largest", [1, 15, 16, 40, 64, 300, 512, 16_384])
+LARGE, SMALL = 200_000_000, 20_000_000  # parameters of a layer
+
+
+@pytest.mark.parametrize("largest", [1, 15, 16, 40, 64, 300, 512, 1900, 16_384])
 def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
-    sizes = mixed_sizes(largest)
-    assert sizes == tuple(sorted(set(sizes))) and sizes[-1] == min(largest, MIXED_ROWS)
+    sizes = mixed_sizes(largest, SMALL)
+    assert sizes == tuple(sorted(set(sizes))) and sizes[-1] == min(largest, MOST_MIXED)
     for rows in range(1, sizes[-1] + 1):
         size = size_for(sizes, rows)
-        assert size is not None and rows <= size <= max(16, rows + 63)
+        assert size is not None and rows <= size <= max(16, rows + 63, rows * 5 // 4)
+
+
+def test_large_models_have_graphs_for_short_prompts_only() -> None:
+    """They keep the device busy for longer than it takes to launch their kernels."""
+    assert mixed_sizes(16_384, LARGE)[-1] == LEAST_MIXED
+    assert mixed_sizes(16_384, LARGE // 4)[-1] == 1000
 
 
 # ---- memory
@@ -163,31 +172,36 @@ NEEDS = Needs(step=8 * GB, graphs=2 * GB)
 
 
 def test_what_is_left_of_the_memory_is_for_blocks() -> None:
-    before, loaded = Memory(free=100 * GB, total=100 * GB), Memory(free=60 * GB, total=100 * GB)
+    before, loaded = Memory(100 * GB, 100 * GB, own=GB), Memory(60 * GB, 100 * GB, own=41 * GB)
     assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 40 * GB // (16 * 10**5) - 1
 
 
 def test_several_share_a_gpu_by_their_parts_of_it() -> None:
     """Memory of the first one is not counted for the second one."""
-    first = blocks_that_fit(Memory(80 * GB, 80 * GB), Memory(70 * GB, 80 * GB), 0.45, NEEDS, 16, 10**5)
+    first = blocks_that_fit(Memory(80 * GB, 80 * GB, 0), Memory(70 * GB, 80 * GB, 10 * GB), 0.45, NEEDS, 16, 10**5)
     left = 80 * GB - 36 * GB
-    second = blocks_that_fit(Memory(left, 80 * GB), Memory(left - 10 * GB, 80 * GB), 0.45, NEEDS, 16, 10**5)
+    second = blocks_that_fit(Memory(left, 80 * GB, 0), Memory(left - 10 * GB, 80 * GB, 10 * GB), 0.45, NEEDS, 16, 10**5)
     assert first == second == 16 * GB // (16 * 10**5) - 1
 
 
+def test_what_others_take_meanwhile_is_not_counted_as_weights() -> None:
+    before, loaded = Memory(80 * GB, 80 * GB, 0), Memory(40 * GB, 80 * GB, 10 * GB)
+    assert blocks_that_fit(before, loaded, 0.45, NEEDS, 16, 10**5) == 16 * GB // (16 * 10**5) - 1
+
+
 def test_what_others_hold_cannot_be_had() -> None:
-    before, loaded = Memory(free=40 * GB, total=100 * GB), Memory(free=30 * GB, total=100 * GB)
+    before, loaded = Memory(40 * GB, 100 * GB, 0), Memory(30 * GB, 100 * GB, 10 * GB)
     assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 20 * GB // (16 * 10**5) - 1
 
 
 def test_without_memory_left_the_error_names_its_users() -> None:
-    before, loaded = Memory(free=20 * GB, total=24 * GB), Memory(free=5 * GB, total=24 * GB)
+    before, loaded = Memory(20 * GB, 24 * GB, 0), Memory(5 * GB, 24 * GB, 15 * GB)
     said = r"0.9 of the GPU's 24.0 GB may be used .* others hold 4.0 GB; weights take 15.0 GB, a step 8.0 GB"
     with pytest.raises(MemoryError, match=said):
         blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5)
 
 
 def test_graphs_are_counted_by_the_two_largest() -> None:
-    assert graphs_bytes([100, 7], 10) == 100 + 9 * 7
-    assert graphs_bytes([100], 1) == 100
+    assert graphs_bytes([100, 7], 10) == 100 + 9 * 7 + 10 * GRAPH_BYTES
+    assert graphs_bytes([100], 1) == 100 + GRAPH_BYTES
     assert graphs_bytes([], 0) == 0
