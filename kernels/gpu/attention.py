@@ -1,8 +1,8 @@
 """Paged attention in Triton: the kernels that a step launches, and the share of each program.
 
 Several programs read one sequence where there are too few of them to fill the device, and where the sequence is much
-longer than others. A graph keeps the number of programs, so it depends on no length; how those that decode divide the
-tokens among them, they find out from the lengths.
+longer than others. A graph keeps the number of programs, so it depends on no length. How those that decode divide the
+tokens among them is planned on the device, once in a step.
 """
 
 from subprocess import CalledProcessError
@@ -59,7 +59,7 @@ class TritonAttention(Attention[TableStep]):
 
     def plan(self, step: TableStep, cache: LayerCache) -> Tensor | None:
         """The shares of the decoding rows: `plan_shares` says what is in its rows."""
-        sequences = step.decoding if step.mixed is None else min(step.prefilling, len(step.lengths))
+        sequences = decoders_of(step)
         if not sequences:
             return None
         tile = tile_of(cache)
@@ -96,19 +96,24 @@ class TritonAttention(Attention[TableStep]):
     def _decode(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
         plan = self.plan(step, cache) if step.plan is None else step.plan
         if plan is not None:
-            sequences = step.decoding if step.mixed is None else min(step.prefilling, len(step.lengths))
+            sequences = decoders_of(step)
             launch_decode(queries, cache, step, results, plan[:sequences], plan[sequences:])
 
     def _prefill(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
         if len(queries):
             grid = prefill_grid(queries, cache, step)
-            parts = parts_of(results, min(self._splits(1, grid.tiles, cache), -(-step.longest // SHORT)))
+            parts = parts_of(results, min(self._splits(grid.tiles, cache), -(-step.longest // SHORT)))
             launch_prefill(queries, cache, step, parts, grid, self._gpu)
             add_up(parts, results, step)
 
-    def _splits(self, waves: int, programs: int, cache: LayerCache) -> int:
+    def _splits(self, programs: int, cache: LayerCache) -> int:
         """The number of splits for a number of programs per KV head."""
-        return min(MAX_SPLITS, power_of_two(-(-waves * self._gpu.processors // (programs * cache.keys.shape[2]))))
+        return min(MAX_SPLITS, power_of_two(-(-self._gpu.processors // (programs * cache.keys.shape[2]))))
+
+
+def decoders_of(step: TableStep) -> int:
+    """Sequences that decode, at most."""
+    return step.decoding if step.mixed is None else min(step.prefilling, len(step.lengths))
 
 
 def mixed_splits(rows: int, cache: LayerCache, step: TableStep) -> int:
