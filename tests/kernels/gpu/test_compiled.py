@@ -36,6 +36,10 @@ REGISTERS = 65536  # that programs on a processor may have together
 MODELS = ((16, 8, 128), (32, 8, 128), (14, 2, 64), (32, 8, 64))  # heads, KV heads, head_dim
 LARGE = (8, 4, 256)
 BLOCK_SIZE = 16
+BATCHES = ((1, 8), (7, 40), (256, 4096))  # sequences that decode, and tokens of a prompt
+BOTH = ((True, False),) * len(BATCHES)  # ways to say which rows decode: in a graph, and outside of one
+# Whatever the model's sizes, a way adds the same to a kernel: one model has both, the others one for each batch.
+EITHER = ((True,), (False,), (True,))
 
 
 @cache
@@ -44,9 +48,9 @@ def launches() -> list[Launch]:
     with noted() as all_launches:
         for dtype, models in ((torch.bfloat16, MODELS), (torch.float32, MODELS[:1])):
             for model in models:
-                _attend(H200, dtype, *model)
+                _attend(H200, dtype, *model, BOTH if model == MODELS[0] else EITHER)
                 _fuse(dtype, *model)
-            _attend(H200, dtype, *LARGE)
+            _attend(H200, dtype, *LARGE, EITHER)
         for vocab in (32000, 151936, 50257):
             _draw(vocab)
     return different(all_launches)
@@ -57,12 +61,14 @@ def different(all_launches: list[Launch]) -> list[Launch]:
     return list({str(launch): launch for launch in all_launches}.values())
 
 
-def _attend(gpu: Gpu, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
-    for sequences, prefill in ((1, 8), (7, 40), (256, 4096)):
+def _attend(
+    gpu: Gpu, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, ways: tuple[tuple[bool, ...], ...]
+) -> None:
+    for (sequences, prefill), mixed_or_not in zip(BATCHES, ways, strict=True):
         attention, rows = TritonAttention(gpu), sequences + prefill
         memory = torch.zeros(3, BLOCK_SIZE, kv_heads, head_dim, dtype=dtype)
         queries = torch.zeros(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
-        for mixed in (True, False):
+        for mixed in mixed_or_not:
             attention.attend(queries, LayerCache(memory, memory), table_step(sequences, prefill, mixed=mixed))
 
 
@@ -143,7 +149,7 @@ def test_attention_compiles_and_fits_on_others(capability: int) -> None:
     """Some of its products there want a few registers more than there are."""
     with noted() as asked:
         for model in (MODELS[0], LARGE):
-            _attend(GPUS[capability], torch.bfloat16, *model)
+            _attend(GPUS[capability], torch.bfloat16, *model, EITHER)
     for launch in different(asked):
         check(launch, capability, most_spilled=192)
 

@@ -22,7 +22,7 @@ def check(asked: Wishes) -> None:
     assert mine.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 33, 130, 1001])
+@pytest.mark.parametrize("vocab", [1, 33, 130, 401] if INTERPRETED else [1, 2, 33, 130, 1001])
 def test_the_same_tokens_as_torch(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "LANES", 128)
     monkeypatch.setattr(sampling, "NOTED", 256)
@@ -37,7 +37,7 @@ def test_the_same_tokens_of_a_large_vocabulary(vocab: int) -> None:
 def test_more_tokens_than_are_noted_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "LANES", 64)
     monkeypatch.setattr(sampling, "NOTED", 64)
-    asked = wishes(3, 400, seed=3)
+    asked = wishes(3, 200, seed=3)
     flat = asked._replace(logits=asked.logits / 10, top_ks=asked.top_ks.fill_(0), top_ps=asked.top_ps.fill_(0.9))
     check(flat)
     check(flat._replace(top_ks=flat.top_ks.fill_(100)))
