@@ -20,7 +20,7 @@ from replica.messages import Sampling, Submit
 from tests.replica.grammar.constraints import compiler, text, vocabulary
 from tests.replica.models import SMALL, finish, native
 
-SCHEMAS = int(os.environ.get("WARMROUTE_RANDOM_SCHEMAS", "300"))
+SCHEMAS = int(os.environ.get("WARMROUTE_RANDOM_SCHEMAS", "144"))
 TOGETHER = 16
 MOST_TOKENS = 1500
 LENGTH = 2048
