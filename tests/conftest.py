@@ -1,7 +1,8 @@
 """Set the effort of the property tests, and let Ctrl-C arrive.
 
 They try the same examples every time, so that no change fails by chance: few of them among the fast tests, many among
-the slow ones. `make search` tries new ones.
+the slow ones. `make search` tries new ones. WARMROUTE_PROPERTIES names another profile: `.ci/run` has the fast tests
+try one example of each property, since the slow ones try the same and more.
 """
 
 import fcntl
@@ -28,7 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("default", COMMON, max_examples=15, derandomize=True)
 settings.register_profile("thorough", COMMON, max_examples=60, derandomize=True)
 settings.register_profile("search", COMMON, max_examples=5000)
-settings.load_profile("default")
+settings.register_profile("tried", COMMON, max_examples=1, derandomize=True)
+settings.load_profile(os.environ.get("WARMROUTE_PROPERTIES", "default"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it, and the programs under test would
     signal.signal(signal.SIGINT, signal.default_int_handler)
