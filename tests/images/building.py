@@ -125,7 +125,7 @@ def _unused(folder: str, names: list[str]) -> set[str]:
     """Names to leave out: in site-packages all but pip, elsewhere the library's tests and tools."""
     if folder.endswith("/site-packages"):
         return {name for name in names if not name.startswith("pip")}
-    return {"__pycache__", "test", "idlelib", "tkinter"}.intersection(names)
+    return {"test", "idlelib", "tkinter"}.intersection(names)
 
 
 def _lay(source: Path, target: Path) -> None:
