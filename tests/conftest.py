@@ -2,7 +2,7 @@
 
 They try the same examples every time, so that no change fails by chance: few of them among the fast tests, many among
 the slow ones. `make search` tries new ones. WARMROUTE_PROPERTIES names another profile: `.ci/run` has the fast tests
-try one example of each property, since the slow ones try the same and more.
+try one example of each property, since the slow ones try many.
 """
 
 import fcntl
