@@ -35,6 +35,13 @@ class First(NamedTuple):
     token_ids: list[int]
 
 
+class Loading(Engine):
+    """Brings back whatever it can: what is checked here is not whether that pays off, as it may not on a busy CPU."""
+
+    def _pays_off(self, medium: str) -> bool:  # noqa: ARG002
+        return True
+
+
 class Asker:
     """An engine whose cache holds about two of the longest prompts, with host memory for several behind it."""
 
@@ -50,7 +57,7 @@ class Asker:
         self.pinned_s = time.monotonic() - began_s
         # Whole blocks only: steps over KV from the GPU and from the host then have the same size.
         config = config_of(runner, limits, host_blocks=self.host.num_slots, enable_partial_reuse=False)
-        self.engine = Engine(config, runner, WallClock(), self.mover)
+        self.engine = Loading(config, runner, WallClock(), self.mover)
         self.chance = random.Random(0)
         self.vocabulary = runner.vocab_size
 
