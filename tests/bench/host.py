@@ -39,7 +39,8 @@ def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: i
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
     if new:
-        rows = size_for(mixed_sizes(runner.limits.rows, runner.model.config.parameters), batch + new)
+        config = runner.model.config
+        rows = size_for(mixed_sizes(runner.limits.rows, config.parameters // config.num_layers), batch + new)
         assert rows is not None, f"{batch + new} rows do not fit into a graph"
         runner.capture(Size(True, rows))
     runner._graphs = dict.fromkeys(runner._graphs, lambda: None)

@@ -4,14 +4,13 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tests.gpu.place import Place
 from tests.gpu.report import Table
-from tests.gpu.serving import ANSWER_S, TEXT, Served, cached_tokens, ready, replica, save, started, whole
+from tests.gpu.serving import TEXT, Served, asked, cached_tokens, ready, replica, save, started, whole
 
 TITLE = "a router before two replicas of a Qwen3-0.6B with random weights, on one GPU"
 USERS, TURNS, TURN_CHARACTERS = 8, 4, 2000  # a byte is a token
@@ -44,19 +43,14 @@ class Talk:
     def go_on(self) -> Turn:
         self._text += self._more
         body = {"model": "model", "prompt": self._text, "max_tokens": 1, "temperature": 0}
-        connection = HTTPConnection("127.0.0.1", self._router.port, timeout=ANSWER_S)
         began_s = time.perf_counter()
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            answer = connection.getresponse()
-            said = answer.read()
-        finally:
-            connection.close()
+        answer = asked(self._router, "POST", "/v1/completions", body)
+        taken_s = time.perf_counter() - began_s
         if answer.status != 200:
-            raise RuntimeError(f"the router says {answer.status}: {said[:500]!r}")
-        content, name = json.loads(said), answer.headers["x-warmroute-replica"]
-        prompt, taken_s = content["usage"]["prompt_tokens"], time.perf_counter() - began_s
-        self.turns.append(Turn(name, prompt, cached_tokens(content), taken_s))
+            raise RuntimeError(f"the router says {answer.status}: {answer.body[:500]!r}")
+        content = json.loads(answer.body)
+        prompt = content["usage"]["prompt_tokens"]
+        self.turns.append(Turn(answer.replica, prompt, cached_tokens(content), taken_s))
         return self.turns[-1]
 
 

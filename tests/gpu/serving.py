@@ -114,7 +114,7 @@ def ready(process: "subprocess.Popen[bytes]", log: Path, start: str = "ready on 
     line = eventually(said, READY_S, f"the server is ready; {log} says why not")
     port = int(line.split(",")[0].rpartition(":")[2])
     served = Served(process, port, line.rpartition("events ")[2], line)
-    eventually(lambda: asked(served, "GET", "/ready")[0] == 200, READY_S, f"/ready says 200; {log} says why not")
+    eventually(lambda: asked(served, "GET", "/ready").status == 200, READY_S, f"/ready says 200; {log} says why not")
     return served
 
 
@@ -130,12 +130,18 @@ def eventually(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
 # ---- HTTP
 
 
-def asked(served: Served, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    replica: str  # as a router says
+
+
+def asked(served: Served, method: str, path: str, body: Any = None) -> Answer:
     connection = HTTPConnection("127.0.0.1", served.port, timeout=ANSWER_S)
     try:
         connection.request(method, path, None if body is None else json.dumps(body))
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        return Answer(answer.status, answer.read(), answer.headers.get("x-warmroute-replica", ""))
     finally:
         connection.close()
 
@@ -158,14 +164,14 @@ def answers(table: Table, name: str, served: Served) -> None:
 
 
 def whole(served: Served, path: str, body: dict[str, Any]) -> Any:
-    status, answer = asked(served, "POST", path, body)
+    status, answer, _ = asked(served, "POST", path, body)
     if status != 200:
         raise RuntimeError(f"{path} says {status}: {answer[:500]!r}")
     return json.loads(answer)
 
 
 def streamed(served: Served, path: str, body: dict[str, Any], text_of: Callable[[Any], str]) -> str:
-    status, answer = asked(served, "POST", path, body | {"stream": True})
+    status, answer, _ = asked(served, "POST", path, body | {"stream": True})
     events_said = [line.removeprefix("data: ") for line in answer.decode().splitlines() if line.startswith("data: ")]
     if status != 200 or events_said[-1:] != ["[DONE]"]:
         raise RuntimeError(f"{path} streams {status}: {answer[-500:]!r}")

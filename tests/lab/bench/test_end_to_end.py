@@ -165,7 +165,7 @@ def test_a_router_and_its_replica_compare_within_their_intervals(running: tuple[
     assert all(each["figures"]["requests"] == 45 and not each["figures"]["failed"] for each in found["endpoints"])
     for name in ("TTFT mean", "e2e p50", "requests/s"):
         assert ratios[name]["low"] < ratios[name]["ratio"] < ratios[name]["high"]
-    assert ratios["e2e p50"]["low"] < 3 and ratios["e2e p50"]["high"] > 0.5  # wide where the machine is busy
+    assert 0.5 < ratios["e2e p50"]["ratio"] < 3  # its interval may be wide where the machine is busy
 
 
 def test_what_a_router_has_logged_can_be_asked_again(running: tuple[Fleet, RouterProcess], tmp_path: Path) -> None:
