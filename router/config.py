@@ -37,6 +37,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     # HTTP
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
+    workers: int = 0  # processes; 0: see `router.parts.workers_of`
     tls_cert: str | None = None
     tls_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024

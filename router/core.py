@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from router.peers.links import Links
     from router.records.tracing import Tracing
     from router.verification import Verification
+    from router.workers.colleagues import Colleagues
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Router:
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
         self.links: Links | None = None  # to other routers
+        self.colleagues: Colleagues | None = None  # the other workers, if there are several
         self.responses = HeldResponses()
         self.verification: Verification | None = None  # of prompts for engines that build them themselves
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 from api.http.connection import Limits
 from api.http.routes import RouteTable
@@ -12,7 +14,7 @@ from events.curve import shared_keys
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
-from router.http.app import build_app
+from router.http.app import answering, build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
@@ -30,20 +32,27 @@ from router.placement.load import ReplicaLoad
 from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission, WatchedKeys
+from router.proxy.responses import Held
 from router.records.access_log import AccessLog
 from router.records.request_log import RequestLog
+from router.status import not_ready
+from router.telling import Telling
 from router.upkeep import Upkeep
+from router.workers.colleagues import Colleagues
+from router.workers.processes import Place
+from router.workers.questions import CHANGES, RESPONSE
 
 log = logging.getLogger(__name__)
 
 KEYS_LOOK_S = 1.0
-DRAIN_LOOK_S = 0.05
+DRAIN_LOOK_S = READY_LOOK_S = 0.05
 
 
 class Front:
     """`start` it within a running loop, `drain` it when its work should end, then `close` it."""
 
-    def __init__(self, config: RouterConfig, listener: socket.socket) -> None:
+    def __init__(self, config: RouterConfig, listener: socket.socket, place: Place | None = None) -> None:
+        """`place`: if this is one of several workers."""
         self.config = config
         self.listener = listener
         tokenizers = Tokenizers(
@@ -62,9 +71,18 @@ class Front:
             lambda name: self.upkeep.sized(name),
         )
         members = Members(tokenizers.of)
-        self.router = Router(config, members, feeds, placement, Admission(keys, demand_key=config.demand_key))
+        self.router = Router(
+            config,
+            members,
+            feeds,
+            placement,
+            Admission(keys, demand_key=config.demand_key, shared=place and place.usage),
+        )
         self.upkeep = Upkeep(self.router, tokenizers)
         self.links = self.router.links = links_of(config, self.router)
+        self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
+        if self.colleagues is not None:
+            self.router.responses.ask_others = partial(held_elsewhere, self.colleagues)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)
         self.router.on_answer = self._access_log.answered if self._access_log else None
@@ -76,17 +94,20 @@ class Front:
         self.dashboard = Dashboard(self.router)
         more = named(config.client_paths)
         table = RouteTable((*ROUTES, *more))
-        app = build_app(self.router, self.upkeep, table, self.dashboard)
+        self._app = build_app(self.router, self.upkeep, table, self.dashboard)
         limits: Limits = connection_limits(config.max_connections)
         protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
-        self._server = http_server(app, limits, protocol, **tls)
+        self._server = http_server(self._app, limits, protocol, **tls)
         self._tasks: list[asyncio.Task[None]] = []
+        self._adopted: set[asyncio.Task[None]] = set()  # that begin
 
-    async def start(self) -> None:
-        """Start all tasks, and return once the router listens, which may be before it is ready."""
+    async def start(self, *, ready_within_s: float = 0.0) -> None:
+        """Start all tasks, and return once the router listens.
+
+        That may be before it is ready, for which it waits so long at most.
+        """
         self._tasks = [
-            asyncio.create_task(self._server.serve(sockets=[self.listener])),
             asyncio.create_task(self.discovery.run(self.upkeep.apply)),
             asyncio.create_task(self.upkeep.tick()),
             asyncio.create_task(self._look_at_keys()),
@@ -94,10 +115,43 @@ class Front:
         ]
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))
+        if self.colleagues is not None:
+            telling = Telling(self.router, self.upkeep)
+            self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), telling)))
+            await self._catch_up(self.colleagues)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ready_within_s):
+                while not_ready(self.router) is not None:
+                    await asyncio.sleep(READY_LOOK_S)
+        serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
+        self._tasks.insert(0, serving)
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
         self.check()
+        if self.colleagues is not None:
+            handed = self.colleagues.place.handed
+            handed.setblocking(False)
+            asyncio.get_running_loop().add_reader(handed, self._handed, handed)
+
+    def _handed(self, handed: socket.socket) -> None:
+        """Serve a connection that a worker that has ended would have accepted."""
+        try:
+            message, files, _, _ = socket.recv_fds(handed, 1, 1)
+        except BlockingIOError:
+            return
+        if not message:
+            asyncio.get_running_loop().remove_reader(handed)
+        for file in files:
+            task = asyncio.create_task(self._server.serve_accepted(socket.socket(fileno=file)))
+            self._adopted.add(task)
+            task.add_done_callback(self._adopted.discard)
+
+    async def _catch_up(self, colleagues: Colleagues) -> None:
+        """Make the changes of administrators that a worker which takes another one's place has not seen."""
+        if colleagues.place.replaces:
+            for changes in (await colleagues.told(CHANGES)).values():
+                self.upkeep.catch_up(changes.added, changes.draining)
 
     def check(self) -> None:
         """Raise the error that has ended a task, if there is one."""
@@ -153,6 +207,10 @@ class Front:
             await asyncio.sleep(KEYS_LOOK_S)
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
+
+
+async def held_elsewhere(colleagues: Colleagues, response_id: str) -> Iterable[Held]:
+    return (await colleagues.told(RESPONSE, response_id)).values()
 
 
 def links_of(config: RouterConfig, router: Router) -> Links | None:

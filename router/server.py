@@ -6,8 +6,9 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 
 import uvloop
 
@@ -15,7 +16,10 @@ from api.allocator import map_large_blocks
 from api.http.server import Signals, listen
 from router.config import RouterConfig
 from router.front import Front
+from router.parts import part_of, workers_of
+from router.workers.processes import Place, Processes
 
+READY_WITHIN_S = 10.0  # before a worker takes a part of the connections
 SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
 
 
@@ -28,30 +32,46 @@ def serve(config: RouterConfig) -> int:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
     try:
+        if (workers := workers_of(config)) > 1:
+            processes = Processes(config.host, config.port, workers, partial(_serve_part, config))
+            return processes.run(partial(_say, config))
         listener = listen(config.host, config.port)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         return _failed(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or --host")
     with listener:
-        return uvloop.run(_serve(config, listener))
+        return uvloop.run(_serve(config, listener, lambda: _say(config, listener)))
 
 
-async def _serve(config: RouterConfig, listener: socket.socket) -> int:
-    signals = Signals()
+def _serve_part(config: RouterConfig, place: Place, listener: socket.socket, on_listening: Callable[[], None]) -> int:
+    """The life of one of several workers."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {place.number}: %(message)s"))
+    return uvloop.run(_serve(part_of(config, place), listener, on_listening, place))
+
+
+def _say(config: RouterConfig, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.tls_cert else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    with suppress(OSError):  # without a reader of stdout, the router still serves
+        print(f"router on {url}\ndashboard on {url}/dashboard", flush=True)
+
+
+async def _serve(
+    config: RouterConfig, listener: socket.socket, on_listening: Callable[[], None], place: Place | None = None
+) -> int:
+    signals, replaces = Signals(), place is not None and place.replaces
     try:
-        front = Front(config, listener)
+        front = Front(config, listener, place)
     except (OSError, ValueError) as error:
         return _failed(str(error))
     try:
-        await front.start()
+        await front.start(ready_within_s=READY_WITHIN_S if replaces else 0.0)  # others serve meanwhile
         gc.collect()
         gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
         gc.set_threshold(50_000, 20, 50)
-        host, port = listener.getsockname()[:2]
-        scheme = "https" if config.tls_cert else "http"
-        with suppress(OSError):  # without a reader of stdout, the router still serves
-            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-            print(f"router on {url}\ndashboard on {url}/dashboard", flush=True)
+        on_listening()
         await _first(signals.end.wait(), front.failed())
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))

@@ -169,6 +169,12 @@ SETTINGS: dict[str, list[Setting]] = {
     "HTTP": [
         _row("host", TEXT, "The address to listen on.", metavar="HOST"),
         _row("port", click.IntRange(0, 65535), "The port to listen on; 0: any free one.", metavar="PORT"),
+        _row(
+            "workers",
+            click.IntRange(0, 64),
+            "Processes that answer at this port; 0: one for each CPU, up to 4, or one with --peer-listen.",
+            metavar="N",
+        ),
         _row("tls_cert", FILE, "Serve TLS with this certificate chain."),
         _row("tls_key", FILE, "The certificate's private key."),
         _row("max_body_bytes", COUNT, "The largest request body.", metavar="BYTES"),

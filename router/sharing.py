@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from router.core import Router
@@ -16,6 +17,7 @@ from router.prompts.prefixes.recent import RecentPrompt
 from router.prompts.prefixes.shared import Prefix, Shared
 from router.prompts.prefixes.tree import Run, Tree, most_shared
 from router.prompts.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
+from router.workers.questions import RECENT
 
 MOST_PREFIXES = 200
 MOST_NAMES = 20  # of replicas; `held_by` counts all of them
@@ -50,6 +52,12 @@ class Told(NamedTuple):
 async def told(router: Router, limit: int) -> Told:
     routed = router.recent.all()
     until_s = router.retained.until_s(router.now_s())
+    if router.colleagues is not None:
+        for there in (await router.colleagues.told(RECENT)).values():
+            routed += there.prompts
+            for key, ends_s in there.retained_until_s.items():
+                until_s[key] = max(ends_s, until_s.get(key, 0.0))
+        routed.sort(key=attrgetter("at_s"))
     return await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES), until_s)
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -47,6 +47,7 @@ class Upkeep:
 
     def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
         self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
+        self._to_drain: set[str] = set()  # once they are there
         self._router = router
         self._config = router.config
         self._wanted: Desired = {}
@@ -112,6 +113,16 @@ class Upkeep:
         del self.added[name]
         self.apply(self._wanted)
 
+    def catch_up(self, added: Mapping[str, ReplicaSpec], draining: Iterable[str]) -> None:
+        """Make the changes by request that another worker knows of."""
+        self._to_drain.update(draining)
+        for name, server in self._servers.items():
+            if name in self._to_drain:
+                server.health.drain()
+        self._to_drain -= self._servers.keys()
+        self.added = {**added, **self.added}
+        self.apply(self._wanted)
+
     @property
     def _servers(self) -> dict[str, Server]:
         return self._router.members.servers
@@ -127,8 +138,9 @@ class Upkeep:
         server = Server(spec, upstream, health)
         if key is not None:
             server.key_line = b"authorization: Bearer %b\r\n" % key.encode()
-        if spec.draining:
+        if spec.draining or spec.name in self._to_drain:
             health.drain()
+            self._to_drain.discard(spec.name)
         self._learning.arrange(server, (Rank(spec),))
         self._servers[spec.name] = server
         due = self._due[spec.name] = asyncio.Event()

@@ -26,6 +26,26 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
+def hold(host: str, port: int, *, first: bool) -> socket.socket:
+    """Keep a port for several listeners of this process, among which the kernel divides connections.
+
+    Only the `first` has to find it free: a second server must not take a part of another one's connections.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    held = socket.socket(family, kind, protocol)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if not first:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+        if first:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
 class HttpServer(uvicorn.Server):
     """A uvicorn server without signal handlers: a replica drains first."""
 
@@ -59,6 +79,16 @@ class HttpServer(uvicorn.Server):
 
     def _connections(self) -> list[HttpProtocol]:
         return [connection for connection in self.server_state.connections if isinstance(connection, HttpProtocol)]
+
+    async def serve_accepted(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        config, state = self.config, self.lifespan.state
+
+        def protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(config=config, server_state=self.server_state, app_state=state)  # type: ignore[call-arg]
+
+        with contextlib.suppress(OSError):  # its client has left, or speaks no TLS
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=config.ssl)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

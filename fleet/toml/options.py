@@ -30,6 +30,7 @@ OWN_OF_ROUTER = {
     **_leave_out("kubernetes_service", "kubernetes_pods", "kubernetes_namespace", "kubernetes_api"),
     "host": "give `warmroute up` --host",
     "port": "give `warmroute up` --port",
+    "workers": "the fleet's own router is one process; start another one with `warmroute router --registry`",
     "model_dir": _below_models("tokenizer"),
     "chat_template": _below_models("chat_template"),
 }

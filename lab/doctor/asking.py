@@ -96,7 +96,7 @@ class Asking(ExitStack):
 
 def router_metrics(router: Client) -> Samples:
     try:
-        samples = Samples(router.ask("GET", "/metrics").decode(errors="replace"))
+        samples = Samples(router.ask("GET", "/metrics").decode(errors="replace")).of_all_workers()
     except BadMetrics as error:
         raise router.stranger(error) from error
     if samples.total("warmroute_router:open_requests") is None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from router.dashboard.rows import Fleet, FleetView, Query, select_rows
 from router.dashboard.sampling import EVERY_S, Sampling
 from router.proxy.keys import Key
 from router.proxy.request_summary import PastDecision
+from router.workers.questions import DECIDED
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class Broadcast:
         self._alerts = Alerts(router)
         self._subscribers: set[Subscriber] = set()
         self._fleet: Fleet | None = None
+        self._decisions: list[dict[str, Any]] = []
         self._showing: asyncio.Task[None] | None = None
         self._forgetting: asyncio.TimerHandle | None = None
         self._closed = False
@@ -176,6 +179,7 @@ class Broadcast:
             if not self._router.admission.knows(subscriber.key, admin=subscriber.query.admin):
                 subscriber.end("its API key is not valid any more")
         fleet = self._fleet = await self._view.look()
+        self._decisions = await self._decided()
         await asyncio.sleep(0)
         await self._alerts.see(fleet)
         await asyncio.sleep(0)
@@ -186,16 +190,24 @@ class Broadcast:
                     subscriber.show(frame)
             await asyncio.sleep(0)
 
+    async def _decided(self) -> list[dict[str, Any]]:
+        """The newest decisions of all workers."""
+        newest = decided(self._router)
+        if self._router.colleagues is not None and any(subscriber.query.admin for subscriber in self._subscribers):
+            for there in (await self._router.colleagues.told(DECIDED)).values():
+                newest += there
+            newest = sorted(newest, key=itemgetter("at"), reverse=True)[:MOST_DECISIONS]
+        return newest
+
     def _frame(self, fleet: Fleet, query: FeedQuery) -> bytes:
         shown, rows = select_rows(fleet, query.query)
-        decisions = islice(reversed(self._router.decisions), MOST_DECISIONS) if query.admin else None
         frame = {
             "at": fleet.at,
             "totals": fleet.totals,
             "states": fleet.states,
             "shown": shown,
             "replicas": rows,
-            "decisions": None if decisions is None else list(map(_decided, decisions)),
+            "decisions": self._decisions if query.admin else None,
             "alerts": self._alerts.report,
             "models": self._models(),
         }
@@ -206,7 +218,12 @@ def event(name: str, content: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
 
 
-def _decided(one: PastDecision) -> dict[str, Any]:
+def decided(router: Router) -> list[dict[str, Any]]:
+    """This worker's newest decisions."""
+    return [_shown(one) for one in islice(reversed(router.decisions), MOST_DECISIONS)]
+
+
+def _shown(one: PastDecision) -> dict[str, Any]:
     return {
         "at": round(one.ts, 3),
         "request_id": one.request_id,

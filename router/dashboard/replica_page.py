@@ -9,10 +9,10 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from router.core import Router
-from router.dashboard.counts import ReplicaCounts
 from router.dashboard.rows import FleetView
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
 from router.dashboard.series import Series
+from router.members.counts import ReplicaCounts
 from router.members.members import Member
 from router.placement.placement import APPROXIMATE
 from router.prompts.prefixes.tree import Run
@@ -60,7 +60,7 @@ def page_of(
             "ages": _ages(router, member),
             "prefixes": prefixes,
         },
-        "counts": _counts(member),
+        "counts": _counts(sampling, member),
         "history": {"interval_s": EVERY_S, **series.columns()},
     }
 
@@ -90,10 +90,8 @@ def _ages(router: Router, member: Member) -> list[dict[str, float]] | None:
     return [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in ages.held(router.now_s())]
 
 
-def _counts(member: Member) -> dict[str, int]:
-    done = ReplicaCounts()
-    for tally in member.tallies.values():
-        done.count(tally, member.block_size)
+def _counts(sampling: Sampling, member: Member) -> dict[str, int]:
+    done = sampling.counts(member)
     return {
         "requests": done.requests,
         "errors": done.errors,

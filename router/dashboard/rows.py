@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from api.errors import invalid
 from router.core import Router
-from router.dashboard.counts import ReplicaCounts
 from router.dashboard.pauses import paused
-from router.dashboard.sampling import Sampling, unserved_by
+from router.dashboard.sampling import Sampling
 from router.doctor.index_rules import LAG_BATCHES
+from router.members.counts import ReplicaCounts
 from router.members.members import Member
 from router.responses import FeedState
 from router.status import blocks_of, inexact, state_of
@@ -104,6 +104,7 @@ class FleetView:
 
     async def look(self) -> Fleet:
         router = self._router
+        await self._sampling.others.look()
         recent, rows = ReplicaCounts(), []
         async for member in paused(list(router.members)):
             if member in router.members:  # it may have left during a pause
@@ -136,7 +137,7 @@ class FleetView:
             state=state,
             inexact=inexact(member, feed),
             severity=_severity(member, status, state, feed, recent),
-            in_flight=candidate.in_flight,
+            in_flight=self._sampling.in_flight(member),
             running=candidate.running,
             waiting=candidate.waiting,
             queued_tokens=round(candidate.queued_tokens),
@@ -164,12 +165,12 @@ class FleetView:
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
         router, over_s = self._router, self._sampling.over_s()
-        unserved = unserved_by(router) - self._sampling.unserved_before
+        unserved = self._sampling.unserved() - self._sampling.unserved_before
         return Totals(
             replicas=len(rows),
             up=sum(row.why is None for row in rows),
             in_flight=sum(row.in_flight for row in rows),
-            waiting_here=len(router.waiting),
+            waiting_here=self._sampling.waiting(),
             running=sum(row.running for row in rows),
             waiting=sum(row.waiting for row in rows),
             queued_tokens=sum(row.queued_tokens for row in rows),

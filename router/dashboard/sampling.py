@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from router.core import Router
-from router.dashboard.counts import ReplicaCounts, counts_of
+from router.dashboard.other_workers import OtherWorkers
 from router.dashboard.pauses import paused
 from router.dashboard.series import Series
+from router.members.counts import ReplicaCounts, counts_of
 from router.members.members import Member
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Sampling:
         self.taken = 0  # points since the start
         self.before_s = self._at_s = router.now_s()
         self.unserved_before = self._unserved = 0
+        self.others = OtherWorkers(router.colleagues)
         self._router = router
         self._replicas: dict[str, Sampled] = {}
 
@@ -79,20 +81,21 @@ class Sampling:
                 log.exception("Internal error while sampling for the dashboard")
 
     async def sample(self) -> None:
+        await self.others.look()
         router, at_s, now_s = self._router, time.time(), self._router.now_s()
         over_s = max(1e-3, now_s - self._at_s)
-        total, in_flight, waiting, queued, up = ReplicaCounts(), 0, len(router.waiting), 0.0, 0
+        total, in_flight, waiting, queued, up = ReplicaCounts(), 0, self.waiting(), 0.0, 0
         looked: list[tuple[Sampled, ReplicaCounts, Sequence[float | None]]] = []
         async for member in paused(list(router.members)):
-            sampled, counts = self.sampled(member) or _unsampled(member), counts_of(member, router.feeds)
+            sampled, counts = self.sampled(member) or _unsampled(member), self.counts(member)
             since, candidate = counts.since(sampled.counts), member.candidate
-            looked.append((sampled, counts, _values(member, since, over_s)))
+            looked.append((sampled, counts, self._values(member, since, over_s)))
             total.add(since)
-            in_flight += candidate.in_flight
+            in_flight += self.in_flight(member)
             waiting += candidate.waiting
             queued += candidate.queued_tokens
             up += candidate.unavailable is None
-        unserved = unserved_by(router)
+        unserved = self.unserved()
         values = (
             *(total.ttft_s(share) for share in (0.5, 0.9, 0.99)),
             total.requests / over_s,
@@ -114,17 +117,46 @@ class Sampling:
         self._replicas = {sampled.member.name: sampled for sampled, _, _ in looked}
         self.taken += 1
 
+    # ---- of all workers
+
+    def counts(self, member: Member) -> ReplicaCounts:
+        counts = counts_of(member, self._router.feeds)
+        counts.add(self.others.counts(member.name))
+        return counts
+
+    def in_flight(self, member: Member) -> int:
+        return member.candidate.in_flight + self.others.in_flight(member.name)
+
+    def waiting(self) -> int:
+        return len(self._router.waiting) + self.others.waiting
+
+    def unserved(self) -> int:
+        return unserved_by(self._router) + self.others.unserved
+
     # ---- current rates
 
     def recently(self, member: Member) -> ReplicaCounts:
         """The member's counts since `before_s`."""
-        counts = counts_of(member, self._router.feeds)
+        counts = self.counts(member)
         sampled = self.sampled(member)
         return counts if sampled is None else counts.since(sampled.before)
 
     def over_s(self) -> float:
         """The time that `recently` covers: one to two intervals."""
         return max(LEAST_S, self._router.now_s() - self.before_s)
+
+    def _values(self, member: Member, since: ReplicaCounts, over_s: float) -> Sequence[float | None]:
+        """In the order of REPLICA_SERIES."""
+        return (
+            since.requests / over_s,
+            since.prompt_tokens / over_s,
+            since.hit_predicted(),
+            since.hit_reported(),
+            self.in_flight(member),
+            member.candidate.queued_tokens,
+            since.ttft_s(0.5),
+            since.ttft_s(0.99),
+        )
 
     def sampled(self, member: Member) -> Sampled | None:
         """The member at the last points; None if it joined later."""
@@ -134,20 +166,6 @@ class Sampling:
 
 def _unsampled(member: Member) -> Sampled:
     return Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
-
-
-def _values(member: Member, since: ReplicaCounts, over_s: float) -> Sequence[float | None]:
-    """In the order of REPLICA_SERIES."""
-    return (
-        since.requests / over_s,
-        since.prompt_tokens / over_s,
-        since.hit_predicted(),
-        since.hit_reported(),
-        member.candidate.in_flight,
-        member.candidate.queued_tokens,
-        since.ttft_s(0.5),
-        since.ttft_s(0.99),
-    )
 
 
 def unserved_by(router: Router) -> int:

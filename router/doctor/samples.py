@@ -1,9 +1,12 @@
 """Samples of a Prometheus /metrics response."""
 
+import re
 from collections import defaultdict
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+
+_KNOWN_TO_ALL = re.compile(r"warmroute_router:(?:index|event|replica)_(?!in_flight)")
 
 
 class BadMetrics(Exception):
@@ -28,6 +31,23 @@ class Samples:
         kept, wanted = Samples(), str(rank)
         for name, samples in self._samples.items():
             kept._samples[name] = [one for one in samples if one.labels.get(_rank_label(one), wanted) == wanted]
+        return kept
+
+    def of_all_workers(self) -> "Samples":
+        """The samples of a router as if it had one worker.
+
+        Each counts its own requests, which are added up; what all know of a replica, they know from the same events.
+        """
+        kept = Samples()
+        for name, samples in self._samples.items():
+            values: dict[frozenset[tuple[str, str]], list[Sample]] = defaultdict(list)
+            for one in samples:
+                labels = {label: value for label, value in one.labels.items() if label != "worker"}
+                values[frozenset(labels.items())].append(one._replace(labels=labels))
+            merge = max if _KNOWN_TO_ALL.match(name) else sum
+            kept._samples[name] = [
+                same[0]._replace(value=float(merge(one.value for one in same))) for same in values.values()
+            ]
         return kept
 
     def total(self, *names: str, **labels: str) -> float | None:

@@ -1,6 +1,7 @@
 """The app for all routes that the router answers itself, behind a gate that admits requests."""
 
 from importlib.metadata import version
+from urllib.parse import unquote
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -16,9 +17,14 @@ from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.http.document import DIRECT, control, direct, document
 from router.http.endpoints import Endpoints
+from router.http.one_answer import OneAnswer, answer_of
 from router.http.routes import APP_ROUTES
+from router.proxy.admission import Admitted
 from router.records.access_log import line_of
 from router.upkeep import Upkeep
+from router.workers.colleagues import Answer, Answering, Asked
+
+FROM_WORKER = "from_worker"  # in the scope of a request that another worker has admitted
 
 
 class RouterGate:
@@ -31,6 +37,10 @@ class RouterGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope.get(FROM_WORKER):
+            mark_admitted(scope, self._table.asked(scope))
             await self._app(scope, receive, send)
             return
         router = self._router
@@ -63,7 +73,8 @@ class RouterGate:
 
         try:
             mark_admitted(scope, asked)
-            await self._app(scope, receive, count)
+            app = self._app if router.colleagues is None else OneAnswer(self._app, router.colleagues)
+            await app(scope, receive, count)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, count)
         finally:
@@ -101,6 +112,35 @@ def build_app(router: Router, upkeep: Upkeep, table: RouteTable, dashboard: Dash
             CORSMiddleware, allow_origins=list(router.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     return app
+
+
+def answering(app: ASGIApp) -> Answering:
+    """Answer what other workers have admitted."""
+
+    async def answer(asked: Asked) -> Answer:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": asked.body, "more_body": False}
+
+        raw_path = asked.raw_path.decode("ascii")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": asked.method,
+            "scheme": "http",
+            "path": unquote(raw_path),
+            "raw_path": asked.raw_path,
+            "root_path": "",
+            "query_string": asked.query,
+            "headers": [*asked.headers, (b"content-length", b"%d" % len(asked.body))],
+            "client": None,
+            "server": None,
+            "state": {"admitted": Admitted("", admin=asked.sees_all)},
+            FROM_WORKER: True,
+        }
+        return await answer_of(app, scope, receive)
+
+    return answer
 
 
 async def _past_the_app() -> Response:

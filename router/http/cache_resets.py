@@ -12,6 +12,7 @@ from router.http.adapters import BAD_GATEWAY, MOST_AT_ONCE, MOST_SHOWN, SUCCESS,
 from router.members.broken import Broken
 from router.members.fetch import fetch
 from router.members.members import Server, no_replica
+from router.workers.questions import EXPECT_CLEAR
 
 RESET_S = 60.0  # an engine may first end its requests
 REFUSALS = 400, 404, 409
@@ -47,6 +48,8 @@ async def reset_caches(router: Router, query: Iterable[tuple[str, str]]) -> tupl
     if not servers:
         raise no_replica("there is no replica")
     at_once = asyncio.Semaphore(MOST_AT_ONCE)
+    if router.colleagues is not None:
+        await router.colleagues.told(EXPECT_CLEAR)
 
     async def at(server: Server) -> ResetAtReplica:
         async with at_once:

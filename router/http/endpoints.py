@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -36,6 +37,7 @@ from router.status import index_status, not_ready, replica_status
 from router.upkeep import Upkeep
 
 DONE = {"status": "ok"}
+USUAL_DECISIONS = 100
 MAX_SMALL_BODY = 1024 * 1024
 MOST_NAMES = 10  # of replicas, in an error
 
@@ -185,7 +187,7 @@ class Endpoints:
             return json_response(await explained(self._router, *asked))
 
     async def decisions(self, request: Request) -> Response:
-        remembered = list(self._router.decisions)[-limit_of(request, 100) :][::-1]
+        remembered = list(self._router.decisions)[-limit_of(request.query_params, USUAL_DECISIONS) :][::-1]
         return json_response({"decisions": [one.record() for one in remembered]})
 
     async def decision(self, request: Request) -> Response:
@@ -197,7 +199,7 @@ class Endpoints:
         return json_response(found.record())
 
     async def prefixes(self, request: Request) -> Response:
-        limit = limit_of(request, 20)
+        limit = limit_of(request.query_params, 20)
         async with self._sharing:
             return json_response(await shared(self._router, limit))
 
@@ -230,6 +232,7 @@ class Endpoints:
         return self._dashboard.feed(query_of(request.query_params), request.state.admitted)
 
     async def dashboard_replica(self, request: Request) -> Response:
+        await self._dashboard.sampling.others.look()
         member, prefixes = self._member(request), None
         if request.state.admitted.admin:
             prefixes = await self._dashboard.prefixes(member)
@@ -268,8 +271,8 @@ def _file(request: Request, path: str) -> Response:
     return Response(found.content, headers=headers, media_type=found.content_type)
 
 
-def limit_of(request: Request, usual: int) -> int:
-    text = request.query_params.get("limit", str(usual))
+def limit_of(query: QueryParams, usual: int) -> int:
+    text = query.get("limit", str(usual))
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise invalid(f"limit is {text[:20]!r}; write a whole number above 0 with 9 digits at most", "limit")
     return int(text)

@@ -5,7 +5,6 @@ It runs for every request: no needless allocation, no clock, no I/O.
 
 import itertools
 import logging
-import math
 import secrets
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
@@ -17,6 +16,8 @@ from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
 from router.proxy.keys import Key, Keys, parse_keys
+from router.proxy.shared_usage import SharedUsage
+from router.proxy.usage import Usage
 from router.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
@@ -30,35 +31,7 @@ MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
 MAX_REQUEST_ID = 128
 
-BURST = 1 / 6  # the share of a minute's requests that may come at once
-
 _VISIBLE = bytes(range(33, 127))
-
-
-class Bucket(Struct):
-    """A token bucket, refilled evenly; steps back in time are ignored."""
-
-    tokens: float
-    filled_s: float
-
-    def take(self, per_minute: float, now_s: float) -> float:
-        """Take a token and return 0, or return the seconds until there is one."""
-        most = max(1.0, per_minute * BURST)
-        if now_s > self.filled_s:
-            self.tokens = min(most, self.tokens + (now_s - self.filled_s) * per_minute / 60)
-            self.filled_s = now_s
-        self.tokens = min(most, self.tokens)  # the limit may have changed
-        if self.tokens >= 1.0 - 1e-9:  # sums of floats are inexact
-            self.tokens = max(0.0, self.tokens - 1.0)
-            return 0.0
-        return (1.0 - self.tokens) * 60 / per_minute
-
-
-class Usage(Struct):
-    """The usage of one key; it survives a change of the keys."""
-
-    bucket: Bucket | None = None
-    in_flight: int = 0
 
 
 class Admitted(Struct):
@@ -82,8 +55,12 @@ class Admission:
     Without an administrator's key, only clients on this machine may administer.
     """
 
-    def __init__(self, keys: Iterable[Key] = (), *, demand_key: bool = False) -> None:
+    def __init__(
+        self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedUsage | None = None
+    ) -> None:
+        """`shared`: what all workers of the router count together."""
         self.keys = Keys(())
+        self._shared = shared
         self._demand_key = demand_key
         self._admin_exists = False
         self._usage: dict[str, Usage] = {}
@@ -144,6 +121,8 @@ class Admission:
         if admitted.usage is not None:
             admitted.usage.in_flight -= 1
             admitted.usage = None
+            if self._shared is not None and admitted.key is not None:
+                self._shared.left(admitted.key.name)
 
     def knows(self, key: Key | None, *, admin: bool) -> bool:
         """Return whether the key would still be admitted; responses that go on for hours have to check this."""
@@ -192,15 +171,11 @@ class Admission:
         if key.max_in_flight is None and key.requests_per_minute is None:
             return
         usage = self._usage[key.name]
-        if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
-            raise _limited(f"this API key has {usage.in_flight} requests running, which is its limit; wait for one", 1)
-        if key.requests_per_minute is not None:
-            if usage.bucket is None:
-                usage.bucket = Bucket(math.inf, now_s)
-            wait_s = usage.bucket.take(key.requests_per_minute, now_s)
-            if wait_s > 0:
-                rate = f"{key.requests_per_minute:g} requests a minute"
-                raise _limited(f"this API key may send {rate}; try again in {wait_s:.1f} s", wait_s)
+        if self._shared is None:
+            usage.take(key, now_s)
+        else:
+            with self._shared.opened(key.name) as by_all:
+                by_all.take(key, now_s)
         usage.in_flight += 1
         admitted.usage = usage
 
@@ -279,12 +254,6 @@ def is_loopback(host: str) -> bool:
 
 def _forbidden(message: str) -> ApiError:
     return ApiError(403, message, code="admin_key_required")
-
-
-def _limited(message: str, wait_s: float) -> ApiError:
-    # The header counts whole seconds (RFC 9110, 10.2.3).
-    headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
-    return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
 def _headers_too_large(size: int, count: int) -> ApiError:

@@ -116,6 +116,8 @@ class Conversing(Forwarding):
 
     async def _generate_continued(self, api: GenerationApi, exchange: Exchange, previous: _Previous) -> None:
         """Put the conversation of the previous response into the body: then any replica can go on with it."""
+        if self.router.responses.may_be_elsewhere(previous.response_id):
+            await self.router.responses.find(previous.response_id)
         items = await conversation(self._holder_of(previous.response_id), previous.response_id)
         exchange.aside = None
         exchange.body = bytearray(continued(bytes(exchange.body), items, previous.field))
@@ -140,12 +142,24 @@ class Conversing(Forwarding):
     # ---- the prompt
 
     def _make_ready(self) -> None:
+        previous = _previous_in(self._body) if self.api == "responses" else None
+        if previous is not None and self.router.responses.may_be_elsewhere(previous.response_id):
+            self._aside(partial(self._make_ready_asked, previous))
+        else:
+            self._make_ready_after(previous)
+
+    async def _make_ready_asked(self, previous: _Previous) -> None:
+        await self.router.responses.find(previous.response_id)
+        self.exchange.aside = None
+        self._make_ready_after(previous)
+
+    def _make_ready_after(self, previous: _Previous | None) -> None:
         body, name = self._body, self._model
         if name is None or not body:
             self.place()
             return
         model = self.model = self.router.members.model(name)
-        if self.api == "responses" and (previous := _previous_in(body)) is not None:
+        if previous is not None:
             self._holder = _holder(self, previous.response_id)
         peek = peek_of(self.api, body, name) if is_quick(body) else None
         if peek is None:
@@ -304,8 +318,19 @@ class OfResponse(Forwarding):
     _holder: str | None = None
 
     def _make_ready(self) -> None:
-        parts = self.exchange.scope["path"].split("/")  # /v1/responses/ID, and perhaps /cancel
-        self._holder = _holder(self, parts[3]) if len(parts) > 3 else None
+        response_id = self.exchange.scope["path"].split("/")[3]  # of /v1/responses/ID, and perhaps /cancel
+        if self.router.responses.may_be_elsewhere(response_id):
+            self._aside(partial(self._make_ready_asked, response_id))
+        else:
+            self._make_ready_after(response_id)
+
+    async def _make_ready_asked(self, response_id: str) -> None:
+        await self.router.responses.find(response_id)
+        self.exchange.aside = None
+        self._make_ready_after(response_id)
+
+    def _make_ready_after(self, response_id: str) -> None:
+        self._holder = _holder(self, response_id)
         self.place()
 
     def _choose(self) -> Decision:

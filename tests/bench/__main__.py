@@ -23,6 +23,7 @@ PARTS = (
     "native",
     "front",
     "router",
+    "workers",
     "request_log",
     "prefixes",
     "dashboard",

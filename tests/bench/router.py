@@ -91,7 +91,7 @@ class Bench:
     """Routers side by side in front of the same workers; one is asked at a time."""
 
     def __init__(self, stack: ExitStack, rounds: int) -> None:
-        self.words = " ".join(path.read_text() for path in sorted(ROOT.glob("*/*.py"))).split(" ")
+        self.words = source_words()
         self.rounds = rounds
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-router-")))
         saved(trained(self.words), folder, tokenizer_config={"chat_template": TEMPLATES["qwen"]})
@@ -156,6 +156,10 @@ def rows(what: str, figures: dict[Mode, list[float]]) -> None:
         if over in figures and under in figures:
             ratios = [one / other for one, other in zip(figures[over], figures[under], strict=True)]
             row(f"{over.name} / {under.name}: {what}", ratios, "times")
+
+
+def source_words() -> list[str]:
+    return " ".join(path.read_text() for path in sorted(ROOT.glob("*/*.py"))).split(" ")
 
 
 # ---- the routers

@@ -28,10 +28,12 @@ CHANCE = re.compile(rb'"id":"[^"]*"|"created":\d+|"cached_tokens":\d+')
 
 
 class RouterProcess(Replica):
-    """`warmroute router` on a port of its own choice, or of ours."""
+    """`warmroute router` on a port of its own choice, or of ours; one process, unless the options say otherwise."""
 
     def __init__(self, *options: object, port: int = 0) -> None:
-        self._start([sys.executable, "-m", "fleet", "router", "--port", str(port), *map(str, options)])
+        workers = () if "--workers" in options else ("--workers", "1")
+        words = ["router", "--port", str(port), *workers, *map(str, options)]
+        self._start([sys.executable, "-m", "fleet", *words])
 
     def is_ready(self) -> bool:
         return self.get("/ready").status == 200

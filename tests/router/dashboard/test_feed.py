@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from api.errors import ApiError
 from events.native import Load
 from router.dashboard import broadcast, dashboard, sampling
-from router.dashboard.counts import ReplicaCounts, counts_of
 from router.dashboard.rows import Query
+from router.members.counts import ReplicaCounts, counts_of
 from router.members.feeds import Feeds
 from router.members.members import Member
 from router.proxy.keys import Key, digest_of, keys_from_options

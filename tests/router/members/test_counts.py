@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dashboard.counts import ReplicaCounts
+from router.members.counts import ReplicaCounts
 from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
 
 

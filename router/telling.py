@@ -1,0 +1,81 @@
+"""A worker's answers to its colleagues: what it alone knows of the whole router."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from router.core import Router
+from router.dashboard.broadcast import decided
+from router.dashboard.sampling import unserved_by
+from router.members.broken import Broken
+from router.members.counts import counts_of
+from router.upkeep import Upkeep
+from router.workers.colleagues import Question, Told, about
+from router.workers.questions import (
+    CHANGES,
+    DECIDED,
+    EXPECT_CLEAR,
+    FIGURES,
+    LEARN_AGAIN,
+    RECENT,
+    RESPONSE,
+    Changes,
+    Figures,
+    OfReplica,
+    RecentlyRouted,
+)
+
+
+class Telling:
+    def __init__(self, router: Router, upkeep: Upkeep) -> None:
+        self._router = router
+        self._upkeep = upkeep
+        answers: dict[Question[Any], Callable[[Told], Awaitable[Any]]] = {
+            FIGURES: self._figures,
+            CHANGES: self._changes,
+            RECENT: self._recent,
+            DECIDED: self._decided,
+            RESPONSE: self._response,
+            LEARN_AGAIN: self._learn_again,
+            EXPECT_CLEAR: self._expect_clear,
+        }
+        self._answers = {question.name: answer for question, answer in answers.items()}
+
+    async def __call__(self, told: Told) -> Any:
+        return await self._answers[told.question](told)
+
+    async def _figures(self, _: Told) -> Figures:
+        router = self._router
+        of_replicas = {
+            member.name: OfReplica(member.candidate.in_flight, counts_of(member, router.feeds))
+            for member in router.members
+        }
+        return Figures(of_replicas, len(router.waiting), unserved_by(router))
+
+    async def _changes(self, _: Told) -> Changes:
+        draining = [name for name, server in self._router.members.servers.items() if server.health.draining]
+        return Changes(self._upkeep.added, draining)
+
+    async def _recent(self, _: Told) -> RecentlyRouted:
+        router = self._router
+        return RecentlyRouted(router.recent.all(), router.retained.until_s(router.now_s()))
+
+    async def _decided(self, _: Told) -> list[dict[str, Any]]:
+        return decided(self._router)
+
+    async def _response(self, told: Told) -> Any:
+        return self._router.responses.get(about(told, str))
+
+    async def _learn_again(self, told: Told) -> bool:
+        servers = self._router.members.servers
+        named = [servers[name] for name in about(told, list[str]) if name in servers]
+        found = await asyncio.gather(*map(self._upkeep.learn_again, named), return_exceptions=True)
+        for error in found:
+            if error is not None and not isinstance(error, Broken):  # its health checks judge a broken one
+                raise error
+        return True
+
+    async def _expect_clear(self, _: Told) -> bool:
+        for server in self._router.members.servers.values():
+            self._router.expect_clear(server)
+        return True

@@ -1,0 +1,133 @@
+"""The other workers of the same router, asked through sockets in a folder that only this user may enter.
+
+A worker that is asked about the whole router asks its colleagues, too (`router/http/one_answer.py`). They answer a
+client's request by their own app, and questions of workers alone by `Telling`. One that does not answer in time is left
+out.
+"""
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct, msgpack
+
+from router.workers.processes import Place
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+MOST_BYTES = 256 * 2**20  # of a message
+SIZE = struct.Struct("!I")
+
+T = TypeVar("T")
+
+
+class Asked(Struct, frozen=True, tag="request"):
+    """A client's request, which this worker has admitted."""
+
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: list[tuple[bytes, bytes]]  # those that say how to read the body
+    body: bytes
+    sees_all: bool  # as an administrator
+
+
+class Told(Struct, frozen=True, tag="question"):
+    """A question of workers alone."""
+
+    question: str
+    about: bytes = b""  # packed
+
+
+class Answer(Struct):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Question(Struct, Generic[T], frozen=True):
+    """`answer` is the type of what colleagues tell."""
+
+    name: str
+    answer: type[T]
+
+
+Answering: TypeAlias = Callable[[Asked], Awaitable[Answer]]
+Telling: TypeAlias = Callable[[Told], Awaitable[Any]]
+
+_decode = msgpack.Decoder(Asked | Told).decode
+
+
+class Colleagues:
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._path = place.folder / f"worker-{place.number}"
+        self._others = {number: place.folder / f"worker-{number}" for number in range(place.workers)}
+        del self._others[place.number]
+
+    # ---- asking
+
+    async def ask(self, asked: Asked) -> dict[int, Answer]:
+        """Their answers to a client's request, by their numbers."""
+        return await self._ask_all(asked, Answer)
+
+    async def told(self, question: Question[T], about: object = None) -> dict[int, T]:
+        """Their knowledge, by their numbers."""
+        return await self._ask_all(Told(question.name, msgpack.encode(about)), question.answer)
+
+    async def _ask_all(self, asked: Asked | Told, answer: type[T]) -> dict[int, T]:
+        message = msgpack.encode(asked)
+        answers = await asyncio.gather(*(self._ask(number, message, answer) for number in self._others))
+        return {number: answer for number, answer in zip(self._others, answers, strict=True) if answer is not None}
+
+    async def _ask(self, number: int, message: bytes, answer: type[T]) -> T | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(str(self._others[number]))
+                try:
+                    _write(writer, message)
+                    return msgpack.decode(await _read(reader), type=answer)
+                finally:
+                    writer.close()
+        except (OSError, EOFError, TimeoutError, ValueError) as error:  # it has just ended, and another one starts
+            log.warning("worker %d does not answer, and is left out: %r", number, error)
+            return None
+
+    # ---- answering
+
+    async def serve(self, answering: Answering, telling: Telling) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                with suppress(OSError, EOFError, TimeoutError):
+                    async with asyncio.timeout(ANSWER_S):
+                        asked = _decode(await _read(reader))
+                        found = await (answering(asked) if isinstance(asked, Asked) else telling(asked))
+                        _write(writer, msgpack.encode(found))
+                        await writer.drain()
+            except Exception:  # any mistake here costs one answer
+                log.exception("Internal error while answering another worker")
+            finally:
+                writer.close()
+
+        self._path.unlink(missing_ok=True)  # of the one before
+        async with await asyncio.start_unix_server(answer, str(self._path)) as server:
+            await server.serve_forever()
+
+
+def _write(writer: asyncio.StreamWriter, message: bytes) -> None:
+    writer.write(SIZE.pack(len(message)) + message)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+    if size > MOST_BYTES:
+        raise ValueError(f"another worker sends {size:,} bytes")
+    return await reader.readexactly(size)
+
+
+def about(told: Told, kind: type[T]) -> T:
+    return msgpack.decode(told.about, type=kind)

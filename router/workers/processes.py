@@ -1,0 +1,277 @@
+"""The processes of a router with several workers: started, watched, replaced and ended together.
+
+This process serves nothing. Each worker is a fork of it that listens at the same port, by a socket of its own: among
+these the kernel divides new connections. The sockets stay open when a worker dies, and until another one takes its
+place, what clients connect there is handed to those that live: a death costs only the connections that it had.
+"""
+
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from api.http.server import hold
+from api.lifeline import die_with_parent
+from router.proxy.shared_usage import SharedUsage
+
+log = logging.getLogger(__name__)
+
+REST_S = 1.0  # between two starts of the same worker
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+class Place(NamedTuple):
+    """A worker's place among the others, told at its start."""
+
+    number: int
+    workers: int  # how many there are
+    folder: Path  # for the sockets between them; only this user may enter it
+    handed: socket.socket  # connections come through it that another worker would have accepted
+    usage: SharedUsage
+    replaces: bool  # one that has ended: the others know what it has to know
+
+
+Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]  # the last is called when it listens
+
+
+class Worker:
+    def __init__(self, number: int, listener: socket.socket) -> None:
+        self.number = number
+        self.listener = listener
+        self.hand: socket.socket | None = None  # to hand it connections
+        self.pid = 0  # 0: it does not run
+        self.started_s = 0.0
+        self.starts = 0
+        self.begun: int | None = None  # a pipe in which it says that it listens
+        self.is_watched = False  # its connections are taken for it
+
+    @property
+    def serves(self) -> bool:
+        return self.pid > 0 and self.begun is None
+
+
+class Processes:
+    """`serve` is called in each worker; what it returns is the worker's exit status."""
+
+    def __init__(self, host: str, port: int, count: int, serve: Serve) -> None:
+        self._host = host
+        self._port = port
+        self._serve = serve
+        self._count = count
+        self._workers: list[Worker] = []
+        self._turn = 0
+        self._asked = 0  # how often it was asked to end
+        self._status = 0
+
+    def run(self, on_ready: Callable[[socket.socket], None]) -> int:
+        """Run until told to end, and return the exit status; `on_ready` is called when all listen.
+
+        Raise OSError if the port cannot be had.
+        """
+        with (
+            ExitStack() as sockets,
+            TemporaryDirectory(prefix="warmroute-router-") as folder,
+            open(Path(folder, "lock"), "wb") as lock,
+            selectors.DefaultSelector() as self._selector,
+            self._signals(),
+        ):
+            self._folder, self._pid = Path(folder), os.getpid()
+            self._usage = SharedUsage(self._count, lock)
+            port = self._port
+            for number in range(self._count):
+                listener = sockets.enter_context(hold(self._host, port, first=not number))
+                port = listener.getsockname()[1]
+                self._workers.append(Worker(number, listener))
+            gc.collect()
+            gc.freeze()  # pages with what is there now stay those of all workers
+            for worker in self._workers:
+                self._start(worker)
+            while any(worker.begun is not None for worker in self._workers) and not self._asked:
+                self._wait(None)
+            if not self._asked:
+                on_ready(self._workers[0].listener)
+            while any(worker.pid for worker in self._workers) or not self._asked:
+                wait_s = self._start_again()
+                self._watch_orphans()
+                self._wait(wait_s)
+        return self._status
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have signals end a wait of the selector."""
+        reading, writing = socket.socketpair()
+        with reading, writing:
+            for end in (reading, writing):
+                end.setblocking(False)
+            self._reading, self._writing = reading, writing
+            self._selector.register(reading, selectors.EVENT_READ)
+            before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+            signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(-1)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    # ---- one worker
+
+    def _start(self, worker: Worker) -> None:
+        begun, say = os.pipe()
+        hand, handed = socket.socketpair()
+        worker.pid = os.fork()
+        if not worker.pid:
+            os.close(begun)
+            hand.close()
+            self._work(worker, handed, say)
+        os.close(say)
+        handed.close()
+        hand.setblocking(False)
+        worker.hand = hand
+        worker.started_s, worker.starts, worker.begun = time.monotonic(), worker.starts + 1, begun
+        self._selector.register(begun, selectors.EVENT_READ, worker)
+
+    def _work(self, worker: Worker, handed: socket.socket, say: int) -> NoReturn:
+        """The child's life. Nothing that the parent has begun must end here."""
+        status = 1
+        try:
+            os.setpgid(0, 0)  # Ctrl-C reaches the parent, which passes it on
+            die_with_parent(self._pid)
+            signal.set_wakeup_fd(-1)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            self._selector.close()
+            for other in self._workers:
+                if other.hand is not None:
+                    other.hand.close()
+                if other is not worker:
+                    other.listener.close()
+            self._usage.begin(worker.number)
+            place = Place(worker.number, self._count, self._folder, handed, self._usage, worker.starts > 0)
+            status = self._serve(place, worker.listener, lambda: _say(say))
+        except KeyboardInterrupt:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _start_again(self) -> float | None:
+        """Start what has ended and rested; return the seconds until the next one may start."""
+        if self._asked:
+            return None
+        waits = []
+        for worker in self._workers:
+            if not worker.pid:
+                left_s = worker.started_s + REST_S - time.monotonic()
+                if left_s > 0:
+                    waits.append(left_s)
+                else:
+                    self._start(worker)
+        return min(waits, default=None)
+
+    # ---- connections of those that do not serve
+
+    def _watch_orphans(self) -> None:
+        """Watch the sockets of those that do not serve, while others do."""
+        is_served = not self._asked and any(worker.serves for worker in self._workers)
+        for worker in self._workers:
+            watch = is_served and not worker.serves
+            if watch != worker.is_watched:
+                worker.is_watched = watch
+                if watch:
+                    self._selector.register(worker.listener, selectors.EVENT_READ, worker)
+                else:
+                    self._selector.unregister(worker.listener)
+
+    def _hand_over(self, worker: Worker) -> None:
+        """Accept a connection in its place, and hand it to those that serve by turns."""
+        try:
+            connection, _ = worker.listener.accept()
+        except OSError:  # its client has left again
+            return
+        with connection:
+            serving = [other for other in self._workers if other.serves]
+            for _ in serving:
+                self._turn += 1
+                hand = serving[self._turn % len(serving)].hand
+                assert hand is not None, "it has been started"
+                with suppress(OSError):
+                    socket.send_fds(hand, [b"."], [connection.fileno()])
+                    return
+
+    # ---- what happens
+
+    def _wait(self, seconds: float | None) -> None:
+        for key, _ in self._selector.select(seconds):
+            worker: Worker | None = key.data
+            if worker is None:
+                self._take(self._reading.recv(4096))
+            elif key.fileobj is worker.listener:
+                self._hand_over(worker)
+            else:
+                self._heard(worker)
+
+    def _heard(self, worker: Worker) -> None:
+        """It listens, or has ended before."""
+        assert worker.begun is not None
+        self._selector.unregister(worker.begun)
+        os.close(worker.begun)
+        worker.begun = None
+        if worker.starts > 1:
+            log.info("worker %d serves again, as process %d", worker.number, worker.pid)
+
+    def _take(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self._end()
+
+    def _end(self) -> None:
+        """Have all workers end; where none listens any longer, connections are refused."""
+        self._asked += 1
+        self._watch_orphans()
+        for worker in self._workers:
+            worker.listener.close()
+            if worker.pid:
+                os.kill(worker.pid, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        for worker in self._workers:
+            if worker.pid:
+                pid, status = os.waitpid(worker.pid, os.WNOHANG)
+                if pid:
+                    self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, worker: Worker, status: int) -> None:
+        pid, worker.pid = worker.pid, 0
+        if worker.hand is not None:
+            worker.hand.close()
+        self._usage.ended(worker.number)
+        if self._asked:
+            self._status = self._status or abs(status)
+            return
+        if worker.starts == 1 and worker.begun is not None and status > 0:
+            self._status = status  # it has said why it cannot start, and nor could another
+            self._end()
+            return
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        log.warning("worker %d (process %d) has ended %s; another one takes its place", worker.number, pid, how)
+
+
+def _say(pipe: int) -> None:
+    os.write(pipe, b".")
+    os.close(pipe)

@@ -1,0 +1,43 @@
+"""Questions that workers ask each other, and what is told."""
+
+from msgspec import Struct
+
+from router.members.counts import ReplicaCounts
+from router.members.spec import ReplicaSpec
+from router.prompts.prefixes.recent import RecentPrompt
+from router.proxy.responses import Held
+from router.workers.colleagues import Question
+
+
+class OfReplica(Struct):
+    in_flight: int
+    counts: ReplicaCounts
+
+
+class Figures(Struct):
+    """A worker's part of what the dashboard shows as one figure."""
+
+    replicas: dict[str, OfReplica]
+    waiting: int
+    unserved: int
+
+
+class Changes(Struct):
+    """Changes by administrators since the start, which a worker that starts now has not seen."""
+
+    added: dict[str, ReplicaSpec]
+    draining: list[str]  # by request
+
+
+class RecentlyRouted(Struct):
+    prompts: list[RecentPrompt]
+    retained_until_s: dict[int, float]
+
+
+FIGURES = Question("figures", Figures)
+CHANGES = Question("changes", Changes)
+RECENT = Question("recent", RecentlyRouted)
+DECIDED = Question("decided", list)  # for the dashboard, newest first
+RESPONSE = Question("response", Held | None)  # type: ignore[arg-type]  # about its id
+LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
+EXPECT_CLEAR = Question("expect clear", bool)  # all replicas are about to clear their caches

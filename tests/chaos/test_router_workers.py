@@ -1,0 +1,287 @@
+"""A router with two workers answers as one, and a worker that is killed takes no more with it than its connections."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.chaos.replicas import children, wait_gone
+from tests.chaos.routers import Fleet, RouterProcess, fleet, router
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.replica.serving import MODEL
+
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+
+WORKERS = ("--workers", "2")
+ASKED = 40  # that one of two workers gets none of so many connections has a chance of 2**-39
+TRIED = 12  # fresh connections, that both workers are asked
+HELD = 16  # streams
+SLOW = ("--engine", "simulated", "--simulated-decode-tokens-per-s", 20, "--served-model-name", MODEL, "--model", "demo")
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[Fleet]:
+    with fleet(2, *SLOW) as made:
+        yield made
+
+
+@pytest.fixture
+def access_log(tmp_path: Path) -> Path:
+    return tmp_path / "access.log"
+
+
+@pytest.fixture
+def served(replicas: Fleet, access_log: Path) -> Iterator[RouterProcess]:
+    with router(*replicas.as_options, *WORKERS, "--access-log", access_log) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lasting(replicas: Fleet) -> Iterator[RouterProcess]:
+    """One for tests that leave it as it was."""
+    with router(*replicas.as_options, *WORKERS) as made:
+        yield made
+
+
+def completion(served: RouterProcess, prompt: str = "hello", **headers: str) -> Any:
+    answer = served.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 1}, **headers)
+    assert answer.status == 200, answer
+    return answer
+
+
+def values(served: RouterProcess, name: str) -> Counter[str]:
+    """A metric's values by worker."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(served.get("/metrics").body.decode()):
+        for sample in family.samples:
+            if sample.name == f"warmroute_router:{name}":
+                found[sample.labels["worker"]] += int(sample.value)
+    return found
+
+
+# ---- one answer
+
+
+def test_whichever_worker_is_asked_all_of_them_answer(served: RouterProcess, access_log: Path) -> None:
+    ids = {completion(served, f"{number} is a number").headers["x-request-id"] for number in range(ASKED)}
+    by_worker = values(served, "requests_total")
+    assert set(by_worker) == {"0", "1"} and by_worker.total() == ASKED and all(by_worker.values())
+    for _ in range(TRIED):
+        rows = served.get("/replicas").json["replicas"]
+        assert sum(row["served"]["requests"] for row in rows) == ASKED
+        assert {one["request_id"] for one in served.decisions(ASKED)} == ids
+        newest = [one["ts"] for one in served.decisions(5)]
+        assert len(newest) == 5 and newest == sorted(newest, reverse=True)
+    for request_id in sorted(ids)[:TRIED]:
+        assert served.get(f"/decisions/{request_id}").json["request_id"] == request_id
+    assert served.get("/decisions/none-such").error["code"] == "decision_not_found"
+    lines = map(json.loads, access_log.read_text().splitlines())
+    assert {line["request_id"] for line in lines} >= ids
+
+
+def test_the_dashboard_and_the_prefixes_are_of_all_workers(served: RouterProcess) -> None:
+    text = "a beginning that all share, of some length. " * 20
+    for number in range(ASKED):
+        completion(served, f"{text}{number}")
+    for _ in range(TRIED):
+        assert served.get("/prefixes").json["prompts"] == ASKED
+        [frame] = frames(served, 1)
+        assert len({one["request_id"] for one in frame["decisions"]}) == 20
+        name = frame["replicas"][0]["name"]
+        pages = [served.get(f"/dashboard/replicas/{row['name']}").json for row in frame["replicas"]]
+        assert sum(page["counts"]["requests"] for page in pages) == ASKED, name
+
+
+def frames(served: RouterProcess, count: int) -> list[Any]:
+    connection, response = served.open("GET", "/dashboard/feed")
+    found: list[Any] = []
+    event = b""
+    while len(found) < count:
+        line = response.readline()
+        if line.startswith(b"event: "):
+            event = line[7:].strip()
+        elif line.startswith(b"data: ") and event == b"fleet":
+            found.append(json.loads(line[6:]))
+    connection.close()
+    return found
+
+
+def test_what_an_administrator_changes_holds_at_all_workers_and_at_those_to_come(
+    lasting: RouterProcess, replicas: Fleet
+) -> None:
+    assert lasting.post("/replicas", {"name": "another", "url": replicas.urls[0]}).status == 201
+    assert lasting.post("/replicas/r1/drain").json["why"] == "draining"
+    check_changed(lasting)
+    for number in (0, 1):
+        kill(lasting, number)
+        check_changed(lasting)
+    assert lasting.post("/replicas/r1/undrain").status == 200
+    assert lasting.ask("DELETE", "/replicas/another").status == 200
+    for _ in range(TRIED):
+        found = {row["name"]: row["available"] for row in lasting.get("/replicas").json["replicas"]}
+        assert found == {"r0": True, "r1": True}
+
+
+def check_changed(served: RouterProcess) -> None:
+    for _ in range(TRIED):
+        found = {row["name"]: row["why"] for row in served.get("/replicas").json["replicas"]}
+        assert set(found) == {"r0", "r1", "another"} and found["r1"] == "draining", found
+        assert served.post("/replicas", {"name": "another", "url": "http://127.0.0.1:1"}).status == 400
+
+
+def test_a_worker_knows_what_another_ones_client_has_been_answered(replicas: Fleet) -> None:
+    keys = {"authorization": "Bearer mine"}
+    with router(*replicas.as_options, *WORKERS, "--api-key", "mine", "--api-key", "other") as served:
+        asked = {"model": MODEL, "input": "hello", "max_output_tokens": 1}
+        made = served.post("/v1/responses", asked, **keys).json["id"]
+        for _ in range(TRIED):
+            assert served.ask("GET", f"/v1/responses/{made}", headers=keys).json["id"] == made
+            again = served.post("/v1/responses", asked | {"previous_response_id": made}, **keys)
+            assert again.status == 200, again
+            other = {"authorization": "Bearer other"}
+            assert served.ask("GET", f"/v1/responses/{made}", headers=other).status == 404
+
+
+def test_the_limits_of_a_key_hold_over_all_workers(replicas: Fleet, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.few]\nkey = "mine"\nmax_in_flight = 3\n')
+    with router(*replicas.as_options, *WORKERS, "--api-keys", keys) as served:
+        for _ in range(2):
+            streams = [stream(served, authorization="Bearer mine") for _ in range(HELD)]
+            assert Counter(response.status for _, response in streams) == {200: 3, 429: HELD - 3}
+            kill(served, worker_of(served, next(one for one, response in streams if response.status == 200)))
+            for connection, _ in streams:
+                connection.close()
+            wait_until(lambda: not any(row["load"]["in_flight"] for row in rows_of(served)), "all have ended")
+
+
+def rows_of(served: RouterProcess) -> Any:
+    return served.ask("GET", "/replicas", headers={"authorization": "Bearer mine"}).json["replicas"]
+
+
+# ---- ends
+
+
+def workers(served: RouterProcess) -> list[int]:
+    """Their pids, by number: the order in which they started, until one is killed."""
+    return children(served.process.pid)
+
+
+def kill(served: RouterProcess, number: int) -> None:
+    """Kill a worker, and wait until another one has taken its place."""
+    before = workers(served)
+    os.kill(before[number], signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        [*_, newest] = workers(served)
+        return newest not in before and any(f"serves again, as process {newest}\n" in line for line in served.err)
+
+    wait_until(is_replaced, "another worker takes its place")
+
+
+def sockets(pid: int) -> set[str]:
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
+    return found
+
+
+def tcp_lines() -> list[str]:
+    return Path("/proc/net/tcp").read_text().splitlines()[1:]
+
+
+def worker_of(served: RouterProcess, connection: HTTPConnection) -> int:
+    """The worker that has accepted this connection."""
+    assert connection.sock is not None
+    port = connection.sock.getsockname()[1]
+    [inode] = [line.split()[9] for line in tcp_lines() if line.split()[2].endswith(f":{port:04X}")]
+    [number] = [number for number, pid in enumerate(workers(served)) if inode in sockets(pid)]
+    return number
+
+
+def stream(served: RouterProcess, **headers: str) -> tuple[HTTPConnection, HTTPResponse]:
+    asked = {"model": MODEL, "prompt": "hello", "max_tokens": 80, "stream": True, "ignore_eos": True}
+    return served.open("POST", "/v1/completions", asked, headers)
+
+
+def test_when_a_worker_is_killed_only_its_streams_break_and_new_connections_are_taken(lasting: RouterProcess) -> None:
+    for _ in range(2):
+        streams = [stream(lasting) for _ in range(HELD)]
+        at = [worker_of(lasting, connection) for connection, _ in streams]
+        os.kill(workers(lasting)[0], signal.SIGKILL)
+        for number in range(ASKED):
+            completion(lasting, str(number))
+        for number, (connection, response) in zip(at, streams, strict=True):
+            try:
+                whole = response.read().endswith(b"data: [DONE]\n\n")
+            except (HTTPException, OSError):
+                whole = False
+            assert whole == (number != 0), at
+            connection.close()
+        wait_until(lambda: len(values(lasting, "open_requests")) == 2, "both are there again")
+
+
+def test_connections_that_a_worker_never_accepted_are_answered_by_another(lasting: RouterProcess) -> None:
+    first = workers(lasting)[0]
+    os.kill(first, signal.SIGSTOP)
+    begun = [socket.create_connection(("127.0.0.1", lasting.port), DEADLINE_S) for _ in range(HELD)]
+    for connection in begun:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: here\r\n\r\n")
+    os.kill(first, signal.SIGKILL)
+    for connection in begun:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        connection.close()
+
+
+def test_a_router_that_is_told_to_end_lets_its_streams_end(served: RouterProcess) -> None:
+    streams = [stream(served) for _ in range(HELD)]
+    pids = workers(served)
+    served.process.send_signal(signal.SIGTERM)
+    for connection, response in streams:
+        assert response.read().endswith(b"data: [DONE]\n\n")
+        connection.close()
+    assert served.process.wait(DEADLINE_S) == 0
+    wait_gone(*pids)
+    with pytest.raises(ConnectionRefusedError):
+        served.get("/health")
+
+
+def test_a_second_signal_cuts_what_has_not_ended(served: RouterProcess) -> None:
+    connection, _ = stream(served)
+    served.process.send_signal(signal.SIGINT)
+    wait_until(lambda: not served.is_ready(), "it drains")
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(DEADLINE_S) == 0
+    connection.close()
+
+
+def test_workers_die_with_the_process_that_started_them(served: RouterProcess) -> None:
+    pids = workers(served)
+    served.process.kill()
+    wait_gone(*pids)
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(lasting: RouterProcess) -> None:
+    options = ["--port", str(lasting.port), "--replica", "http://127.0.0.1:1", *WORKERS]
+    command = [sys.executable, "-m", "fleet", "router", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1 and not ended.stdout
+    said = (
+        f"Error: cannot listen on 127.0.0.1:{lasting.port}: Address already in use; choose another --port or --host\n"
+    )
+    assert ended.stderr == said

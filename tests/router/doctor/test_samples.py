@@ -1,0 +1,39 @@
+"""Samples of a router's metrics, as the doctor reads them."""
+
+from router.doctor.samples import Samples
+
+TEXT = """\
+# TYPE warmroute_router:requests counter
+warmroute_router:requests_total{worker="0",replica="a",status="200"} 3.0
+warmroute_router:requests_total{worker="1",replica="a",status="200"} 4.0
+warmroute_router:requests_total{worker="1",replica="a",status="429"} 1.0
+# TYPE warmroute_router:replica_in_flight gauge
+warmroute_router:replica_in_flight{worker="0",replica="a"} 1.0
+warmroute_router:replica_in_flight{worker="1",replica="a"} 2.0
+# TYPE warmroute_router:index_blocks gauge
+warmroute_router:index_blocks{worker="0",replica="a",medium="GPU"} 90.0
+warmroute_router:index_blocks{worker="1",replica="a",medium="GPU"} 100.0
+# TYPE warmroute_router:event_gaps counter
+warmroute_router:event_gaps_total{worker="0",replica="a"} 1.0
+warmroute_router:event_gaps_total{worker="1",replica="a"} 1.0
+# TYPE warmroute_router:open_requests gauge
+warmroute_router:open_requests{worker="0"} 5.0
+warmroute_router:open_requests{worker="1"} 6.0
+"""
+
+
+def test_workers_count_together_and_know_the_same() -> None:
+    samples = Samples(TEXT).of_all_workers()
+    assert samples.total("warmroute_router:requests_total", replica="a", status="200") == 7
+    assert samples.total("warmroute_router:requests_total") == 8
+    assert samples.total("warmroute_router:replica_in_flight", replica="a") == 3
+    assert samples.total("warmroute_router:index_blocks", replica="a", medium="GPU") == 100
+    assert samples.total("warmroute_router:event_gaps_total") == 1
+    assert samples.total("warmroute_router:open_requests") == 11
+
+
+def test_a_router_of_one_process_stays_as_it_is() -> None:
+    alone = Samples(TEXT.replace('worker="1"', 'other="1"').replace('worker="0",', "").replace('worker="0"', ""))
+    for name in ("requests_total", "index_blocks", "event_gaps_total"):
+        full = f"warmroute_router:{name}"
+        assert alone.of_all_workers().total(full, other="1") == alone.total(full, other="1")
