@@ -151,7 +151,8 @@ class BlockPool:
         """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
         if not self._has_room(hits, new):
             return None
-        self.touch(hits)
+        if hits:
+            self.touch(hits)
         return [*hits, *self._hand_out(new)]
 
     def _has_room(self, hits: Sequence[int], new: int) -> bool:
@@ -168,15 +169,14 @@ class BlockPool:
                 rescued.append(block)
                 self.unreferenced -= filled[block] == self.block_size
             references[block] += 1
-        if self.retention.idle and rescued:
+        if rescued and self.retention.idle:
             rescued = self.retention.use(np.array(rescued, np.intp)).tolist()
         self._queue.remove(rescued)
 
     def _hand_out(self, count: int) -> list[int]:
         """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
-        lacking = count - self._queue.length
-        if lacking > 0:
-            self._queue.append(self.retention.give_up(lacking))
+        if count > self._queue.length:
+            self._queue.append(self.retention.give_up(count - self._queue.length))
         blocks = self._queue.pop(count)
         slots = np.array(blocks, np.intp)
         self._many_references[slots] = 1
@@ -235,8 +235,8 @@ class BlockPool:
         if self.lower is not None:
             line = np.array(blocks[max(0, start - 1) : stop], np.intp)
             self._contents.followed(line[:-1], self._contents.many_identities[line[1:]])
-        if self.lower is not None and self.lower.saved_early:
-            self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
+            if self.lower.saved_early:
+                self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
 
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
         """As `_name_each` does, at once; False, and nothing done, unless each is a first copy of a new content.
@@ -263,10 +263,10 @@ class BlockPool:
             first = names.find(key)
             if first == NOBODY:
                 names.add(key, block)
-                contents.identity[block] = self.lower.identity(chain, index) if self.lower is not None else 0
-                if not contents.identity[block]:
+                known = self.lower.identity(chain, index) if self.lower is not None else 0
+                if not known:
                     contents.last_identity += 1
-                    contents.identity[block] = contents.last_identity
+                contents.identity[block] = known or contents.last_identity
             elif contents.is_same(first, chain, index):
                 self._copies.add(key, block)
                 contents.identity[block] = contents.identity[first]
