@@ -38,7 +38,7 @@ from replica.free_queue import FreeQueue
 from replica.matches import NO_MATCH, NO_PART, Lookups, Match, PartialBlock
 from replica.messages import PoolSnapshot
 from replica.names import NOBODY, Names, Slots
-from replica.retention import Retention
+from replica.retention import Mark, Retention
 from replica.tails import find_beginning, keep_tail
 from replica.tiers.lower import LowerTiers
 
@@ -172,11 +172,13 @@ class BlockPool:
         if rescued and self.retention.idle:
             rescued = self.retention.use(np.array(rescued, np.intp)).tolist()
         self._queue.remove(rescued)
+        if rescued and self.lower is not None:
+            self._retain_again(self.lower, rescued)
 
     def _hand_out(self, count: int) -> list[int]:
         """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
         if count > self._queue.length:
-            self._queue.append(self.retention.give_up(count - self._queue.length))
+            self._give_up(count - self._queue.length)
         blocks = self._queue.pop(count)
         slots = np.array(blocks, np.intp)
         self._many_references[slots] = 1
@@ -207,9 +209,33 @@ class BlockPool:
         """Give these named blocks up last, until nobody has used them for so long; they are in use now."""
         self._queue.append(self.retention.mark(np.array(blocks, np.intp), tenant, ttl_s))
 
-    def end_retention(self, blocks: Sequence[int]) -> None:
-        """Let these be blocks like any other."""
+    def end_retention(self, blocks: Sequence[int], lower: Sequence[int] = ()) -> None:
+        """Let these be blocks like any other, and what these slots of lower media hold, when it comes back."""
         self._queue.append(self.retention.end(np.array(blocks, np.intp)))
+        if self.lower is not None:
+            self._take_marks(self.lower, [*blocks, *lower])
+
+    def _give_up(self, count: int) -> None:
+        """Let so many retained blocks be handed out; their marks are kept for when they come back."""
+        slots = self.retention.first_to_go(count)
+        if self.lower is not None:
+            identities = self._contents.many_identities[slots].tolist()
+            self.lower.past_marks.add(identities, self.retention.marks(slots))
+        self._queue.append(self.retention.end(slots))
+
+    def _retain_again(self, lower: LowerTiers, blocks: Sequence[int]) -> None:
+        """Mark those of these blocks, now in use, that were given up before the time of their mark was over."""
+        if not lower.past_marks:
+            return
+        again: dict[tuple[str | None, float], list[int]] = {}
+        for block, mark in zip(blocks, self._take_marks(lower, blocks), strict=True):
+            if mark is not None:
+                again.setdefault((mark.tenant, mark.ttl_s), []).append(block)
+        for (tenant, ttl_s), own in again.items():
+            self.retain(own, tenant, ttl_s)
+
+    def _take_marks(self, lower: LowerTiers, slots: Sequence[int]) -> list[Mark | None]:
+        return lower.past_marks.take([self._contents.identity[slot] for slot in slots], self.retention.now_s)
 
     def count_retained(self, blocks: Sequence[int]) -> int:
         return self.retention.count(np.array(blocks, np.intp))
@@ -235,6 +261,7 @@ class BlockPool:
         if self.lower is not None:
             line = np.array(blocks[max(0, start - 1) : stop], np.intp)
             self._contents.followed(line[:-1], self._contents.many_identities[line[1:]])
+            self._retain_again(self.lower, blocks[start:stop])
             if self.lower.saved_early:
                 self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
 

@@ -270,13 +270,14 @@ class Engine:
             lora_name=asked.lora_name,
             cache_salt=asked.cache_salt,
         )
-        blocks = self.pool.match(chain).blocks
+        match = self.pool.match(chain)
+        blocks = match.blocks
         if asked.ttl_s:
             self.pool.touch(blocks)
             self.pool.retain(blocks, asked.cache_salt, asked.ttl_s)
             self.pool.release(blocks)
         else:
-            self.pool.end_retention(blocks)
+            self.pool.end_retention(blocks, match.lower)
         return PrefixRetained(asked.id, len(blocks), self.pool.count_retained(blocks))
 
     def expire_retention(self) -> None:

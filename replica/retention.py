@@ -5,13 +5,14 @@ A mark never refuses a block to a request that needs room. While a request uses 
     mark      only what a request uses, at its end
     wait      the last request that uses it has ended: its time begins
     use       a request uses it again
-    give_up   there is no other block, or its time is over: it becomes a block like any other
+    end       there is no other block, or its time is over: it becomes a block like any other
 
 A tenant (a cache salt; all without one together) has a share of the marks. To mark more, it loses those of its own that
 would end soonest, and never another tenant's. Pure: the owner tells the time.
 """
 
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -22,6 +23,12 @@ from replica.names import Slots
 AT_ONCE = 32  # blocks to give up under pressure: finding the oldest looks at all
 
 NO_BLOCKS = np.zeros(0, np.intp)
+
+
+class Mark(NamedTuple):
+    tenant: str | None
+    ttl_s: float
+    deadline_s: float
 
 
 class Tenant(Struct):
@@ -109,11 +116,14 @@ class Retention:
         self.idle -= len(idle)
         return slots[~is_idle]
 
-    def give_up(self, count: int) -> Slots:
-        """Drop the marks of so many idle blocks or a few more, first those that would end soonest."""
-        slots = self.order()[: max(count, self.at_once)]
-        self._drop(slots)
-        return slots
+    def first_to_go(self, count: int) -> Slots:
+        """So many idle blocks or a few more, first those whose marks would end soonest."""
+        return self.order()[: max(count, self.at_once)]
+
+    def marks(self, slots: Slots) -> list[Mark]:
+        """The marks of idle blocks."""
+        tenants = [self._names[number] for number in self._owner[slots].tolist()]
+        return list(map(Mark, tenants, self._ttl_s[slots].tolist(), self._deadline_s[slots].tolist()))
 
     def expire(self, now_s: float) -> Slots:
         """Tell the time; return the blocks whose time is over, which are no longer marked."""

@@ -19,6 +19,7 @@ from replica.chain import Chain
 from replica.contents import NOT_NAMED, SEVERAL, Contents, Origin
 from replica.names import NOBODY, Keys, Slots
 from replica.tiers.moves import Load, Save, Write, Written
+from replica.tiers.past_marks import PastMarks
 from replica.tiers.record import Record
 from replica.tiers.recovery import Recovered, Recovery
 from replica.tiers.tier import Tier
@@ -52,6 +53,7 @@ class LowerTiers:
         self.saved_early = disk_slots > 0  # a crash would take what only the pool has
         self.unsaved = 0  # blocks given up for good, as every slot was held
         self.unwritten = 0  # blocks that the disk was too slow for
+        self.past_marks = PastMarks(host_slots + disk_slots)
         self._contents = contents
         self._events = events
         self._saves: list[Save] = []
@@ -267,6 +269,7 @@ class LowerTiers:
     def clear(self) -> None:
         """Forget everything; the contents, and the disk itself, are cleared elsewhere, after this."""
         self._erasures.clear()
+        self.past_marks.clear()
         for tier in self.tiers:
             tier.clear()
 

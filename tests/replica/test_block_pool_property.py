@@ -566,7 +566,7 @@ class Unkind(BlockPool):
     """Gives retained blocks up first."""
 
     def _hand_out(self, count: int) -> list[int]:
-        self._queue.prepend(self.retention.give_up(count))
+        self._queue.prepend(self.retention.end(self.retention.first_to_go(count)))
         return super()._hand_out(count)
 
 

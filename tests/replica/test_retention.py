@@ -25,7 +25,7 @@ def test_what_would_end_soonest_is_given_up_first() -> None:
     marked(retention, None, slots(2, 3), ttl_s=300)
     retention.use(slots(2))
     assert retention.order().tolist() == [3, 0, 1]
-    assert retention.give_up(1).tolist() == [3]
+    assert retention.end(retention.first_to_go(1)).tolist() == [3]
     assert (retention.marked, retention.idle) == (3, 2)
 
 
