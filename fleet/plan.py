@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 Engine: TypeAlias = Literal["native", "simulated", "vllm", "sglang"]
+Role: TypeAlias = Literal["prefill", "decode", "both"]
 
 FOREIGN: tuple[Engine, ...] = ("vllm", "sglang")
 MOST_MODELS = 1000
@@ -51,7 +52,7 @@ class Autoscale(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model of the fleet, and how to start its replicas."""
 
-    name: Name  # what clients ask for; no two plans have the same
+    name: Name  # no two plans have the same
     model: str  # a folder, or a name that the engine knows
     engine: Engine = "native"
     replicas: Count = 1  # to begin with, where autoscale is set
@@ -68,6 +69,12 @@ class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that its replicas serve
     resume: bool = False  # of a foreign engine: its answers may go on elsewhere
     api_key_env: str | None = None  # the variable with the key that its replicas demand
+    serves: Name | None = None  # what clients ask for, if it is not `name`; several plans may serve one
+    role: Role | None = None  # the half of a request that its replicas take; None: whole requests
+
+    @property
+    def served_name(self) -> str:
+        return self.serves or self.name
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,10 +98,11 @@ class Task(Struct, frozen=True, kw_only=True):
 
 def mistakes(model: ModelPlan) -> Iterator[tuple[str, str]]:
     """Mistakes of one model that its types allow: the field, and what to do."""
-    if not model.name.isprintable():
-        yield "name", f"the name {model.name!r} has a character that cannot be printed; leave it out"
-    if model.name.startswith("-"):
-        yield "name", f"the name {model.name!r} looks like an option; leave out the dash"
+    for field, name in ("name", model.name), ("serves", model.serves or ""):
+        if not name.isprintable():
+            yield field, f"the name {name!r} has a character that cannot be printed; leave it out"
+        if name.startswith("-"):
+            yield field, f"the name {name!r} looks like an option; leave out the dash"
     bounds = model.autoscale
     if bounds is not None and bounds.min > bounds.max:
         yield "autoscale", f"{model.name} is to scale from {bounds.min} to {bounds.max}; make max {bounds.min} or more"

@@ -9,6 +9,7 @@ from fleet.host.report import Said
 
 class ModelView(Struct, frozen=True, kw_only=True):
     name: str
+    serves: str = ""  # the name that clients use; empty: `name`
     model: str = ""  # a folder, or a name that the engine knows
     engine: str = ""
     wanted: int = 0

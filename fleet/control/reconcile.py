@@ -301,9 +301,9 @@ def _member(replica: Replica) -> dict[str, Any]:
     report = replica.report
     assert report is not None and report.place is not None
     place, plan = report.place, replica.task.plan
-    more = {"adapters": list(plan.adapters), "api_key_env": plan.api_key_env, "resume": plan.resume or None}
+    more = {"adapters": list(plan.adapters), "api_key_env": plan.api_key_env, "resume": plan.resume, "role": plan.role}
     if place.engine != "warmroute":
-        more |= {"model": plan.name, "events": place.events, "replay": place.replay}
+        more |= {"model": plan.served_name, "events": place.events, "replay": place.replay}
     return {
         "name": report.name,
         "url": place.url,
@@ -334,11 +334,9 @@ def _number(name: str) -> int:
 
 
 def _started_alike(plan: ModelPlan) -> ModelPlan:
-    """Return the part of a plan that takes a restart to change; for ours that includes the drain timeout."""
-    drain_timeout_s = 0.0 if plan.engine in FOREIGN else plan.drain_timeout_s
-    return msgspec.structs.replace(
-        plan, replicas=1, autoscale=None, drain_timeout_s=drain_timeout_s, adapters=(), resume=False
-    )
+    """Return the part of a plan that takes a restart to change; for ours that includes drain timeout and role."""
+    plan = msgspec.structs.replace(plan, replicas=1, autoscale=None, adapters=(), resume=False)
+    return msgspec.structs.replace(plan, drain_timeout_s=0.0, role=None) if plan.engine in FOREIGN else plan
 
 
 SOON_S = 60.0  # what is asked for again within that time is missed

@@ -37,6 +37,7 @@ def model_view(controller: Controller, name: str) -> dict[str, Any]:
     generation, scaler = reconciler.generation(name), controller.scalers.get(name)
     return {
         "name": name,
+        "serves": plan.served_name,
         "model": plan.model,
         "engine": plan.engine,
         "wanted": reconciler.count(name),

@@ -71,11 +71,11 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
     """The plan's options come before ours, so that ours count; only of the device it may have its own mind."""
     plan = task.plan
     device = ("--device", "cuda" if plan.resources.gpus else "cpu")
-    what = ["--model", plan.model, "--served-model-name", plan.name, "--engine", plan.engine]
+    what = ["--model", plan.model, "--served-model-name", plan.served_name, "--engine", plan.engine]
     where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
     where += ["--kv-host", host, "--kv-port", "0"]
     life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
-    files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template})
+    files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
     return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files))
 
 
@@ -102,7 +102,7 @@ def _vllm(task: Task, host: str, incarnation: str) -> Launch:
     plan, ports = task.plan, _free_ports(host)
     command = (
         *(_program("vllm", plan) or "vllm", "serve", plan.model, *plan.options),
-        *("--served-model-name", plan.name, "--host", host, "--port", str(ports.http)),
+        *("--served-model-name", plan.served_name, "--host", host, "--port", str(ports.http)),
         *("--tensor-parallel-size", str(plan.tensor_parallel), "--enable-prefix-caching"),
         "--enable-prompt-tokens-details",  # so that answers say what the cache had of the prompt
         *("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **_events(task, host, ports)})),
@@ -115,7 +115,7 @@ def _sglang(task: Task, host: str, incarnation: str) -> Launch:
     plan, ports = task.plan, _free_ports(host)
     command = (
         *(_python(plan) or "python", "-c", SGLANG_MODULE, "--model-path", plan.model, *plan.options),
-        *("--served-model-name", plan.name, "--host", host, "--port", str(ports.http)),
+        *("--served-model-name", plan.served_name, "--host", host, "--port", str(ports.http)),
         *("--tp-size", str(plan.tensor_parallel), "--enable-metrics", "--enable-cache-report"),
         *("--kv-events-config", json.dumps(_events(task, host, ports))),
         *_given({"--tokenizer-path": plan.tokenizer, "--chat-template": plan.chat_template}),
@@ -132,7 +132,7 @@ def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
         "publisher": "zmq",
         "endpoint": f"tcp://[::ffff:{socket.gethostbyname(host)}]:{ports.events}",
         "replay_endpoint": f"tcp://{host}:{ports.replay}",
-        "topic": f"kv@{task.name}@{task.plan.name}",
+        "topic": f"kv@{task.name}@{task.plan.served_name}",
     }
 
 
@@ -140,7 +140,7 @@ def _place(task: Task, host: str, ports: _Ports, incarnation: str) -> ReplicaAdd
     assert task.plan.engine in ("vllm", "sglang")
     return ReplicaAddress(
         url=f"http://{host}:{ports.http}",
-        model=task.plan.name,
+        model=task.plan.served_name,
         engine=task.plan.engine,
         events=f"tcp://{host}:{ports.events}",
         replay=f"tcp://{host}:{ports.replay}",

@@ -35,7 +35,7 @@ OWN_OF_ROUTER = {
     "chat_template": _below_models("chat_template"),
 }
 OWN_OF_REPLICA = {
-    **{key: _below_models(key) for key in ("model", "engine", "tokenizer", "chat_template", "drain_timeout")},
+    **{key: _below_models(key) for key in ("model", "engine", "tokenizer", "chat_template", "drain_timeout", "role")},
     "served_model_name": _below_models("name"),
     "api_key": _below_models("api_key_env"),
     **_leave_out("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"),

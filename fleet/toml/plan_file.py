@@ -30,12 +30,14 @@ from router.configure import config_from as router_config_from
 from router.settings import TABLE as ROUTER_TABLE
 
 OURS = tuple(engine for engine in ENGINES if engine not in FOREIGN)
+HANDING_OVER = ("native", "vllm")  # engines that read what another replica has computed
 LONGEST_NAME = 100  # a replica's name has a number after it, and 128 characters at most
 MOST_BYTES = 1024 * 1024
 MOST_LEVELS = 32
 BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 LARGEST_INTEGER = 2**63 - 1  # of what TOML promises to keep
 
+OF_PROMPTS = ("model", "tokenizer", "chat_template")
 OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")  # they have keys of their own, or cannot be asked for
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -134,6 +136,7 @@ def _fleet(content: dict[str, Any], mistakes: Mistakes) -> FleetPlan:
         mistakes.note(("models",), "there is no model; write [[models]], and below it model = 'demo', or another one")
     file = convert(content, FleetTable, (), mistakes) or FleetTable()
     _refuse_same_names(file.models, mistakes)
+    _refuse_different_models(file.models, mistakes)
     models = [_model(table, Note(mistakes, ("models", number))) for number, table in enumerate(file.models)]
     note = Note(mistakes, ("router",))
     router = _words(note, lambda: own_words(ROUTER_TABLE, file.router, OWN_OF_ROUTER, {}, router_config_from))
@@ -148,6 +151,23 @@ def _refuse_same_names(tables: list[dict[str, Any]], mistakes: Mistakes) -> None
         if isinstance(name, str) and (other := first.setdefault(name, where)) is not where:
             line = mistakes.line(other)
             mistakes.note(where, f"two models have the name {name!r}, the first on line {line}; write another name")
+
+
+def _refuse_different_models(tables: list[dict[str, Any]], mistakes: Mistakes) -> None:
+    """Tables that serve one name are one model to routers, which read prompts for all of them alike."""
+    first: dict[str, int] = {}
+    for number, table in enumerate(tables):
+        served = table.get("serves", table.get("name", table.get("model")))
+        if not isinstance(served, str):
+            continue
+        other = first.setdefault(served, number)
+        if "serves" not in table and "serves" not in tables[other]:
+            continue
+        for key in OF_PROMPTS:
+            if table.get(key) != tables[other].get(key):
+                where = ("models", number, key if key in table else "serves")
+                line = mistakes.line(("models", other))
+                mistakes.note(where, f"the table on line {line} serves {shown(served)}, too; give both the same {key}")
 
 
 class Note:
@@ -186,6 +206,8 @@ def _model(values: dict[str, Any], note: Note) -> ModelPlan | None:
         adapters=table.adapters,
         resume=table.resume is True,
         api_key_env=table.api_key_env,
+        serves=table.serves,
+        role=table.role,
     )
     _check(table, note)
     for field, message in mistakes_of(plan):
@@ -206,6 +228,8 @@ def _check(table: ModelTable, note: Note) -> None:
         )
     if table.engine in OURS and table.resume is not UNSET:
         note("resume is for vllm and sglang; leave it out, ours go on elsewhere if the router lets them", "resume")
+    if table.role is not None and table.engine not in HANDING_OVER:
+        note(f"role is for {' and '.join(HANDING_OVER)}; leave it out, or write another engine", "role")
     for adapter in table.adapters:
         if not adapter.isprintable():
             note(f"the name {shown(adapter)} has a character that cannot be printed; leave that out", "adapters")

@@ -14,6 +14,8 @@ from fleet.plan import (
     Autoscale,
     Count,
     Engine,
+    Name,
+    Role,
     Seconds,
     SomeSeconds,
 )
@@ -22,7 +24,10 @@ from fleet.toml.options import ENGINES, nearest, shown
 
 LONGEST_MESSAGE = 500
 MOST_SHOWN = 50
-FIXES = {"models": "; write [[models]], once for each model, and its keys below it"}
+FIXES = {
+    "models": "; write [[models]], once for each model, and its keys below it",
+    "role": "; write prefill, decode or both",
+}
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 T = TypeVar("T", bound=Struct)
@@ -60,6 +65,8 @@ class ModelTable(Struct, kw_only=True):
     adapters: tuple[Text, ...] = ()
     resume: bool | UnsetType = UNSET
     api_key_env: Text | None = None
+    serves: Name | None = None
+    role: Role | None = None
 
 
 class Mistakes:

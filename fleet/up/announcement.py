@@ -34,9 +34,10 @@ def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) ->
         lines += [f"  {each.name}  {each.url}  events {each.events or 'off'}" for each in view.of(model)]
     lines += ["", *remarks] if remarks else []
     lines += ["", "Ask twice: the second answer comes from a warm cache (cached_tokens).", ""]
-    lines += [f"  {line}" for line in curl(names[0], url, guarded)]
+    served = view.models[0].serves or names[0]
+    lines += [f"  {line}" for line in curl(served, url, guarded)]
     lines += ["", "Or from Python, after `pip install openai`:", ""]
-    lines += [f"  {line}" for line in python(names[0], url, guarded)]
+    lines += [f"  {line}" for line in python(served, url, guarded)]
     return "\n".join([*lines, ""])
 
 

@@ -90,10 +90,11 @@ def settings_here() -> dict[str, str]:
 
 def with_kv_secrets(plan: FleetPlan) -> FleetPlan:
     """Give each model a random secret with which its replicas read each other's blocks, unless it has one."""
+    generated = {model.served_name: secrets.token_urlsafe(32) for model in plan.models}
     return msgspec.structs.replace(
         plan,
         models=tuple(
-            msgspec.structs.replace(model, environment={KV_SECRET: secrets.token_urlsafe(32)} | model.environment)
+            msgspec.structs.replace(model, environment={KV_SECRET: generated[model.served_name]} | model.environment)
             if model.engine == "native"
             else model
             for model in plan.models
@@ -109,8 +110,8 @@ def router_config(plan: FleetPlan, host: str, port: int) -> RouterConfig:
     return msgspec.structs.replace(
         config,
         replica_api_key=config.replica_api_key or os.environ.get(KEY),
-        model_dirs={model.name: model.tokenizer for model in plan.models if model.tokenizer},
-        chat_templates={model.name: model.chat_template for model in plan.models if model.chat_template},
+        model_dirs={model.served_name: model.tokenizer for model in plan.models if model.tokenizer},
+        chat_templates={model.served_name: model.chat_template for model in plan.models if model.chat_template},
     )
 
 

@@ -131,6 +131,16 @@ def test_commands_are_made_without_anything_heavy() -> None:
     assert {"torch", "numpy", "ray", "fastapi", "vllm", "sglang", "replica", "router"}.isdisjoint(loaded)
 
 
+def test_a_group_serves_the_name_of_its_model_in_its_role() -> None:
+    plan = ModelPlan(name="qwen-prefill", model="demo", serves="qwen", role="prefill")
+    said = params(start(plan).command)
+    assert (said["served_model_name"], said["role"]) == ("qwen", "prefill")
+    found = start(ModelPlan(name="p", model="a/b", engine="vllm", serves="qwen", role="prefill"))
+    assert after(found.command, "--served-model-name") == "qwen"
+    assert "--role" not in found.command, "vLLM has no such option"
+    assert found.place is not None and found.place.model == "qwen"
+
+
 # ---- other engines
 
 

@@ -56,7 +56,7 @@ def test_a_model_alone_is_enough() -> None:
 
 def test_the_example_in_the_docs_says_what_the_docs_say(tmp_path: Path) -> None:
     plan = parse_fleet("fleet.toml", EXAMPLE)
-    small, large = plan.models
+    small, large, prefill = plan.models
     assert plan.router == ("--policy=cost", "--queue-timeout=10", "--cors-origin=https://chat.example")
     assert small == ModelPlan(
         name="small",
@@ -82,7 +82,9 @@ def test_the_example_in_the_docs_says_what_the_docs_say(tmp_path: Path) -> None:
         adapters=("german",),
         resume=True,
         api_key_env="QWEN_KEY",
+        role="decode",
     )
+    assert (prefill.name, prefill.served_name, prefill.role, prefill.replicas) == ("qwen-prefill", "qwen", "prefill", 1)
 
 
 def test_the_example_has_every_key_and_the_page_names_it() -> None:
@@ -92,6 +94,40 @@ def test_the_example_has_every_key_and_the_page_names_it() -> None:
     more = [f"autoscale.{key}" for key in Autoscale.__struct_fields__]
     more += [f"resources.{key}" for key in Resources.__struct_fields__]
     assert set(rows) == {*ModelTable.__struct_fields__, *more} - {"autoscale", "resources"}
+
+
+def test_tables_may_serve_one_name_in_different_roles() -> None:
+    text = "[[models]]\nmodel = 'demo'\nrole = 'decode'\nreplicas = 3\n"
+    text += "[[models]]\nname = 'p'\nmodel = 'demo'\nserves = 'demo'\nrole = 'prefill'"
+    decode, prefill = parse_fleet("fleet.toml", text).models
+    assert (decode.served_name, decode.role, decode.replicas) == ("demo", "decode", 3)
+    assert (prefill.name, prefill.served_name, prefill.role, prefill.replicas) == ("p", "demo", "prefill", 1)
+
+
+def test_tables_that_serve_one_name_have_one_model_and_one_tokenizer() -> None:
+    text = "[[models]]\nname = 'a'\nmodel = 'x/y'\n[[models]]\nname = 'b'\nmodel = 'x/z'\nserves = 'a'"
+    assert wrong(text) == "fleet.toml, line 6: the table on line 1 serves 'a', too; give both the same model"
+    text = "[[models]]\nname = 'a'\nmodel = 'x/y'\ntokenizer = 'models/qwen3-32b'\n"
+    text += "[[models]]\nname = 'b'\nmodel = 'x/y'\nserves = 'a'"
+    assert wrong(text) == "fleet.toml, line 8: the table on line 1 serves 'a', too; give both the same tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("role = 'prefil'", "role is 'prefil': invalid enum value 'prefil'; write prefill, decode or both"),
+        ("role = 1", "role is 1: expected `str`, got `int`; write prefill, decode or both"),
+        ("serves = ''", "serves is '': expected `str` of length >= 1"),
+        ("serves = '-x'", "the name '-x' looks like an option; leave out the dash"),
+        (
+            "engine = 'simulated'\nrole = 'both'",
+            "fleet.toml, line 4: role is for native and vllm; leave it out, or write another engine",
+        ),
+        ("options = {role = 'both'}", "role is set by the fleet; write role below [[models]] instead"),
+    ],
+)
+def test_roles_and_served_names_are_checked(lines: str, message: str) -> None:
+    assert wrong_model(lines) == message
 
 
 def test_options_may_be_words() -> None:

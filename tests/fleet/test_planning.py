@@ -86,3 +86,14 @@ def test_native_replicas_of_a_model_share_a_random_secret_unless_they_are_given_
     a, b, c, d, e = (model.environment for model in with_kv_secrets(FleetPlan(models=models)).models)
     assert len(a["WARMROUTE_KV_SECRET"]) > 40 and a != b
     assert (c, d, e) == (given, {}, {})
+
+
+def test_groups_of_replicas_that_serve_one_name_share_secret_and_tokenizer() -> None:
+    models = (
+        ModelPlan(name="qwen", model="demo", role="decode"),
+        ModelPlan(name="qwen-prefill", model="demo", serves="qwen", role="prefill", tokenizer="/t"),
+    )
+    plan = FleetPlan(models=models)
+    one, other = (model.environment for model in with_kv_secrets(plan).models)
+    assert one == other and one
+    assert router_config(plan, "127.0.0.1", 0).model_dirs == {"qwen": "/t"}

@@ -192,6 +192,7 @@ def test_a_replica_whose_host_does_not_answer_stays_a_member() -> None:
 
 def test_routers_get_the_facts_that_another_engine_does_not_report() -> None:
     plan = but(M, name="k", replicas=1, engine="vllm", api_key_env="KEY", adapters=("a", "b"), resume=True)
+    plan = but(plan, serves="large", role="decode")
     fleet = Fleet(plan, ready=False)
     fleet.decide()
     place = ReplicaAddress(url="http://h:1", model="demo", engine="vllm", events="tcp://h:2", incarnation="1")
@@ -203,11 +204,12 @@ def test_routers_get_the_facts_that_another_engine_does_not_report() -> None:
             "engine": "vllm",
             "incarnation": "1",
             "draining": False,
-            "model": "k",
+            "model": "large",
             "events": "tcp://h:2",
             "adapters": ["a", "b"],
             "api_key_env": "KEY",
             "resume": True,
+            "role": "decode",
         }
     ]
 

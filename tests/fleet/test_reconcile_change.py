@@ -226,7 +226,7 @@ def test_the_first_count_lies_within_the_bounds() -> None:
 def test_what_a_running_replica_can_take_over_replaces_none() -> None:
     foreign = but(M, engine="vllm")
     fleet = Fleet(foreign)
-    fleet.want(but(foreign, adapters=("poet",), resume=True, drain_timeout_s=1.0))
+    fleet.want(but(foreign, adapters=("poet",), resume=True, role="both", drain_timeout_s=1.0))
     assert fleet.decide() == []
     assert [member["adapters"] for member in fleet.it.members()] == [["poet"]] * 3
     fleet.it.scale("m", 2)

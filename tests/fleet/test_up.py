@@ -491,6 +491,13 @@ def test_what_not_to_expect_of_it_is_announced(model: str, engine: Engine, said:
     assert [each for each in ("it babbles", "The engine is simulated") if each in shown] == ([said] if said else [])
 
 
+def test_the_announcement_asks_for_the_name_that_is_served() -> None:
+    group = ModelView(name="qwen-prefill", serves="qwen", wanted=1, ready=1)
+    view = View(models=(group,), replicas=seen("qwen-prefill").replicas)
+    said = announcement("http://x", view, (), guarded=False)
+    assert '"model": "qwen"' in said and "1 replica of qwen-prefill" in said
+
+
 def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
     said = announcement("http://[::1]:8000", seen(), (), guarded=True)
     assert "1 replica of demo answers at http://[::1]:8000\nand can be watched at http://[::1]:8000/dashboard\n" in said
