@@ -145,14 +145,14 @@ class HttpProtocol(HttpToolsProtocol):
     # ---- what the parser finds
 
     def on_message_begin(self) -> None:
-        if self._is_cut_off():
+        if self._awaited == "end":
             raise _Enough
         if len(self._open) >= self._limits.pipelined:
             # The last one taken says that the connection closes; the client sends the rest again (RFC 9112, 9.3.2).
             self._open[-1].keep_alive = False
             self._awaited = "end"
             raise _Enough
-        self._digested()
+        self._undigested_bytes = 0
         if self._awaited != "head":
             self._await("head")
         self._head_bytes = 0

@@ -63,7 +63,7 @@ class FrontConnection(HttpProtocol):
             if self._answered_now() is not None:
                 self.flow.resume_reading()  # to notice when the client disconnects
             return
-        self._digested()
+        self._undigested_bytes = 0
         version = self.parser.get_http_version()
         scope = self.scope
         scope["method"], scope["path"], scope["http_version"] = method, path, version

@@ -60,6 +60,25 @@ class Seen:
         self._table[place] = number
         return was
 
+    def add_beginnings(self, keys: Sequence[int]) -> int:
+        """Add a prompt's beginnings by their last keys; return how many blocks the longest had that has come before."""
+        blocks, again = len(keys), 0
+        if not blocks:
+            return 0
+        if self._table is None:
+            self._table = array("Q", bytes(8 * SEEN_NUMBERS))
+        table = self._table  # no call for each: every request has several
+        for beginning in BEGINNINGS:
+            if beginning >= blocks:
+                break
+            number = keys[beginning - 1]
+            place = number & (SEEN_NUMBERS - 1)
+            if table[place] == number:
+                again = beginning
+            else:
+                table[place] = number
+        return blocks if self.add(keys[-1]) else again
+
 
 class Memory:
     """Recent keys and salts sent to one replica, for all of its models, as both differ between models."""
@@ -92,15 +111,7 @@ class Tally:
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
         """Count a prompt by the keys of its blocks: `resent_tokens` is the hit in a cache that forgets nothing."""
-        blocks, again, seen = len(keys), 0, self._memory.beginnings.add
-        for beginning in BEGINNINGS:
-            if beginning >= blocks:
-                break
-            if seen(keys[beginning - 1]):
-                again = beginning
-        if blocks and seen(keys[-1]):
-            again = blocks
-        self.resent_tokens += int(again * block_tokens)
+        self.resent_tokens += int(self._memory.beginnings.add_beginnings(keys) * block_tokens)
         if salt is not None:
             self.salted += 1
             self.new_salts += not self._memory.salts.add(hash(salt) & 2**64 - 1)

@@ -290,8 +290,8 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self._done()
             sending.received(body, True)
-        else:
-            sending.received(body, False)  # also without a body: the head alone is news
+        elif not sending.over:  # as `Sending.received` does, in one call less for each part of a stream
+            sending._listener.received(body, False)  # also without a body: the head alone is news
 
     def _excess(self, read_bytes: int) -> str | None:
         """The reason if the answer is too long besides its body, else None; the head may be most of one long read."""

@@ -27,12 +27,15 @@ class Approximate:
             held = self._held[slot] = OrderedDict()
         if len(keys) > self._capacity_blocks:
             keys = keys[: self._capacity_blocks]
-        new = [key for key in keys if key not in held]
-        touch = held.move_to_end
+        new, touch = [], held.move_to_end
         for key in reversed(keys):  # so that the end is forgotten before the beginning
-            held[key] = None
-            touch(key)
+            if key in held:
+                touch(key)
+            else:
+                held[key] = None
+                new.append(key)
         if new:
+            new.reverse()
             self._index.store(slot, new)
             self._forget(slot, held, len(held) - self._capacity_blocks)
 

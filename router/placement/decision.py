@@ -114,6 +114,8 @@ class Decision(Struct, eq=False):
         on_gpu = min(question.matched.get(candidate.slot, 0), question.tokens - 1)
         portions = [Portion(GPU, on_gpu, 0.0)] if on_gpu > 0 else []
         rest = question.tokens - on_gpu
+        if pull is None and not question.below:  # as mostly: nothing is brought
+            return (*portions, Portion(COMPUTE, rest, rest / rate))
         for share, source, found in brought(question, candidate, rate, pull):
             tokens = min(found, rest - 1)  # the last token is always computed
             seconds, names = tokens * share / rate, list[str]()

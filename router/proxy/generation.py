@@ -29,6 +29,7 @@ from router.proxy.headers import (
 )
 from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
+from router.proxy.predicted_hit import CACHED
 from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
@@ -151,7 +152,7 @@ class Generation(PromptedRequest):
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         exchange = self.exchange
-        if body:
+        if body and not attempt.begun_s:
             self.router.computed(attempt)
         if self._beginning is not None:
             held = self._begin_fetched(attempt, self._beginning, body, complete)
@@ -160,7 +161,8 @@ class Generation(PromptedRequest):
             body = held
         if not self.first_byte_s:
             self.first_byte_s = self.router.now_s()
-        if self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
+        # A stream comes in many parts, and few of them have a report: only those are worth a call.
+        if CACHED in body and self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
             self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
         if self.notes is not None and not attempt.framed:
             self.notes.read(body)

@@ -80,9 +80,7 @@ class PredictedHit(Struct, eq=False):
             router.verification.sent(member, model, prompt, api, body)
 
     def read(self, router: "Router", model: ServedModel | None, prompt: Prompt, member: Member, body: bytes) -> None:
-        """Look for the engine's report in a part of an unframed answer."""
-        if CACHED not in body:
-            return
+        """Read the engine's report in a part of an unframed answer that contains `CACHED`."""
         self.reported_tokens = cached_tokens_in(body)
         verification = router.verification
         # Comparing the prompt's length costs nothing, and covers every field of the request.
