@@ -33,11 +33,12 @@ PARTS = (
     "rolling",
     "spread",
 )
-# Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/.
+# Take long, or need what is no part of the project: other routers, traces, Chromium, a C compiler. Some write to docs/.
 # `terminal` writes to docs/, with tmux.
 BY_NAME = (
     "agents",
     "bodies",
+    "compiled",
     "disk_kv",
     "kv_tiers",
     "masks",
