@@ -59,7 +59,7 @@ class Inbox:
         peer.heard_s = now_s
         self.counts.lost_batches += max(0, batch.number - peer.next_number)
         peer.next_number = batch.number + 1
-        if isfinite(batch.at_s):
+        if batch.sent and isfinite(batch.at_s):
             self._turns.delayed(at_s - batch.at_s)
         for request in batch.sent:
             self._sent(batch.router, peer, request, now_s)

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 # Facts are gathered for so long. What is sent matters to the next choice; what has begun or ended can wait.
 SENT_WITHIN_S, OTHERS_WITHIN_S = 0.002, 0.02
+BETWEEN_S = 0.007  # two batches: each costs all routers about as much as a few requests that it tells of
 RUNNING_S = 0.5  # between two lists of running requests
 MOST_SENT = 32  # in a batch
 
@@ -41,7 +42,7 @@ class PeerBatch(Struct, frozen=True, array_like=True):
 
     router: Number
     number: Number  # of this router's batches
-    at_s: float  # by its clock
+    at_s: float  # by its clock, when the first of these requests was sent
     sent: Annotated[list[PeerRequest], Meta(max_length=2**10)] = []
     begun: Numbers = []
     ended: Numbers = []
@@ -54,44 +55,51 @@ class Outbox:
     def __init__(self, router: int, wake: Callable[[float], None]) -> None:
         self.router = router
         self._wake = wake
-        self._within_s = inf  # as `wake` was told last
+        self._wakes_s = inf  # as `wake` was told last
+        self._taken_s = -inf
         self._sent: list[PeerRequest] = []
+        self._first_s = 0.0  # when the first of them was sent
         self._begun: list[int] = []
         self._ended: list[int] = []
         self._running: dict[int, None] = {}
         self._number = 0
         self._list_after_s = 0.0
 
-    def sent(self, request: PeerRequest) -> None:
+    def sent(self, request: PeerRequest, now_s: float) -> None:
+        if not self._sent:
+            self._first_s = now_s
         self._sent.append(request)
         self._running[request.id] = None
-        self._take_within(SENT_WITHIN_S)
+        self._take_by(max(now_s + SENT_WITHIN_S, self._taken_s + BETWEEN_S), now_s)
 
-    def begun(self, request_id: int) -> None:
+    def begun(self, request_id: int, now_s: float) -> None:
         self._begun.append(request_id)
-        self._take_within(OTHERS_WITHIN_S)
+        self._take_by(now_s + OTHERS_WITHIN_S, now_s)
 
-    def ended(self, request_id: int) -> None:
+    def ended(self, request_id: int, now_s: float) -> None:
         self._ended.append(request_id)
         self._running.pop(request_id, None)
-        self._take_within(OTHERS_WITHIN_S)
+        self._take_by(now_s + OTHERS_WITHIN_S, now_s)
 
-    def _take_within(self, seconds: float) -> None:
-        if seconds < self._within_s:
-            self._within_s = seconds
-            self._wake(seconds)
+    def _take_by(self, moment_s: float, now_s: float) -> None:
+        if moment_s < self._wakes_s:
+            self._wakes_s = moment_s
+            self._wake(moment_s - now_s)
 
     def take(self, now_s: float, at_s: float) -> list[PeerBatch]:
         """Return what is to be told now; every RUNNING_S a list of running requests, even if nothing has happened.
 
         `at_s`: the same moment by a clock that the peers have, too.
         """
-        running, self._within_s = None, inf
+        running, self._wakes_s = None, inf
+        if self._sent:
+            at_s -= now_s - self._first_s
         if now_s >= self._list_after_s:
             self._list_after_s = now_s + RUNNING_S
             running = list(self._running)
         elif not (self._sent or self._begun or self._ended):
             return []
+        self._taken_s = now_s
         sent, begun, ended = self._sent, self._begun, self._ended
         self._sent, self._begun, self._ended = [], [], []
         batches = []

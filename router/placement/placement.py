@@ -320,7 +320,8 @@ class Placement:
                     awaited_s=placed.awaited_s,
                     fetched_tokens=fetched_tokens,
                     age_s=now_s - came_s,
-                )
+                ),
+                now_s,
             )
         return placed
 
@@ -381,7 +382,7 @@ class Placement:
         if placed.streams:
             placed.load.begun(placed.id, now_s)
         if placed.is_ours and self.outbox is not None:
-            self.outbox.begun(placed.id)
+            self.outbox.begun(placed.id, now_s)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""
@@ -397,7 +398,7 @@ class Placement:
                 candidate.ages.forget(placed.pages)
             placed.awaited = None
         if placed.is_ours and self.outbox is not None:
-            self.outbox.ended(placed.id)
+            self.outbox.ended(placed.id, now_s)
 
     def expire(self, now_s: float) -> None:
         self.index.optimistic.expire(now_s)

@@ -11,13 +11,14 @@ from collections import deque
 from msgspec import Struct, field
 
 from router.placement.cost import ASSUMED_TOKENS_PER_S
+from router.placement.outbox import SENT_WITHIN_S
 
 MOST_DELAY_S = 0.25  # what is measured beyond is two clocks that differ
 MOST_PAUSE_S = 0.15
 KEPT_S = 0.5  # until then peers may tell of a request that came at the same moment as one of ours
 MOST_KEPT = 256
 WEIGHT = 0.05  # of the newest observation
-MARGIN_S = 0.003  # facts are gathered for two milliseconds, and read by a loop that has other work
+MARGIN_S = 0.001  # facts are read by a loop that has other work
 
 
 class Came(Struct):
@@ -32,7 +33,7 @@ class Turns:
         self.peers = 0  # that are heard
         self.before = 0  # of these, those whose turn comes before ours
         self.share = 0.0  # of the peers that get a request at the same moment as we
-        self._step_s = MARGIN_S  # until what a peer chooses is known here
+        self._step_s = SENT_WITHIN_S + MARGIN_S  # until what a peer chooses is known here
         self._mean_tokens = 0.0  # to compute, of a request
         self._came: deque[Came] = deque()  # the oldest first, nearly
 
@@ -66,5 +67,5 @@ class Turns:
                 one.peers.add(peer)
 
     def delayed(self, delay_s: float) -> None:
-        """Note how long a peer's batch was on its way."""
+        """Note how old the first request of a batch is when a peer hears of it."""
         self._step_s += WEIGHT * (min(MOST_DELAY_S, max(0.0, delay_s)) + MARGIN_S - self._step_s)

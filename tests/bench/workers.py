@@ -18,7 +18,7 @@ from tests.bench.router import APPROXIMATE, MEGABYTE, PLAIN, SMALL, ask_all, opt
 from tests.chaos.replicas import children, cpu_s
 from tests.chaos.routers import RouterProcess, router
 
-COUNTS = 1, 2
+COUNTS = 1, 2, 4
 CLIENTS = 32
 REQUESTS = 4000
 

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.inbox import MOST_KEYS, MOST_PEERS, SILENT_S, Inbox
-from router.placement.outbox import MOST_SENT, OTHERS_WITHIN_S, RUNNING_S, SENT_WITHIN_S, Outbox, PeerBatch, PeerRequest
+from router.placement.outbox import (
+    BETWEEN_S,
+    MOST_SENT,
+    OTHERS_WITHIN_S,
+    RUNNING_S,
+    SENT_WITHIN_S,
+    Outbox,
+    PeerBatch,
+    PeerRequest,
+)
 from router.placement.placement import APPROXIMATE, Placed
 from tests.router.placement.test_placement import SIZE, Prompt, Scene
 
@@ -116,13 +125,27 @@ def test_the_outbox_wakes_once_for_all_that_it_gathers() -> None:
     assert one.outbox.take(0.1, 0.1) == []
     [quiet] = one.outbox.take(RUNNING_S, RUNNING_S)
     assert len(quiet.running or ()) == MOST_SENT + 1
-    _, placed = one.place(Prompt(first=2 * 10**6))
-    assert one.wakes == [SENT_WITHIN_S, SENT_WITHIN_S]
-    one.outbox.take(RUNNING_S + 0.1, RUNNING_S + 0.1)
-    one.it.begun(placed, 1.0)
-    one.it.ended(placed, 1.0)
-    one.place(Prompt(first=3 * 10**6))
-    assert one.wakes[2:] == [OTHERS_WITHIN_S, SENT_WITHIN_S], "what is urgent takes the rest with it"
+    _, placed = one.place(Prompt(first=2 * 10**6), 1.0)
+    assert one.wakes == pytest.approx([SENT_WITHIN_S, SENT_WITHIN_S])
+    one.outbox.take(1.1, 1.1)
+    one.it.begun(placed, 2.0)
+    one.it.ended(placed, 2.0)
+    one.place(Prompt(first=3 * 10**6), 2.0)
+    assert one.wakes[2:] == pytest.approx([OTHERS_WITHIN_S, SENT_WITHIN_S]), "what is urgent takes the rest with it"
+
+
+def test_batches_keep_apart_and_say_when_their_first_request_was_sent() -> None:
+    one = Telling(1)
+    one.place(Prompt(), 1.0)
+    one.outbox.take(1.002, 51.002)
+    one.place(Prompt(first=1000), 1.003)
+    assert one.wakes == pytest.approx([SENT_WITHIN_S, BETWEEN_S - 0.001])
+    one.place(Prompt(first=2000), 1.005)
+    [batch] = one.outbox.take(1.009, 51.009)
+    assert len(batch.sent) == 2
+    assert batch.at_s == pytest.approx(51.003)
+    one.place(Prompt(first=3000), 2.0)
+    assert one.wakes[2:] == pytest.approx([SENT_WITHIN_S])
 
 
 def test_a_peer_that_is_silent_is_forgotten() -> None:
