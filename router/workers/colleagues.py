@@ -18,7 +18,7 @@ from router.workers.processes import Place
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0
+ANSWER_S, CHANGE_S = 3.0, 30.0  # to tell, and to do what takes replicas their time
 MOST_BYTES = 256 * 2**20  # of a message
 SIZE = struct.Struct("!I")
 
@@ -73,20 +73,20 @@ class Colleagues:
 
     async def ask(self, asked: Asked) -> dict[int, Answer]:
         """Their answers to a client's request, by their numbers."""
-        return await self._ask_all(asked, Answer)
+        return await self._ask_all(asked, Answer, ANSWER_S if asked.method == "GET" else CHANGE_S)
 
     async def told(self, question: Question[T], about: object = None) -> dict[int, T]:
         """Their knowledge, by their numbers."""
-        return await self._ask_all(Told(question.name, msgpack.encode(about)), question.answer)
+        return await self._ask_all(Told(question.name, msgpack.encode(about)), question.answer, ANSWER_S)
 
-    async def _ask_all(self, asked: Asked | Told, answer: type[T]) -> dict[int, T]:
+    async def _ask_all(self, asked: Asked | Told, answer: type[T], within_s: float) -> dict[int, T]:
         message = msgpack.encode(asked)
-        answers = await asyncio.gather(*(self._ask(number, message, answer) for number in self._others))
+        answers = await asyncio.gather(*(self._ask(number, message, answer, within_s) for number in self._others))
         return {number: answer for number, answer in zip(self._others, answers, strict=True) if answer is not None}
 
-    async def _ask(self, number: int, message: bytes, answer: type[T]) -> T | None:
+    async def _ask(self, number: int, message: bytes, answer: type[T], within_s: float) -> T | None:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(within_s):
                 reader, writer = await asyncio.open_unix_connection(str(self._others[number]))
                 try:
                     _write(writer, message)
@@ -103,7 +103,7 @@ class Colleagues:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 with suppress(OSError, EOFError, TimeoutError):
-                    async with asyncio.timeout(ANSWER_S):
+                    async with asyncio.timeout(CHANGE_S):
                         asked = _decode(await _read(reader))
                         found = await (answering(asked) if isinstance(asked, Asked) else telling(asked))
                         _write(writer, msgpack.encode(found))

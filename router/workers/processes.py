@@ -52,12 +52,9 @@ class Worker:
         self.pid = 0  # 0: it does not run
         self.started_s = 0.0
         self.starts = 0
-        self.begun: int | None = None  # a pipe in which it says that it listens
+        self.say: int | None = None  # the end of a pipe: it says when it listens
+        self.listens = False
         self.is_watched = False  # its connections are taken for it
-
-    @property
-    def serves(self) -> bool:
-        return self.pid > 0 and self.begun is None
 
 
 class Processes:
@@ -90,17 +87,18 @@ class Processes:
             port = self._port
             for number in range(self._count):
                 listener = sockets.enter_context(hold(self._host, port, first=not number))
+                listener.setblocking(False)  # its worker may accept before this process can
                 port = listener.getsockname()[1]
                 self._workers.append(Worker(number, listener))
             gc.collect()
             gc.freeze()  # pages with what is there now stay those of all workers
             for worker in self._workers:
                 self._start(worker)
-            while any(worker.begun is not None for worker in self._workers) and not self._asked:
-                self._wait(None)
-            if not self._asked:
-                on_ready(self._workers[0].listener)
+            is_ready = False
             while any(worker.pid for worker in self._workers) or not self._asked:
+                if not is_ready and all(worker.listens for worker in self._workers):
+                    is_ready = True
+                    on_ready(self._workers[0].listener)
                 wait_s = self._start_again()
                 self._watch_orphans()
                 self._wait(wait_s)
@@ -127,19 +125,19 @@ class Processes:
     # ---- one worker
 
     def _start(self, worker: Worker) -> None:
-        begun, say = os.pipe()
+        heard, say = os.pipe()
         hand, handed = socket.socketpair()
         worker.pid = os.fork()
         if not worker.pid:
-            os.close(begun)
+            os.close(heard)
             hand.close()
             self._work(worker, handed, say)
         os.close(say)
         handed.close()
         hand.setblocking(False)
         worker.hand = hand
-        worker.started_s, worker.starts, worker.begun = time.monotonic(), worker.starts + 1, begun
-        self._selector.register(begun, selectors.EVENT_READ, worker)
+        worker.started_s, worker.starts, worker.say = time.monotonic(), worker.starts + 1, heard
+        self._selector.register(heard, selectors.EVENT_READ, worker)
 
     def _work(self, worker: Worker, handed: socket.socket, say: int) -> NoReturn:
         """The child's life. Nothing that the parent has begun must end here."""
@@ -186,9 +184,9 @@ class Processes:
 
     def _watch_orphans(self) -> None:
         """Watch the sockets of those that do not serve, while others do."""
-        is_served = not self._asked and any(worker.serves for worker in self._workers)
+        is_served = not self._asked and any(worker.listens for worker in self._workers)
         for worker in self._workers:
-            watch = is_served and not worker.serves
+            watch = is_served and not worker.listens
             if watch != worker.is_watched:
                 worker.is_watched = watch
                 if watch:
@@ -203,7 +201,7 @@ class Processes:
         except OSError:  # its client has left again
             return
         with connection:
-            serving = [other for other in self._workers if other.serves]
+            serving = [other for other in self._workers if other.listens]
             for _ in serving:
                 self._turn += 1
                 hand = serving[self._turn % len(serving)].hand
@@ -226,11 +224,12 @@ class Processes:
 
     def _heard(self, worker: Worker) -> None:
         """It listens, or has ended before."""
-        assert worker.begun is not None
-        self._selector.unregister(worker.begun)
-        os.close(worker.begun)
-        worker.begun = None
-        if worker.starts > 1:
+        assert worker.say is not None
+        worker.listens = worker.pid > 0 and os.read(worker.say, 1) != b""
+        self._selector.unregister(worker.say)
+        os.close(worker.say)
+        worker.say = None
+        if worker.listens and worker.starts > 1:
             log.info("worker %d serves again, as process %d", worker.number, worker.pid)
 
     def _take(self, numbers: bytes) -> None:
@@ -257,14 +256,15 @@ class Processes:
                     self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def _ended(self, worker: Worker, status: int) -> None:
-        pid, worker.pid = worker.pid, 0
+        pid, has_listened = worker.pid, worker.listens
+        worker.pid, worker.listens = 0, False
         if worker.hand is not None:
             worker.hand.close()
         self._usage.ended(worker.number)
         if self._asked:
             self._status = self._status or abs(status)
             return
-        if worker.starts == 1 and worker.begun is not None and status > 0:
+        if worker.starts == 1 and not has_listened and status > 0:
             self._status = status  # it has said why it cannot start, and nor could another
             self._end()
             return

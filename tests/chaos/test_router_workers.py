@@ -285,3 +285,14 @@ def test_a_port_that_is_taken_is_said_in_one_line(lasting: RouterProcess) -> Non
         f"Error: cannot listen on 127.0.0.1:{lasting.port}: Address already in use; choose another --port or --host\n"
     )
     assert ended.stderr == said
+
+
+def test_a_router_whose_workers_cannot_start_says_why_and_ends() -> None:
+    """Their second one has no port of its own for peers."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--port", "0", "--replica", "http://127.0.0.1:1", "--peer-listen", f"tcp://127.0.0.1:{port - 1}"]
+        command = [sys.executable, "-m", "fleet", "router", *options, *WORKERS]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1 and "router on" not in ended.stdout, ended
+    assert f"cannot bind tcp://127.0.0.1:{port}: Address already in use" in ended.stderr
