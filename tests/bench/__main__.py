@@ -41,6 +41,7 @@ BY_NAME = (
     "compiled",
     "disk_kv",
     "kv_tiers",
+    "kv_tiers_beside",
     "masks",
     "peers",
     "policies",
@@ -55,7 +56,7 @@ BY_NAME = (
     "terminal",
     "tiered_policies",
 )
-SIZED = ("native", "kv_tiers", "peers", "heap")
+SIZED = ("native", "kv_tiers", "kv_tiers_beside", "peers", "heap")
 
 
 def machine() -> str:

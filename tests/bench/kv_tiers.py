@@ -1,10 +1,9 @@
-"""Measure a real model whose prompts come from lower media and neighbours: first tokens, answers, others' decoding.
+"""Measure a real model whose prompts come from lower media and neighbours: first tokens, and answers.
 
 The model has the shape of Qwen3-0.6B and random weights, on one thread. The neighbour is a replica in processes of its
 own, read by TCP over loopback. `--small` takes a smaller shape.
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -35,13 +34,9 @@ LONGEST = PROMPT + 2 * NEW
 BLOCKS = 5 * PROMPT // BLOCK  # of the cache: a prompt, and what the others have
 HELD = 8 * BLOCKS  # of the neighbour's cache, of which an eighth may be held for readers
 COLD_ROUNDS = 2  # at most
-STEPS = 12  # of decoding, in one measurement
-OTHERS = 4  # that decode meanwhile
-LOADED = 100  # number of the request that is loaded
 ENDLESS = 30 * NEW  # tokens
 TARGETS = {HOST: 20, DISK: 10, PULLED: 10}
 FROM = {HOST: "host memory", DISK: "a disk", PULLED: "a neighbour"}
-MOST_SLOWER = 5.0  # per cent
 SECRET = "of this benchmark"
 
 
@@ -61,11 +56,8 @@ def run(rounds: int, *, small: bool = False) -> None:
         for dtype in DTYPES:
             with tempfile.TemporaryDirectory() as disk, serving(Path(folder), dtype, disk) as engine:
                 first_tokens(engine, dtype, min(rounds, COLD_ROUNDS))
-                for medium in (HOST, DISK):
-                    beside_loads(engine, dtype, medium, rounds)
             with reading(Path(folder), dtype) as (engine, source):
                 first_tokens_read(engine, source, dtype, min(rounds, COLD_ROUNDS))
-                beside_loads(engine, dtype, PULLED, rounds, source)
 
 
 @contextmanager
@@ -205,52 +197,3 @@ def settle(engine: Engine) -> None:
     while engine.pool.lower is not None and engine.pool.lower.writing:
         time.sleep(0.01)
         engine.settle()
-
-
-def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: Native | None = None) -> None:
-    """Decode a batch; then the same while a prompt is loaded over and over, of which nothing is computed."""
-    chance, vocabulary = Random(1), engine.runner.vocab_size
-    prompt = tokens(chance, PROMPT, vocabulary)
-    if source is None:
-        ask(engine, prompt, 1)
-    else:
-        http_cost(source, prompt)
-    slower = []
-    for _ in range(rounds):
-        for number in range(OTHERS):
-            submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), ENDLESS)
-        while engine.scheduler.queued_prefill_tokens():
-            engine.step()
-        alone_s = [step_s(engine) for _ in range(STEPS)]
-        beside_s = steps_while_loading_s(engine, prompt, medium, sources_of(source))
-        alone_s += [step_s(engine) for _ in range(STEPS)]  # after it, too: a machine's speed changes within seconds
-        slower.append(100 * (statistics.median(beside_s) / statistics.median(alone_s) - 1))
-        for request in list(engine.scheduler.requests):
-            engine.cancel(request)
-        while engine.busy:
-            engine.step()
-    heading(f"decoding of {OTHERS} others while {PROMPT:,} tokens come from {FROM[medium]}, {dtype}")
-    row("a step takes longer", slower, "%", f"< {MOST_SLOWER:g}")
-    print(flush=True)
-
-
-def step_s(engine: Engine) -> float:
-    began_s = time.perf_counter()
-    engine.step()
-    return time.perf_counter() - began_s
-
-
-def steps_while_loading_s(engine: Engine, prompt: list[int], medium: str, sources: list[KVSource]) -> list[float]:
-    """Durations of steps during which blocks were loaded; the first one of a load admits the request."""
-    found: list[float] = []
-    while len(found) < STEPS:
-        empty(engine, above=medium)
-        submit(engine, LOADED, prompt, 1, sources)
-        found.append(step_s(engine))
-        while engine.scheduler.transfers and len(found) < STEPS:
-            found.append(step_s(engine))
-        engine.cancel(LOADED)
-        while engine.scheduler.transfers:
-            engine.step()
-    assert len(engine.scheduler.running) == OTHERS, "the others have ended: give them more to generate"
-    return found

@@ -215,7 +215,7 @@ def worker_of(served: RouterProcess, connection: HTTPConnection) -> int:
 
 
 def stream(served: RouterProcess, **headers: str) -> tuple[HTTPConnection, HTTPResponse]:
-    asked = {"model": MODEL, "prompt": "hello", "max_tokens": 80, "stream": True, "ignore_eos": True}
+    asked = {"model": MODEL, "prompt": "hello", "max_tokens": 120, "stream": True, "ignore_eos": True}
     return served.open("POST", "/v1/completions", asked, headers)
 
 
