@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from api.http.server import hold
@@ -78,7 +78,7 @@ class Processes:
         with (
             ExitStack() as sockets,
             TemporaryDirectory(prefix="warmroute-router-") as folder,
-            open(Path(folder, "lock"), "wb") as lock,
+            TemporaryFile(dir=folder) as lock,
             selectors.DefaultSelector() as self._selector,
             self._signals(),
         ):
