@@ -1,7 +1,9 @@
 """Both ways of I/O, and buffers at any address. That pages stay out of the page cache is a matter of speed alone."""
 
+import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,12 +66,26 @@ def test_a_file_system_that_refuses_direct_reads_and_writes_gets_others(
     payloads.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the pages of a file")
 def test_direct_writes_do_not_fill_the_page_cache(tmp_path: Path, descriptor: int) -> None:
     payloads = PageIO(descriptor, direct(tmp_path), STRIDE)
     payloads.write(buffer(STRIDE, 0), 0)
-    with pytest.raises(BlockingIOError):  # it would have to go to the disk
-        os.preadv(descriptor, [bytearray(STRIDE)], 0, os.RWF_NOWAIT)
+    assert cached_pages(descriptor) == 0
     payloads.close()
+    os.pread(descriptor, STRIDE, 0)
+    assert cached_pages(descriptor) >= 2, "what is read the usual way does"
+
+
+def cached_pages(descriptor: int) -> int:
+    """Pages of the file that are in the page cache, found without reading any."""
+    size = os.fstat(descriptor).st_size
+    with mmap.mmap(descriptor, size) as mapped:
+        address = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
+        found = (ctypes.c_ubyte * (size // PAGE))()
+        status = ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found)
+        assert status == 0, os.strerror(ctypes.get_errno())
+        del first  # the map cannot be closed while something points into it
+        return sum(page & 1 for page in found)
 
 
 def test_the_end_of_a_file_is_an_error(tmp_path: Path, descriptor: int) -> None:
