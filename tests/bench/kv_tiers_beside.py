@@ -17,7 +17,8 @@ from tests.bench.measure import heading, row
 from tests.bench.native import DTYPES, PROMPT, QWEN3, SMALL, WARM_UP, http_cost, make_model, tokens
 from tests.replica.natives import Native
 
-STEPS = 12  # of decoding, in one measurement
+STEPS = 4  # of decoding, before there are as many of the other kind: a machine's speed changes within seconds
+TURNS = 6  # in a round
 OTHERS = 4  # that decode meanwhile
 LOADED = 100  # number of the request that is loaded
 MOST_SLOWER = 5.0  # per cent
@@ -49,9 +50,11 @@ def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: N
             submit(engine, 10 + number, tokens(chance, WARM_UP, vocabulary), ENDLESS)
         while engine.scheduler.queued_prefill_tokens():
             engine.step()
-        alone_s = [step_s(engine) for _ in range(STEPS)]
-        beside_s = steps_while_loading_s(engine, prompt, medium, sources_of(source))
-        alone_s += [step_s(engine) for _ in range(STEPS)]  # after it, too: a machine's speed changes within seconds
+        alone_s: list[float] = []
+        beside_s: list[float] = []
+        for _ in range(TURNS):
+            alone_s += [step_s(engine) for _ in range(STEPS)]
+            beside_s += steps_while_loading_s(engine, prompt, medium, sources_of(source))
         slower.append(100 * (statistics.median(beside_s) / statistics.median(alone_s) - 1))
         for request in list(engine.scheduler.requests):
             engine.cancel(request)
