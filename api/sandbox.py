@@ -19,6 +19,8 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
 
 from api.template_budget import (
     CONTAINERS,
@@ -190,6 +192,16 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         else:
             super().visit_Tuple(node, frame)
 
+    def visit_Getattr(self, node: jinja2.nodes.Getattr, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        """A field of a variable that holds a dict, as `message.role` nearly always does, is looked up right here."""
+        if not isinstance(node.node, jinja2.nodes.Name) or node.attr in _DICT_ATTRIBUTES:
+            super().visit_Getattr(node, frame)
+            return
+        name = frame.symbols.ref(node.node.name)
+        self.write(f"({name}[{node.attr!r}] if type({name}) is dict and {node.attr!r} in {name} else ")
+        super().visit_Getattr(node, frame)
+        self.write(")")
+
     def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         if isinstance(node.arg, jinja2.nodes.Slice):
             self._paid("sized", super().visit_Getitem, node, frame)
@@ -231,10 +243,16 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     chained = staticmethod(chained)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
-            return super().getattr(obj, attribute)
-        value = obj.get(attribute, _MISSING)
-        return self.undefined(obj=obj, name=attribute) if value is _MISSING else value
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            value = obj.get(attribute, _MISSING)
+            return self.undefined(obj=obj, name=attribute) if value is _MISSING else value
+        if kind is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):  # holds what the template has put there
+            value = obj._Namespace__attrs.get(attribute, _MISSING)
+            return self.undefined(obj=obj, name=attribute) if value is _MISSING else value
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) in _DECIDED_BY_TYPE:
@@ -261,8 +279,8 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         of = method.__self__
         if isinstance(of, str):
             charge(len(of))
-        elif isinstance(of, (list, tuple, jinja2.runtime.LoopContext)):  # `index`, `count` and `changed` compare
-            charge(sum(map(size_of, args)) * (1 if isinstance(of, jinja2.runtime.LoopContext) else len(of)))
+        elif isinstance(of, (list, tuple, LoopContext)):  # `index`, `count` and `changed` compare
+            charge(sum(map(size_of, args)) * (1 if isinstance(of, LoopContext) else len(of)))
         if method.__name__ == "join" and args:
             args = (list(args[0]), *args[1:])
         check_arguments(method.__name__, of, args, kwargs)
@@ -270,13 +288,14 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 _MISSING = object()
+_OF_LOOPS = frozenset(("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # The sandbox's verdict on an attribute asks for the object's type alone; an object of each type to ask with.
 _DECIDED_BY_TYPE: dict[type, Any] = {
     str: "",
     dict: {},
     list: [],
-    jinja2.runtime.LoopContext: jinja2.runtime.LoopContext((), jinja2.Undefined, None),
+    LoopContext: LoopContext((), jinja2.Undefined, None),
 }
 _OF_BYTES = frozenset(("encode", "from_bytes", "to_bytes"))  # the methods of bytes are not charged for
 _LOOKS = frozenset(("get", "items", "keys", "values"))

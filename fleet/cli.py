@@ -62,8 +62,8 @@ EXTRAS = {
 }
 BASE_MODULES = frozenset(
     (
-        *("fastapi", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client", "rich", "starlette", "textual"),
-        *("tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
+        *("fastapi", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client", "rich", "starlette"),
+        *("textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
     )
 )
 

@@ -8,6 +8,7 @@ import jinja2.utils
 import pytest
 
 from api.errors import ApiError
+from api.template_budget import grant
 from api.templates import _ENVIRONMENT, ChatTemplate, Conversation
 
 HI = [{"role": "user", "content": "hi"}]
@@ -208,6 +209,23 @@ def test_attributes_are_what_the_plain_sandbox_says(attribute: str) -> None:
                 assert found._undefined_exception is expected._undefined_exception
             elif not callable(expected):
                 assert found == expected
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_templates_see_what_they_see_in_the_plain_sandbox(attribute: str) -> None:
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    source = f"{{{{ one.{attribute} is defined }}}}{{{{ one.{attribute} }}}}{{{{ nothing.{attribute} is defined }}}}"
+    for one in OBJECTS:
+        grant()
+        shown = [tried(environment, source, one) for environment in (_ENVIRONMENT, plain)]
+        assert shown[0] == shown[1]
+
+
+def tried(environment: jinja2.Environment, source: str, one: object) -> str:
+    try:
+        return environment.from_string(source).render(one=one)
+    except jinja2.TemplateError as error:
+        return repr(error)
 
 
 def test_a_template_cannot_change_what_it_is_shown() -> None:

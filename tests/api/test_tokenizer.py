@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Tokenizers
 
+from api.encoder import LONG_TEXT
 from api.pieces import byte_level as byte_level_piece
 from api.pieces import piece_rule
-from api.tokenizer import LONG_TEXT, ByteTokenizer, HfTokenizer, Tokenizer, load_tokenizer
+from api.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, load_tokenizer
 from tests.api.tokenizers import TEXTS, byte_level, saved, sentencepiece
 
 

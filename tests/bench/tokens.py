@@ -49,6 +49,7 @@ def run(rounds: int) -> None:
     routing(rounds)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = HfTokenizer(saved(trained(words), Path(folder)))
+    encoders(tokenizer, words, rounds)
     for style, ends in (("qwen", {}), ("llama3", {"bos_token": "<|im_start|>"})):
         tokenizer.special_tokens = ends
         prompts = Prompts(tokenizer, TEMPLATES[style])
@@ -113,6 +114,39 @@ def routing(rounds: int) -> None:
 
     work()
     row("recording 64 blocks as routed, forgetting 64", cpu_us(lambda: work, len(prompts), rounds), "us")
+
+
+def encoders(tokenizer: HfTokenizer, words: Sequence[str], rounds: int) -> None:
+    """Encode texts that were never seen, of words that mostly were."""
+    print()
+    heading("encoding new text; CPU per text")
+    assert tokenizer.is_fast, "fastokens reads this tokenizer"
+    text = " ".join(words)
+    for size, count in ((800, 200), (16_000, 10)):
+        found = [
+            cpu_us(new_texts(encode, text, size, count), count, rounds)
+            for encode in (tokenizer._tokenizer.encode, tokenizer._encoder.encode)
+        ]
+        row(f"{size:,} characters: tokenizers", found[0], "us")
+        row(f"{size:,} characters: fastokens, compared once in a while", found[1], "us")
+        row("ratio", [one / other for one, other in zip(*found, strict=True)], "times")
+
+
+def new_texts(encode: Callable[..., object], text: str, size: int, count: int) -> Callable[[], Callable[[], None]]:
+    """Encode so many parts of a text, in each round others."""
+    starts = iter(range(0, len(text) - size * count, size * count))
+
+    def prepared() -> Callable[[], None]:
+        first = next(starts)
+        texts = [text[start : start + size] for start in range(first, first + size * count, size)]
+
+        def all_of_it() -> None:
+            for each in texts:
+                encode(each, add_special_tokens=False)
+
+        return all_of_it
+
+    return prepared
 
 
 def exactly(name: str, prompts: Prompts, sent: bytes, rounds: int) -> None:
