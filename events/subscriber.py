@@ -23,7 +23,8 @@ from events.socket_reader import Receive, SocketReader, size_of
 from events.source import Source
 from events.view import CacheView, Request
 
-TICK_S = 0.05  # for all replicas together: each time, a process that has nothing to do is woken
+TICK_S = 0.1  # for all replicas together: each time, a process that has nothing to do is woken
+MENDING_TICK_S = 0.05  # while a stream is not exact
 STANDSTILL_S = 0.5  # without a tick: a busy publisher may have filled all queues on the way meanwhile
 KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
 UNANSWERED_MS = 4000  # what we sent: a request
@@ -104,7 +105,10 @@ class Subscriber:
 
     def _wait(self) -> None:
         self._ticked_s = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        loop = asyncio.get_running_loop()
+        tick_s = TICK_S if all(sockets.exact for sockets in self._sockets.values()) else MENDING_TICK_S
+        # At round times: what else ticks in this process wakes it at the same moment.
+        self._timer = loop.call_at((loop.time() // tick_s + 1) * tick_s, self._tick)
 
     def _tick(self) -> None:
         stood_still = self.stands_still
@@ -302,6 +306,10 @@ class _Sockets:
     def _mark(self, socket: str, frames: Frames) -> None:
         if self._tap is not None:
             self._tap(socket, frames)
+
+    @property
+    def exact(self) -> bool:
+        return self._feed.view.stream.exact
 
     def tick_late(self) -> None:
         """Note that this process stood still."""

@@ -28,7 +28,6 @@ from router.members.upstream import Upstream
 from router.placement.placement import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
-from router.responses import FeedState
 from router.silence import GIVEN_UP_S, QUIET_S, Silence, is_quiet
 
 log = logging.getLogger(__name__)
@@ -335,8 +334,10 @@ class Upkeep:
             self.silence.move_unheard(now_s)
             if self._router.waiting:
                 self._router.room()
-            expected_s = now_s + TICK_S
-            await asyncio.sleep(TICK_S)
+            # At round times: the subscriber's tick comes at the same moment, and the process wakes once for both.
+            pause_s = TICK_S - self._router.loop.time() % TICK_S
+            expected_s = now_s + pause_s
+            await asyncio.sleep(pause_s)
 
     def _tick(self, server: Server, now_s: float, gap_s: float) -> None:
         was = server.unavailable
@@ -363,31 +364,33 @@ class Upkeep:
             self._look_at_cache(member)
 
     def _look_at_cache(self, member: Member) -> None:
-        state = self._router.feeds.state(member.name)
         overclaims = self._router.feeds.overclaims(member.name)
         if overclaims is not None:  # None while the cache is read anew: the last value stays
             member.overclaims = overclaims
         self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
-        if state is not None:
-            self._set_block_size(member, state)
+        self._set_block_size(member)
 
     def sized(self, name: str) -> None:
         """Take a replica's block size from its events at once: keys of another size would find nothing there."""
-        member, state = self._router.members.by_name.get(name), self._router.feeds.state(name)
-        if member is not None and state is not None:
-            self._set_block_size(member, state)
+        if (member := self._router.members.by_name.get(name)) is not None:
+            self._set_block_size(member)
 
-    def _set_block_size(self, member: Member, state: FeedState) -> None:
-        block_size = member.block_size
-        if state.unreached:
+    def _set_block_size(self, member: Member) -> None:
+        feeds, block_size = self._router.feeds, member.block_size
+        sizes = feeds.block_sizes(member.name)
+        if sizes is None:
+            return
+        unreached = feeds.is_unreached(member.name)
+        if unreached:
             block_size = APPROXIMATE
-        elif state.block_sizes and block_size not in state.block_sizes:
-            block_size = min(state.block_sizes)
+        elif sizes and block_size not in sizes:
+            block_size = min(sizes)
         elif block_size == APPROXIMATE:
             block_size = member.spec.block_size or USUAL_BLOCK_TOKENS
         if block_size != member.block_size:
             if APPROXIMATE in (block_size, member.block_size):
-                told = f"what it has cached is guessed: {state.reason}" if state.unreached else "its events are reached"
+                state = feeds.state(member.name) if unreached else None
+                told = "its events are reached" if state is None else f"what it has cached is guessed: {state.reason}"
                 log.warning("%s: %s", member.name, told)
             member.block_size = block_size
             self._router.members.arrange()

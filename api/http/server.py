@@ -16,7 +16,8 @@ from api.http.connection import HttpProtocol, Limits, State
 
 KEEP_ALIVE_S = 75  # longer than routers and clients keep idle connections, so that none is closed under a request
 CLOSING_LIMIT_S = 1  # for answers that were cut short to reach their clients
-TICKS_PER_SWEEP = 10  # uvicorn ticks ten times a second
+TICKS_PER_SWEEP = 10  # as uvicorn counts them: a second
+SWEEP_S = 1.0
 OWN_FILES = 128  # that are no connections, or spare ones
 BACKLOG = 2048
 
@@ -50,9 +51,30 @@ class HttpServer(uvicorn.Server):
     """A uvicorn server without signal handlers: a replica drains first."""
 
     def __init__(self, config: uvicorn.Config) -> None:
+        self._ends = asyncio.Event()
         super().__init__(config)
         self.server_state: State = State()
         self.listening = asyncio.Event()
+
+    @property
+    def should_exit(self) -> bool:
+        return self._ends.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._ends.set()
+        else:
+            self._ends.clear()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, which wakes ten times a second to see whether it should end."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += TICKS_PER_SWEEP
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S):
+                    await self._ends.wait()
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS_PER_SWEEP == 0:

@@ -102,6 +102,16 @@ class Feeds:
         feed = self._feeds.get(name)
         return None if feed is None else feed.state(time.monotonic())
 
+    def block_sizes(self, name: str) -> tuple[int, ...] | None:
+        """The block sizes that a replica's events have shown; None if they are not followed."""
+        feed = self._feeds.get(name)
+        return None if feed is None else feed.block_sizes
+
+    def is_unreached(self, name: str) -> bool:
+        """Return True if a replica's events are followed, and were never reached though there was time."""
+        feed = self._feeds.get(name)
+        return feed is not None and feed.is_unreached(time.monotonic())
+
     def traffic(self, name: str) -> Traffic | None:
         feed = self._feeds.get(name)
         return None if feed is None else feed.traffic()
@@ -309,11 +319,18 @@ class ReplicaFeed:
         self.left = True
         self._index.apply(self._slot, Cleared(self.view.resolver.held()))
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        layout = self.view.resolver.groups.layout
+        return tuple(sorted(self._block_sizes)) if layout is None else (layout.unit,)
+
+    def is_unreached(self, now_s: float) -> bool:
+        self._reached = self._reached or self.view.stream.online
+        return not self._reached and now_s - self._since_s > REACHED_WITHIN_S
+
     def state(self, now_s: float) -> FeedState:
         stream, reason = self.view.stream, self.view.inexact
-        layout = self.view.resolver.groups.layout
-        self._reached = self._reached or stream.online
-        unreached = not self._reached and now_s - self._since_s > REACHED_WITHIN_S
+        unreached = self.is_unreached(now_s)
         if unreached:
             reason = f"its event socket {self.source.events} was never reached: check the address, firewall and keys"
         elif not stream.online and self._reached:
@@ -323,7 +340,7 @@ class ReplicaFeed:
             reason=reason,
             partial=reason is not None and stream.settled and not self.view.busy,
             connected=stream.online,
-            block_sizes=tuple(sorted(self._block_sizes)) if layout is None else (layout.unit,),
+            block_sizes=self.block_sizes,
             last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
             lag_batches=stream.lag_batches,
             seq=stream.last_seq,
