@@ -29,11 +29,12 @@ LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/te
 	tests/lab/simulation/test_published.py tests/fleet/test_on_ray.py tests/images/test_router_image.py \
 	tests/k8s/test_drain.py tests/replica/test_native.py tests/replica/test_golden.py tests/bench/test_parts.py \
 	tests/replica/test_scheduler_property.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py \
-	tests/chaos/test_router_random_schemas.py
+	tests/chaos/test_router_random_schemas.py tests/gpu/test_run.py tests/compatibility/test_page.py
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos/test_router_engines.py \
 	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py \
-	tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py
+	tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py tests/k8s/test_ray_connections.py \
+	tests/fleet/test_up_on_ray.py
 # This takes all of the processors' time while it lasts, which the others would not survive.
 GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_nothing_off
 # These try many requests, and no answer is late.

@@ -31,6 +31,8 @@ def serve(config: RouterConfig) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are reported here
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
+    if config.otlp_endpoint is not None:
+        import router.records.tracing  # noqa: F401  # an extra: if it is missing, this process says so, not each worker
     try:
         if (workers := workers_of(config)) > 1:
             processes = Processes(config.host, config.port, workers, partial(_serve_part, config))

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from fastapi import FastAPI
 from msgspec import Struct
+from starlette import routing
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -186,17 +186,18 @@ def mark_admitted(scope: Scope, asked: RouteMatch) -> None:
     scope.setdefault("state", {})["asked"] = asked
 
 
-def add_routes(app: FastAPI, routes: Iterable[Route], endpoints: Any, operation: Callable[[str, Any], Any]) -> None:
-    """Add routes whose endpoints are methods of `endpoints`; `operation` returns a method's OpenAPI description."""
-    for route in routes:
-        for method in route.methods:
-            app.add_api_route(
-                route.template,
-                guarded(route, route.endpoint.__get__(endpoints)),
-                methods=[method],
-                openapi_extra=operation(method, route),
-                include_in_schema=route.in_document,
-            )
+def served(routes: Iterable[Route], endpoints: Any) -> list[routing.Route]:
+    """Routes of an app, for rows whose endpoints are methods of `endpoints`."""
+    return [
+        route_for(route.methods, route.template, guarded(route, route.endpoint.__get__(endpoints))) for route in routes
+    ]
+
+
+def route_for(methods: Iterable[str], template: str, endpoint: Endpoint) -> routing.Route:
+    """Starlette by itself would answer HEAD wherever it answers GET."""
+    made = routing.Route(template, endpoint)
+    made.methods = set(methods)
+    return made
 
 
 def guarded(route: Route, answer: Endpoint) -> Endpoint:
@@ -210,5 +211,4 @@ def guarded(route: Route, answer: Endpoint) -> Endpoint:
         request.scope["path_params"] = dict(asked.params)
         return await answer(request)
 
-    endpoint.__name__ = answer.__name__  # as the document has it
     return endpoint

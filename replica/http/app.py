@@ -4,11 +4,13 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -19,7 +21,7 @@ from api.http import documents
 from api.http.bodies import Bodies
 from api.http.keys import shown_key
 from api.http.responses import JSON_TYPE, json_response
-from api.http.routes import Gate, Role, RouteMatch, RouteTable, add_routes
+from api.http.routes import Gate, Role, RouteMatch, RouteTable, served
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.conversion import counted_chat_of
 from api.messages.models import listed, shown
@@ -36,8 +38,8 @@ from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.conversation_forms import form_of
-from replica.http.document import ONE_MODEL, ONE_RESPONSE, Documented, document, operation
-from replica.http.errors import add_error_answers, unavailable
+from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
+from replica.http.errors import error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
 from replica.http.request_reader import Reader
@@ -49,7 +51,6 @@ from replica.messages import Hello
 
 log = logging.getLogger(__name__)
 
-TITLE = "warmroute replica"
 DONE = {"status": "ok"}
 TOKENIZE_BYTES = 4 * 1024 * 1024  # of a body of /tokenize and /detokenize, whose answers are several times as long
 SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
@@ -264,13 +265,13 @@ class Endpoints:
         return json_response({"version": version("warmroute")})
 
     async def docs(self, _: Request) -> Response:
-        return documents.docs(TITLE)
+        return await documents.docs(TITLE)
 
     async def redoc(self, _: Request) -> Response:
-        return documents.redoc(TITLE)
+        return await documents.redoc(TITLE)
 
-    async def openapi(self, request: Request) -> Response:
-        return documents.openapi(request)
+    async def openapi(self, _: Request) -> Response:
+        return await documents.openapi(partial(document, ROUTES, self.model))
 
 
 # ---- routes
@@ -336,18 +337,13 @@ class ReplicaKey:
         return given is not None and hmac.compare_digest(given, expected)
 
 
-def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> FastAPI:
+def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> Starlette:
     endpoints = Endpoints(engine, prompts, config)
-    app = FastAPI(
-        title=TITLE,
-        version=version("warmroute"),
-        redirect_slashes=False,
-        openapi_url=None,  # and so no routes but those of the table
-    )
-    app.state.endpoints = endpoints
-    add_routes(app, ROUTES, endpoints, operation)
-    add_error_answers(app, endpoints.metrics)
     advice = "let them ask a router, started with --cors-origin ORIGIN"
-    app.add_middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit, advice=advice)
-    app.openapi = lambda: document(app, endpoints.model)  # type: ignore[method-assign]
+    gate = Middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit, advice=advice)
+    app = Starlette(
+        routes=served(ROUTES, endpoints), middleware=[gate], exception_handlers=error_answers(endpoints.metrics)
+    )
+    app.router.redirect_slashes = False
+    app.state.endpoints = endpoints
     return app

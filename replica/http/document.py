@@ -1,13 +1,13 @@
 """The replica's OpenAPI document."""
 
 import copy
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
-
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
 from api import schema
 from api.generation_apis import PATHS
+from api.http.documents import Operation, described
 from api.http.routes import Route
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
@@ -15,6 +15,7 @@ from api.openai_responses.requests import ResponsesRequest
 from api.requests import ChatRequest, CompletionRequest
 from api.sse import CONTENT_TYPE as SSE_TYPE
 
+TITLE = "warmroute replica"
 ONE_MODEL = "/v1/models/{model:path}"
 ONE_RESPONSE = "/v1/responses/{response_id}"
 
@@ -37,7 +38,7 @@ class Documented(Route, frozen=True, eq=False, kw_only=True):
     answer: Any = None
 
 
-def operation(_method: str, route: Documented) -> dict[str, Any]:
+def operation(route: Documented) -> dict[str, Any]:
     """The operation of a route."""
     if route.template == "/metrics":
         return _METRICS
@@ -54,13 +55,20 @@ def operation(_method: str, route: Documented) -> dict[str, Any]:
     return found
 
 
-def document(app: FastAPI, model: str) -> dict[str, Any]:
+@cache
+def document(routes: Iterable[Documented], model: str) -> dict[str, Any]:
     """The whole document, made once."""
-    if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = copy.deepcopy(schema.components())
-        for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
-            schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
-        made.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        app.openapi_schema = made
-    return app.openapi_schema
+    shown = [route for route in routes if route.in_document]
+    made = described(
+        TITLE,
+        [
+            Operation(method, each.template, each.endpoint.__name__, operation(each))
+            for each in shown
+            for method in each.methods
+        ],
+    )
+    schemas = copy.deepcopy(schema.components())
+    for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
+        schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
+    made.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    return made

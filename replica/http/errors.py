@@ -1,6 +1,7 @@
 """Error answers, and which of them count as refused requests."""
 
-from fastapi import FastAPI
+from typing import Any
+
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -32,28 +33,33 @@ def refusal(error: ApiError) -> str | None:
     return None
 
 
-def add_error_answers(app: FastAPI, metrics: Metrics) -> None:
-    @app.exception_handler(ApiError)
+def error_answers(metrics: Metrics) -> dict[type[Exception], Any]:
+    """Functions that answer a request which raised an exception of a type."""
+
     async def api_error(request: Request, error: ApiError) -> Response:
         reason = refusal(error)
         if reason is not None and request.scope["path"] in PATHS:
             metrics.refused[reason] += 1
         return error_response(error, request.scope["path"])
 
-    @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
         return error_response(ApiError(error.status_code, str(error.detail)), request.scope["path"])
 
-    @app.exception_handler(EngineDied)
     async def engine_died(request: Request, error: EngineDied) -> Response:
         return error_response(unavailable(str(error), "engine_died"), request.scope["path"])
 
-    @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, __: ClientDisconnect) -> Response:
         metrics.client_disconnects += 1
         return Response(status_code=400)  # nobody reads it
 
-    @app.exception_handler(Exception)
     async def unexpected(request: Request, _: Exception) -> Response:
         # The server logs the exception, which Starlette raises again.
         return error_response(internal(), request.scope["path"])
+
+    return {
+        ApiError: api_error,
+        HTTPException: routing_error,
+        EngineDied: engine_died,
+        ClientDisconnect: client_left,
+        Exception: unexpected,
+    }

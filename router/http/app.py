@@ -1,10 +1,12 @@
 """The app for all routes that the router answers itself, behind a gate that admits requests."""
 
-from importlib.metadata import version
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -12,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
 from api.http.responses import error_response
-from api.http.routes import Role, RouteTable, add_routes, check_preflight, mark_admitted
+from api.http.routes import Role, RouteTable, check_preflight, mark_admitted, route_for, served
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
-from router.http.document import DIRECT, control, direct, document
+from router.http.document import DIRECT, document
 from router.http.endpoints import Endpoints
 from router.http.one_answer import OneAnswer, answer_of
 from router.http.routes import APP_ROUTES
@@ -92,25 +94,19 @@ class RouterGate:
                 )
 
 
-def build_app(router: Router, upkeep: Upkeep, table: RouteTable, dashboard: Dashboard | None = None) -> FastAPI:
+def build_app(router: Router, upkeep: Upkeep, table: RouteTable, dashboard: Dashboard | None = None) -> Starlette:
     """The app. Without a dashboard that runs, it gets one that records nothing."""
-    app = FastAPI(
-        title="warmroute router",
-        version=version("warmroute"),
-        redirect_slashes=False,
-        openapi_url=None,  # and so no routes but those of the table
-    )
     endpoints = Endpoints(router, upkeep, dashboard or Dashboard(router))
-    add_routes(app, APP_ROUTES, endpoints, lambda method, route: control(method, route.template))
-    for path in DIRECT:
-        app.add_api_route(path, _past_the_app, methods=["POST"], openapi_extra=direct(path))
-    _add_error_answers(app)
-    app.openapi = lambda: document(app, router.members.models)  # type: ignore[method-assign]
-    app.add_middleware(RouterGate, router=router, table=table)
+    routes = served(APP_ROUTES, endpoints) + [route_for(["POST"], path, _past_the_app) for path in DIRECT]
+    middleware = [Middleware(RouterGate, router=router, table=table)]
     if router.config.cors_origins:  # outside the gate: a browser asks first, without the key
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(router.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        origins = list(router.config.cors_origins)
+        middleware.insert(
+            0, Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         )
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=_error_answers())
+    app.router.redirect_slashes = False
+    app.state.documenting = lambda: partial(document, APP_ROUTES, [*router.members.models])
     return app
 
 
@@ -143,24 +139,27 @@ def answering(app: ASGIApp) -> Answering:
     return answer
 
 
-async def _past_the_app() -> Response:
-    """A placeholder for the OpenAPI document: these requests never reach the app."""
+async def _past_the_app(_: Request) -> Response:
+    """A placeholder: these requests never reach the app."""
     raise internal()
 
 
-def _add_error_answers(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
+def _error_answers() -> dict[type[Exception], Any]:
     async def api_error(_: Request, error: ApiError) -> Response:
         return error_response(error)
 
-    @app.exception_handler(HTTPException)
     async def routing_error(_: Request, error: HTTPException) -> Response:
         return error_response(ApiError(error.status_code, str(error.detail)))
 
-    @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=400)  # never read: the client is gone
 
-    @app.exception_handler(Exception)
     async def unexpected(_: Request, __: Exception) -> Response:
         return error_response(internal())  # the server logs the exception, which Starlette raises again
+
+    return {
+        ApiError: api_error,
+        HTTPException: routing_error,
+        ClientDisconnect: client_left,
+        Exception: unexpected,
+    }

@@ -4,16 +4,17 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
 
 from api import schema
 from api.generation_apis import APIS
+from api.http.documents import Operation, described
+from api.http.routes import Route
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
 
+TITLE = "warmroute router"
 # What replicas answer: the app never sees these requests (`opening.py`).
 DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
@@ -88,9 +89,16 @@ def control(method: str, path: str) -> dict[str, Any]:
     return _with_errors(found)
 
 
-def document(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
-    """The document, with the names of the `models` served now."""
-    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+def document(routes: Iterable[Route], models: Iterable[str]) -> dict[str, Any]:
+    """The document of these routes and of those that bypass the app, with the names of the `models` served now."""
+    shown = [route for route in routes if route.in_document]
+    operations = [
+        Operation(method, route.template, route.endpoint.__name__, control(method, route.template))
+        for route in shown
+        for method in route.methods
+    ]
+    operations += [Operation("POST", path, "_past_the_app", direct(path)) for path in DIRECT]
+    found = described(TITLE, operations)
     schemas = copy.deepcopy(schema.components())
     named = list(models)
     for request, _ in DIRECT.values() if named else ():

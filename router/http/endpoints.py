@@ -26,6 +26,7 @@ from router.dashboard.rows import query_of
 from router.http import retaining
 from router.http.adapters import change_adapter
 from router.http.cache_resets import reset_caches
+from router.http.document import TITLE
 from router.http.explaining import explained
 from router.members.members import Member, Server, no_replica
 from router.members.spec import BadSpec, spec_of
@@ -209,13 +210,13 @@ class Endpoints:
     # ---- documents
 
     async def docs(self, _: Request) -> Response:
-        return documents.docs("warmroute router")
+        return await documents.docs(TITLE)
 
     async def redoc(self, _: Request) -> Response:
-        return documents.redoc("warmroute router")
+        return await documents.redoc(TITLE)
 
     async def openapi(self, request: Request) -> Response:
-        return documents.openapi(request)
+        return await documents.openapi(request.app.state.documenting())
 
     # ---- the dashboard
 

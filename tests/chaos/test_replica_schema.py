@@ -16,7 +16,7 @@ import pytest
 from tests.chaos.replicas import Command, command
 
 EXAMPLES = int(os.environ.get("WARMROUTE_SCHEMA_EXAMPLES", "12"))
-LIMIT_S = 120 + EXAMPLES
+LIMIT_S = 400 + EXAMPLES
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(LIMIT_S + 30)]
 
 FAST = (

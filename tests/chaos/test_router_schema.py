@@ -19,7 +19,7 @@ from tests.chaos.test_replica_schema import FAST, LEFT_OUT, strict
 from tests.events.processes import wait_until
 
 EXAMPLES = int(os.environ.get("WARMROUTE_SCHEMA_EXAMPLES", "6"))
-LIMIT_S = 120 + 2 * EXAMPLES
+LIMIT_S = 400 + 2 * EXAMPLES
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(LIMIT_S + 30)]
 
 ADDS = "POST /replicas"  # the router would look for whatever hosts are made up

@@ -14,3 +14,8 @@ needs_device = pytest.mark.skipif(
     DEVICE == "cpu" and not INTERPRETED, reason="without a GPU it takes TRITON_INTERPRET=1, as in `make triton-check`"
 )
 needs_compiler = pytest.mark.skipif(INTERPRETED, reason="what is interpreted is not compiled")
+
+if INTERPRETED:
+    from tests.kernels.gpu.interpreter import hasten
+
+    hasten()
