@@ -7,7 +7,7 @@ from msgspec import Struct
 from router.members.discovery.cluster import Cluster
 from router.members.spec import ReplicaSpec
 from router.placement.elsewhere import Mode
-from router.proxy.keys import Key
+from router.tenants.keys import Key
 
 Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
 

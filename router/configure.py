@@ -18,8 +18,8 @@ from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.spec import ReplicaSpec, by_name, parse_replica
 from router.peers.names import is_local
-from router.proxy.keys import keys_from_options, parse_keys
 from router.settings import TABLE
+from router.tenants.keys import keys_from_options, parse_keys
 from router.watched_file import WatchedFile
 
 

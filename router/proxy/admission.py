@@ -15,9 +15,9 @@ from msgspec import Struct
 from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
-from router.proxy.keys import Key, Keys, parse_keys
-from router.proxy.shared_usage import SharedUsage
-from router.proxy.usage import Usage
+from router.tenants.keys import Key, Keys, parse_keys
+from router.tenants.limits import Usage
+from router.tenants.shared_limits import SharedLimits
 from router.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Admission:
     """
 
     def __init__(
-        self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedUsage | None = None
+        self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedLimits | None = None
     ) -> None:
         """`shared`: what all workers of the router count together."""
         self.keys = Keys(())

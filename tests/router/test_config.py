@@ -15,8 +15,8 @@ from router.config import RouterConfig
 from router.configure import config_from
 from router.members.discovery.file import parse_replicas
 from router.members.spec import ReplicaSpec, parse_replica
-from router.proxy.keys import Keys, parse_keys
 from router.settings import TABLE
+from router.tenants.keys import Keys, parse_keys
 
 # Fields that no single setting is, and the settings that make them.
 DERIVED = {"replicas", "kubernetes", "model_dirs", "chat_templates", "keys", "demand_key", "message_cache_bytes"}

@@ -12,7 +12,7 @@ from router.members.members import ServedModel, approximate_prompts
 from router.members.tally import Histogram
 from router.metrics import metrics_text
 from router.prompts.tokens import Tokens
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Client, Script, Scripted, chat, connect, drops, named, says, served
 

@@ -9,7 +9,7 @@ import pytest
 from router.http.routes import APP_ROUTES
 from router.members.spec import ReplicaSpec
 from router.prompts.tokens import TokenCounts
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from api.errors import ApiError
 from api.http.routes import Role
 from router.proxy.admission import MAX_HEADERS, Admission, Headers, WatchedKeys, is_local
-from router.proxy.keys import Key, digest_of, keys_from_options
+from router.tenants.keys import Key, digest_of, keys_from_options
 
 CLIENT, ADMINISTRATOR, READER = Role.CLIENT, Role.ADMINISTRATOR, Role.READER
 HOST = (b"host", b"127.0.0.1:8000")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import IO
 
-from router.proxy.usage import Bucket, Usage
+from router.tenants.limits import Bucket, Usage
 
 MOST_KEYS = 2**14  # by name, also those that were removed since the start
 TRIES = 1000
@@ -21,7 +21,7 @@ _HEAD = struct.Struct("=QddQ")  # hash of the name (0: free), tokens, when they 
 _RUNNING = struct.Struct("=q")
 
 
-class SharedUsage:
+class SharedLimits:
     """Make it before the workers are forked; each then calls `begin`."""
 
     def __init__(self, workers: int, lock: IO[bytes], most_keys: int = MOST_KEYS) -> None:

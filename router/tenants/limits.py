@@ -5,7 +5,7 @@ import math
 from msgspec import Struct
 
 from api.errors import ApiError
-from router.proxy.keys import Key
+from router.tenants.keys import Key
 
 BURST = 1 / 6  # the share of a minute's requests that may come at once
 

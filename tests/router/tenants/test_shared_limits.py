@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from api.errors import ApiError
 from api.http.routes import Role
 from router.proxy.admission import Admission, Admitted
-from router.proxy.keys import Key, digest_of
-from router.proxy.shared_usage import SharedUsage
-from router.proxy.usage import Usage
+from router.tenants.keys import Key, digest_of
+from router.tenants.limits import Usage
+from router.tenants.shared_limits import SharedLimits
 
 WORKERS = 3
 FEW = Key(name="few at once", digest=digest_of("0"), max_in_flight=3)
@@ -23,9 +23,9 @@ KEYS = [FEW, SLOW]
 
 
 @pytest.fixture
-def shared() -> Iterator[SharedUsage]:
+def shared() -> Iterator[SharedLimits]:
     with tempfile.TemporaryFile() as lock:
-        yield SharedUsage(WORKERS, lock, most_keys=4)
+        yield SharedLimits(WORKERS, lock, most_keys=4)
 
 
 @given(
@@ -38,7 +38,7 @@ def shared() -> Iterator[SharedUsage]:
 )
 def test_workers_admit_together_what_one_would(steps: list[tuple[str, int, Key]]) -> None:
     with tempfile.TemporaryFile() as lock:
-        shared = SharedUsage(WORKERS, lock, most_keys=8)
+        shared = SharedLimits(WORKERS, lock, most_keys=8)
         workers = [Admission(KEYS, demand_key=True, shared=shared) for _ in range(WORKERS)]
         running: list[list[Admitted]] = [[] for _ in range(WORKERS)]
         alone = {key.name: Usage() for key in KEYS}
@@ -82,7 +82,7 @@ def name_of(ended: Admitted) -> str:
     return ended.key.name
 
 
-def test_keys_share_rows_once_there_are_more_than_rows(shared: SharedUsage) -> None:
+def test_keys_share_rows_once_there_are_more_than_rows(shared: SharedLimits) -> None:
     for number in range(9):
         with shared.opened(f"key-{number}"):
             pass
@@ -90,7 +90,7 @@ def test_keys_share_rows_once_there_are_more_than_rows(shared: SharedUsage) -> N
         assert usage.in_flight >= 1
 
 
-def test_a_process_that_dies_with_the_lock_holds_nobody_up(shared: SharedUsage) -> None:
+def test_a_process_that_dies_with_the_lock_holds_nobody_up(shared: SharedLimits) -> None:
     pid = os.fork()
     if not pid:
         with shared._locked():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.proxy.usage import BURST, Bucket
+from router.tenants.limits import BURST, Bucket
 
 RATES = st.integers(1, 6000)
 GAPS_S = st.lists(st.integers(0, 4000).map(lambda ms: ms / 1000), max_size=200)

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from router.proxy.keys import Key, Keys, digest_of, keys_from_options, parse_keys
+from router.tenants.keys import Key, Keys, digest_of, keys_from_options, parse_keys
 
 FILE = """
 [keys.alice]
