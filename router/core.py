@@ -313,6 +313,8 @@ class Router:
     def over(self, summary: RequestSummary) -> None:
         """Pass the summary of a finished request to counters, logs and traces."""
         self.open_requests -= 1
+        if (charge := summary.admitted.charge) is not None:
+            charge.settle(summary.used, summary.ended_s)
         self.admission.release(summary.admitted)
         if self.on_answer is not None:
             self._tell(line_of_request(summary))

@@ -66,7 +66,8 @@ class RouterGate:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", admitted.request_id.encode())]
+                more = [] if admitted.charge is None else admitted.charge.headers(router.now_s())
+                message["headers"] = [*message["headers"], (b"x-request-id", admitted.request_id.encode()), *more]
             else:
                 sent += len(message.get("body", b""))
             await send(message)

@@ -15,8 +15,8 @@ from msgspec import Struct
 from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
+from router.tenants.charges import Account, Charge, account_of
 from router.tenants.keys import Key, Keys, parse_keys
-from router.tenants.limits import Usage
 from router.tenants.shared_limits import SharedLimits
 from router.watched_file import WatchedFile
 
@@ -40,7 +40,7 @@ class Admitted(Struct):
     request_id: str
     id_line: bytes = b""  # the header of this id, for the replica and for the client
     key: Key | None = None  # None: no keys are in use, or the path is open
-    usage: Usage | None = None  # None: nothing of it is counted
+    charge: Charge | None = None  # None: its key has no limits
     shows_key: bool = False  # its headers contain a key of ours, which replicas must not see
     admin: bool = False  # sees all of what others see in part
 
@@ -58,22 +58,23 @@ class Admission:
     def __init__(
         self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedLimits | None = None
     ) -> None:
-        """`shared`: what all workers of the router count together."""
+        """`shared`: what all workers of the router count together; None: there is only this one."""
         self.keys = Keys(())
-        self._shared = shared
+        self._shared = shared or SharedLimits()
         self._demand_key = demand_key
         self._admin_exists = False
-        self._usage: dict[str, Usage] = {}
+        self.accounts: dict[str, Account] = {}  # of the keys with limits, by name
+        self._running: dict[str, int] = {}  # requests of these keys, here
         self._prefix = f"req-{secrets.token_hex(6)}-"
         self._numbers = itertools.count(1)
         self.use(keys)
 
     def use(self, keys: Iterable[Key]) -> None:
-        """Replace the keys; the usage of keys with the same name is kept."""
+        """Replace the keys; what keys of the same name have used is kept."""
         self.keys = Keys(keys)
         self._admin_exists = self.keys.has_admin
-        names = {key.name for key in self.keys}
-        self._usage = {name: self._usage.get(name) or Usage() for name in names}
+        found = ((key.name, account_of(key, self._shared)) for key in self.keys)
+        self.accounts = {name: account for name, account in found if account is not None}
 
     def admit(
         self,
@@ -112,17 +113,20 @@ class Admission:
         if who is not CLIENT:
             local = not self._admin_exists and is_local(headers, client[0] if client else None, http_version)
             admitted.admin = self._is_admin(key, who, path, local=local)
-        elif key is not None:
-            self._count(admitted, key, now_s)
+        elif key is not None and (account := self.accounts.get(key.name)) is not None:
+            admitted.charge = account.admit(now_s)
+            self._running[key.name] = self._running.get(key.name, 0) + 1
         admitted.key = key
         return admitted
 
     def release(self, admitted: Admitted) -> None:
-        if admitted.usage is not None:
-            admitted.usage.in_flight -= 1
-            admitted.usage = None
-            if self._shared is not None and admitted.key is not None:
-                self._shared.left(admitted.key.name)
+        charge, admitted.charge = admitted.charge, None
+        if charge is not None:
+            charge.close()
+            name = charge.account.key.name
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]
 
     def knows(self, key: Key | None, *, admin: bool) -> bool:
         """Return whether the key would still be admitted; responses that go on for hours have to check this."""
@@ -133,13 +137,12 @@ class Admission:
         return not (admin and self._admin_exists) or (key is not None and key.admin)
 
     def in_flight(self) -> dict[str, int]:
-        """Running requests by key name, for metrics; counted only for keys with a limit."""
-        return {name: usage.in_flight for name, usage in self._usage.items()}
+        """Running requests by key name; counted only for keys with a limit."""
+        return dict(self._running)
 
     def check(self) -> None:
-        for name, usage in self._usage.items():
-            assert usage.in_flight >= 0, f"{name} has {usage.in_flight} requests in flight"
-            assert usage.bucket is None or usage.bucket.tokens >= 0, f"{name} has {usage.bucket}"
+        for name, running in self._running.items():
+            assert running > 0, f"{name} has {running} requests in flight"
 
     @property
     def has_salts(self) -> bool:
@@ -166,18 +169,6 @@ class Admission:
         if who is Role.READER:
             return False
         raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
-
-    def _count(self, admitted: Admitted, key: Key, now_s: float) -> None:
-        if key.max_in_flight is None and key.requests_per_minute is None:
-            return
-        usage = self._usage[key.name]
-        if self._shared is None:
-            usage.take(key, now_s)
-        else:
-            with self._shared.opened(key.name) as by_all:
-                by_all.take(key, now_s)
-        usage.in_flight += 1
-        admitted.usage = usage
 
 
 class WatchedKeys:

@@ -15,6 +15,7 @@ from router.placement.decision import Decision, Portion
 from router.placement.elsewhere import Split
 from router.placement.placement import APPROXIMATE, Prediction
 from router.prompts.prompt import is_billed
+from router.tenants.limits import NOTHING, Use
 
 if TYPE_CHECKING:
     from router.members.members import Member, ServedModel
@@ -116,6 +117,8 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     attempts: "Sequence[Attempt]" = ()
     prefill: PrefillSummary | None = None
     notes: "Notes | None" = None  # for the request log
+    used: Use = NOTHING  # tokens, as the key is charged
+    output_tokens: int | None = None  # without those that nobody but their number of events tells of
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
 
     @property

@@ -1,54 +1,178 @@
-"""The use of an API key, and its limits."""
+"""The limits of one key, and what it has used of them: pure, with time as an argument.
+
+A limit is an amount per minute or per day (UTC) of a weighted sum: requests, and prompt tokens computed, prompt tokens
+cached, tokens generated. Those of a minute are token buckets; those of a day count from midnight.
+"""
 
 import math
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from api.errors import ApiError
 from router.tenants.keys import Key
 
 BURST = 1 / 6  # the share of a minute's requests that may come at once
+DAY_S = 86_400
+TINY = 1e-6  # sums of floats are inexact
+NEVER = math.inf  # a prompt that is larger than the whole limit
+
+
+class Use(NamedTuple):
+    """Amounts that a key has used, or is to use."""
+
+    requests: int = 0
+    computed: int = 0  # prompt tokens
+    cached: int = 0  # prompt tokens
+    generated: int = 0
+
+    def less(self, other: "Use") -> "Use":
+        return Use(*(one - two for one, two in zip(self, other, strict=True)))
+
+    def plus(self, other: "Use") -> "Use":
+        return Use(*(one + two for one, two in zip(self, other, strict=True)))
+
+    @property
+    def tokens(self) -> int:
+        return self.computed + self.cached + self.generated
+
+
+NOTHING = Use()
+
+
+class Limit(Struct, frozen=True):
+    name: str  # as in the file of keys
+    most: float  # in a minute or a day
+    weights: tuple[float, float, float, float]  # of the amounts of a Use
+    bucket: int | None  # its place in `KeyState.buckets`; None: it counts by day
+    at_once: float
+
+    @property
+    def is_of_requests(self) -> bool:
+        return self.weights[0] > 0
+
+    def amount(self, use: Use) -> float:
+        return sum(weight * count for weight, count in zip(self.weights, use, strict=True) if weight)
+
+
+def limits_of(key: Key) -> tuple[Limit, ...]:
+    """The limits of a key that count requests or tokens; those of a minute come first."""
+    weighted = (0.0, 1.0, key.cached_token_weight, 1.0)
+    by_minute = (
+        ("requests_per_minute", (1.0, 0.0, 0.0, 0.0)),
+        ("tokens_per_minute", weighted),
+        ("computed_tokens_per_minute", (0.0, 1.0, 0.0, 0.0)),
+        ("cached_tokens_per_minute", (0.0, 0.0, 1.0, 0.0)),
+        ("generated_tokens_per_minute", (0.0, 0.0, 0.0, 1.0)),
+    )
+    found = []
+    for bucket, (name, weights) in enumerate(by_minute):
+        if (most := getattr(key, name)) is not None:
+            at_once = max(1.0, most * BURST) if weights[0] else float(most)
+            found.append(Limit(name, most, weights, bucket, at_once))
+    for name, weights in (("requests_per_day", (1.0, 0.0, 0.0, 0.0)), ("tokens_per_day", weighted)):
+        if (most := getattr(key, name)) is not None:
+            found.append(Limit(name, most, weights, None, most))
+    return tuple(found)
+
+
+BUCKETS = 5
 
 
 class Bucket(Struct):
-    """A token bucket, refilled evenly; steps back in time are ignored."""
+    """A token bucket, refilled evenly; steps back in time are ignored. Below zero: more was used than there was."""
 
-    tokens: float
-    filled_s: float
+    level: float = math.inf
+    filled_s: float = 0.0
 
-    def take(self, per_minute: float, now_s: float) -> float:
-        """Take a token and return 0, or return the seconds until there is one."""
-        most = max(1.0, per_minute * BURST)
+    def refill(self, limit: Limit, now_s: float) -> float:
         if now_s > self.filled_s:
-            self.tokens = min(most, self.tokens + (now_s - self.filled_s) * per_minute / 60)
+            self.level += (now_s - self.filled_s) * limit.most / 60
             self.filled_s = now_s
-        self.tokens = min(most, self.tokens)  # the limit may have changed
-        if self.tokens >= 1.0 - 1e-9:  # sums of floats are inexact
-            self.tokens = max(0.0, self.tokens - 1.0)
-            return 0.0
-        return (1.0 - self.tokens) * 60 / per_minute
+        self.level = min(limit.at_once, self.level)  # the limit may have changed
+        return self.level
 
 
-class Usage(Struct):
-    """The usage of one key; it survives a change of the keys."""
+class Left(NamedTuple):
+    """The state of one limit at a moment."""
 
-    bucket: Bucket | None = None
+    limit: Limit
+    level: float  # may be below zero
+    full_s: float  # until it is full again
+
+    @property
+    def remaining(self) -> int:
+        return max(0, math.floor(self.level + TINY))
+
+    @property
+    def used(self) -> float:
+        return self.limit.at_once - self.level
+
+
+class KeyState(Struct):
+    """The amounts that a key has used; they survive a change of the keys, and hold for all workers of a router."""
+
+    buckets: list[Bucket]
+    day: int = 0  # since 1970
+    today: Use = NOTHING
+    saved: Use = NOTHING  # the part of it that is in a file
     in_flight: int = 0
 
-    def take(self, key: Key, now_s: float) -> None:
-        """Raise ApiError 429 if the key may not send one more request now."""
-        if key.max_in_flight is not None and self.in_flight >= key.max_in_flight:
-            raise _limited(f"this API key has {self.in_flight} requests running, which is its limit; wait for one", 1)
-        if key.requests_per_minute is not None:
-            if self.bucket is None:
-                self.bucket = Bucket(math.inf, now_s)
-            wait_s = self.bucket.take(key.requests_per_minute, now_s)
-            if wait_s > 0:
-                rate = f"{key.requests_per_minute:g} requests a minute"
-                raise _limited(f"this API key may send {rate}; try again in {wait_s:.1f} s", wait_s)
+    @classmethod
+    def fresh(cls) -> "KeyState":
+        return cls([Bucket() for _ in range(BUCKETS)])
+
+    def left(self, limit: Limit, now_s: float, wall_s: float) -> Left:
+        if limit.bucket is None:
+            self.turn(wall_s)
+            return Left(limit, limit.most - limit.amount(self.today), DAY_S - wall_s % DAY_S)
+        level = self.buckets[limit.bucket].refill(limit, now_s)
+        return Left(limit, level, (limit.at_once - level) * 60 / limit.most)
+
+    def lacks(self, limits: tuple[Limit, ...], use: Use, now_s: float, wall_s: float) -> tuple[Left, float] | None:
+        """The first limit that leaves no room for this, and the seconds until there is; None if all do.
+
+        Every limit has to leave one at least, so that who has used up all sends nothing.
+        """
+        for limit in limits:
+            needed = limit.amount(use)
+            if limit.is_of_requests and not needed:
+                continue
+            left, needed = self.left(limit, now_s, wall_s), max(1.0, needed)
+            if left.level < needed - TINY:
+                return left, wait_s(left, needed)
+        return None
+
+    def add(self, limits: tuple[Limit, ...], use: Use, now_s: float, wall_s: float) -> None:
+        """Count what is used; negative amounts give back."""
+        for limit in limits:
+            if limit.bucket is not None and (amount := limit.amount(use)):
+                self.left(limit, now_s, wall_s)
+                bucket = self.buckets[limit.bucket]
+                bucket.level = min(limit.at_once, bucket.level - amount)
+        self.turn(wall_s)
+        self.today = self.today.plus(use)
+
+    def turn(self, wall_s: float) -> None:
+        """Begin a new day if it is one; a clock that goes back begins none."""
+        day = int(wall_s // DAY_S)
+        if day > self.day:
+            self.day, self.today, self.saved = day, NOTHING, NOTHING
+
+    def take_unsaved(self) -> Use:
+        """Take the part of today that is in no file yet; from now on it counts as saved."""
+        unsaved, self.saved = self.today.less(self.saved), self.today
+        return unsaved
+
+    def read(self, day: int, in_file: Use) -> None:
+        """Add the part of the sum in the file that others have used."""
+        if day != self.day:
+            return
+        more = Use(*(max(0, count) for count in in_file.less(self.saved)))
+        self.today, self.saved = self.today.plus(more), self.saved.plus(more)
 
 
-def _limited(message: str, wait_s: float) -> ApiError:
-    # The header counts whole seconds (RFC 9110, 10.2.3).
-    headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
-    return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+def wait_s(left: Left, needed: float) -> float:
+    """Seconds until this much is left; NEVER if it is more than the whole limit."""
+    if needed > left.limit.at_once:
+        return NEVER
+    return left.full_s if left.limit.bucket is None else (needed - left.level) * 60 / left.limit.most

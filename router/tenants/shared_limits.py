@@ -1,6 +1,6 @@
-"""The usage of keys with a limit, which all workers of a router count together in memory that they share.
+"""The state of keys with limits, in memory that all workers of a router share.
 
-A row holds a key's bucket, and for each worker the requests that it has running. A lock is held for a few microseconds;
+A row holds a key's state, and for each worker the requests that it has running. A lock is held for a few microseconds;
 the kernel takes it from a worker that dies. One that is stopped while it holds it is not waited for.
 """
 
@@ -11,24 +11,28 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import chain
 from typing import IO
 
-from router.tenants.limits import Bucket, Usage
+from router.tenants.limits import BUCKETS, Bucket, KeyState, Use
 
 MOST_KEYS = 2**14  # by name, also those that were removed since the start
 TRIES = 1000
-_HEAD = struct.Struct("=QddQ")  # hash of the name (0: free), tokens, when they were filled, whether there is a bucket
+AMOUNTS = len(Use._fields)
+_HASH = struct.Struct("=Q")  # of the name; 0: free
+_STATE = struct.Struct(f"={2 * BUCKETS}dq{2 * AMOUNTS}q")  # buckets, the day, what was used then, what is saved of it
 _RUNNING = struct.Struct("=q")
+_HEAD_BYTES = _HASH.size + _STATE.size
 
 
 class SharedLimits:
     """Make it before the workers are forked; each then calls `begin`."""
 
-    def __init__(self, workers: int, lock: IO[bytes], most_keys: int = MOST_KEYS) -> None:
-        """`lock`: an empty file that is open."""
+    def __init__(self, workers: int = 1, lock: IO[bytes] | None = None, most_keys: int = MOST_KEYS) -> None:
+        """`lock`: an empty file that is open; None: for one process."""
         self._workers = workers
         self._most_keys = most_keys
-        self._row_bytes = _HEAD.size + workers * _RUNNING.size
+        self._row_bytes = _HEAD_BYTES + workers * _RUNNING.size
         self._memory = mmap.mmap(-1, most_keys * self._row_bytes)
         self._lock = lock
         self._number = 0
@@ -41,33 +45,30 @@ class SharedLimits:
     def ended(self, number: int) -> None:
         """Forget the running requests of a worker that has ended."""
         for row in range(0, len(self._memory), self._row_bytes):
-            if not _HEAD.unpack_from(self._memory, row)[0]:
-                continue
-            _RUNNING.pack_into(self._memory, self._place(row, number), 0)
+            if _HASH.unpack_from(self._memory, row)[0]:
+                _RUNNING.pack_into(self._memory, self._place(row, number), 0)
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[Usage]:
-        """The usage by all workers; if no error is raised, one more request runs here afterwards."""
+    def opened(self, name: str) -> Iterator[KeyState]:
+        """The state of a key, for all workers; changes are kept, of the running requests as this worker's."""
         with self._locked():
             row = self._row(name)
-            hashed, tokens, filled_s, is_filled = _HEAD.unpack_from(self._memory, row)
-            running = (self._running(row, number) for number in range(self._workers))
-            usage = Usage(Bucket(tokens, filled_s) if is_filled else None, sum(running))
+            state = self._read(row)
+            in_flight = state.in_flight
             try:
-                yield usage
-                self._count(row, 1)
+                yield state
             finally:
-                if (bucket := usage.bucket) is not None:
-                    _HEAD.pack_into(self._memory, row, hashed, bucket.tokens, bucket.filled_s, 1)
-
-    def left(self, name: str) -> None:
-        """Count a request as ended here."""
-        self._count(self._row(name), -1)
+                self._write(row, state)
+                if state.in_flight != in_flight:
+                    self._count(row, state.in_flight - in_flight)
 
     # ---- parts
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        if self._lock is None:
+            yield
+            return
         for _ in range(TRIES):
             try:
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,6 +81,17 @@ class SharedLimits:
         finally:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
+    def _read(self, row: int) -> KeyState:
+        found = _STATE.unpack_from(self._memory, row + _HASH.size)
+        buckets = [Bucket(found[i], found[i + 1]) for i in range(0, 2 * BUCKETS, 2)]
+        day, *used = found[2 * BUCKETS :]
+        running = sum(self._running(row, number) for number in range(self._workers))
+        return KeyState(buckets, day, Use(*used[:AMOUNTS]), Use(*used[AMOUNTS:]), running)
+
+    def _write(self, row: int, state: KeyState) -> None:
+        buckets = chain.from_iterable((bucket.level, bucket.filled_s) for bucket in state.buckets)
+        _STATE.pack_into(self._memory, row + _HASH.size, *buckets, state.day, *state.today, *state.saved)
+
     def _row(self, name: str) -> int:
         """The beginning of the key's row; a new key gets a free one."""
         row = self._rows.get(name)
@@ -91,16 +103,17 @@ class SharedLimits:
     def _found(self, hashed: int) -> int:
         for i in range(self._most_keys):
             row = (hashed + i) % self._most_keys * self._row_bytes
-            there = _HEAD.unpack_from(self._memory, row)[0]
+            there = _HASH.unpack_from(self._memory, row)[0]
             if there == hashed:
                 return row
             if not there:
-                _HEAD.pack_into(self._memory, row, hashed, 0.0, 0.0, 0)
+                _HASH.pack_into(self._memory, row, hashed)
+                self._write(row, KeyState.fresh())
                 return row
         return hashed % self._most_keys * self._row_bytes  # shared with another key: there were very many
 
     def _place(self, row: int, number: int) -> int:
-        return row + _HEAD.size + number * _RUNNING.size
+        return row + _HEAD_BYTES + number * _RUNNING.size
 
     def _running(self, row: int, number: int) -> int:
         running: int = _RUNNING.unpack_from(self._memory, self._place(row, number))[0]
