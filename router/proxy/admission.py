@@ -60,7 +60,7 @@ class Admission:
     ) -> None:
         """`shared`: what all workers of the router count together; None: there is only this one."""
         self.keys = Keys(())
-        self._shared = shared or SharedLimits()
+        self.shared = shared or SharedLimits()
         self._demand_key = demand_key
         self._admin_exists = False
         self.accounts: dict[str, Account] = {}  # of the keys with limits, by name
@@ -73,7 +73,7 @@ class Admission:
         """Replace the keys; what keys of the same name have used is kept."""
         self.keys = Keys(keys)
         self._admin_exists = self.keys.has_admin
-        found = ((key.name, account_of(key, self._shared)) for key in self.keys)
+        found = ((key.name, account_of(key, self.shared)) for key in self.keys)
         self.accounts = {name: account for name, account in found if account is not None}
 
     def admit(
@@ -99,7 +99,7 @@ class Admission:
             raise _headers_too_large(header_bytes, len(headers))
         given_id = self._request_id(request_id)
         admitted = Admitted(given_id, b"x-request-id: %b\r\n" % given_id.encode())
-        if who is ANYONE:
+        if who is ANYONE and not key_headers and self._admin_exists:
             return admitted
         key = None
         if key_headers and len(self.keys):
@@ -108,11 +108,13 @@ class Admission:
             admitted.shows_key = key is not None or key_headers > 1  # of several, any may be ours
         if who is CLIENT and not self._demand_key:
             return admitted
-        if key is None and self._demand_key:
+        if key is None and self._demand_key and who is not ANYONE:
             raise unauthorized()
         if who is not CLIENT:
             local = not self._admin_exists and is_local(headers, client[0] if client else None, http_version)
             admitted.admin = self._is_admin(key, who, path, local=local)
+            if who is ANYONE:
+                return admitted
         elif key is not None and (account := self.accounts.get(key.name)) is not None:
             admitted.charge = account.admit(now_s)
             self._running[key.name] = self._running.get(key.name, 0) + 1
@@ -166,7 +168,7 @@ class Admission:
             if local:
                 return True
             refused = "is only for clients on the router's own machine; start it with --admin-key"
-        if who is Role.READER:
+        if who in (ANYONE, Role.READER):
             return False
         raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
 

@@ -16,6 +16,7 @@ from router.placement.elsewhere import Split
 from router.placement.placement import APPROXIMATE, Prediction
 from router.prompts.prompt import is_billed
 from router.tenants.limits import NOTHING, Use
+from router.tenants.usage import Counts
 
 if TYPE_CHECKING:
     from router.members.members import Member, ServedModel
@@ -169,6 +170,19 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: Gener
     predictions.compare(
         member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s, sure=sure
     )
+
+
+def counts_of(summary: RequestSummary) -> Counts:
+    """Count a finished request in the usage of its key."""
+    status, used, generation = summary.exchange.status, summary.used, summary.generation
+    counts = Counts(1, 400 <= status < 500, 0, used.computed, used.cached, used.generated)
+    counts.server_errors = status >= 500 or bool(summary.why and status < 400)
+    if (ttft_s := summary.ttft_s) is not None and status < 400:
+        counts.first_tokens, counts.first_token_s = 1, ttft_s
+    member = None if generation is None else generation.member
+    if used.cached and member is not None and (speed := member.candidate.prefill_tokens_per_s):
+        counts.saved_s = used.cached / speed
+    return counts
 
 
 # ---- the list of decisions

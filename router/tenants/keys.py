@@ -134,6 +134,8 @@ class KeyTable(Struct, forbid_unknown_fields=True):
         return bytes.fromhex(digits)
 
     def check(self, name: str) -> None:
+        if not name or name.startswith("("):
+            raise ValueError(f"{name!r} cannot be the name of a key; write one that begins with no parenthesis")
         for field in LIMITS:
             limit, least = getattr(self, field), 0 if field == "requests_per_minute" else 1
             if limit is not None and not (least <= limit < LARGEST and limit):

@@ -37,6 +37,7 @@ class SharedLimits:
         self._lock = lock
         self._number = 0
         self._rows: dict[str, int] = {}  # where they begin, by name
+        self.touched: set[str] = set()  # keys whose state this worker has looked at, for who saves it
 
     def begin(self, number: int) -> None:
         """Be this worker from now on."""
@@ -51,6 +52,7 @@ class SharedLimits:
     @contextmanager
     def opened(self, name: str) -> Iterator[KeyState]:
         """The state of a key, for all workers; changes are kept, of the running requests as this worker's."""
+        self.touched.add(name)
         with self._locked():
             row = self._row(name)
             state = self._read(row)

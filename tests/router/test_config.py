@@ -279,7 +279,7 @@ def test_the_files_in_the_docs_are_accepted() -> None:
     replicas, keys = (page.partition("```toml\n")[2].partition("```")[0] for page in pages)
     assert list(parse_replicas("f", replicas)) == ["10.0.0.1:8001", "big"]
     found = Keys(parse_keys("f", keys))
-    assert {key.name for key in found} == {"alice", "bob", "carol", "operator"}
+    assert {key.name for key in found} == {"alice", "bob", "carol", "operator", "dave"}
     assert found.find(b"a-key-of-bobs") is not None
 
 

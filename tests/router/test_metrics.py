@@ -42,7 +42,7 @@ async def samples(client: Client) -> Samples:
 
 async def test_the_page_lists_exactly_what_is_exposed() -> None:
     async with served(named("a")) as running, connect(running.port) as client:
-        answer = await client.get("/metrics")
+        answer = await client.get("/metrics", host="localhost")  # as an administrator
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         exposed = families(answer.body.decode())
         assert {name: (kind, meaning) for name, kind, meaning in ROW.findall(PAGE.read_text())} == exposed

@@ -35,6 +35,7 @@ REDIRECTED = {("GET", "/dashboard/"), ("HEAD", "/dashboard/")}
 OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
 FEED = ("GET", "/dashboard/feed")  # for clients; it has no end, and tests of its own
 FOR_CLIENTS = {
+    ("GET", "/usage"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/m"),
     ("GET", "/version"),
