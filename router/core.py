@@ -324,9 +324,7 @@ class Router:
     def over(self, summary: RequestSummary) -> None:
         """Pass the summary of a finished request to counters, logs and traces."""
         self.open_requests -= 1
-        if (charge := summary.admitted.charge) is not None:
-            charge.settle(summary.used, summary.ended_s)
-        self.admission.release(summary.admitted)
+        self.admission.release(summary.admitted, summary.used, summary.ended_s)
         key = summary.admitted.key
         self.ledger.add(key.name if key else "", summary.model.name if summary.model else "", counts_of(summary))
         if self.on_answer is not None:

@@ -164,7 +164,7 @@ def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
     yield from _rows(ROUTER_GAUGES, ROUTER_COUNTERS, [("", router)])
     yield from _by_reason(router)
     if shows_keys:
-        of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals.shown()]
+        of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals()]
         yield from _rows((), KEY_COUNTERS, of_keys)
     yield from _histograms(DECISION, [("", router.counts.decision_s)])
     named = [(_labels(replica=member.name), member) for member in members]

@@ -17,6 +17,7 @@ from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
 from router.tenants.charges import Account, Charge, account_of
 from router.tenants.keys import Key, Keys, parse_keys
+from router.tenants.limits import Use
 from router.tenants.shared_limits import SharedLimits
 from router.watched_file import WatchedFile
 
@@ -121,10 +122,11 @@ class Admission:
         admitted.key = key
         return admitted
 
-    def release(self, admitted: Admitted) -> None:
+    def release(self, admitted: Admitted, used: Use | None = None, now_s: float = 0.0) -> None:
+        """End a request, which has used these tokens."""
         charge, admitted.charge = admitted.charge, None
         if charge is not None:
-            charge.close()
+            charge.close(used, now_s)
             name = charge.account.key.name
             self._running[name] -= 1
             if not self._running[name]:

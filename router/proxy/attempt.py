@@ -111,12 +111,6 @@ class Attempt(Struct, eq=False):
         """True if a streamed response has begun, so that more should come all the time."""
         return self.placed.streams and self.status > 0
 
-    def read_report(self, body: bytes) -> None:
-        """Look for the engine's figures in a part of an answer that is not in frames."""
-        if self.report is None:
-            self.report = Report()
-        self.report.read(body)
-
     def cancel(self) -> None:
         if self.sending is not None:
             self.sending.cancel()
@@ -132,6 +126,8 @@ class Attempt(Struct, eq=False):
             self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
             if self.framed:
                 self._frames = FrameReader()
+            else:
+                self.report = Report()
             cached = value_of(headers, b"x-warmroute-cached-tokens")
             if cached is not None and len(cached) < 10 and cached.isdigit():
                 self.cached_tokens = int(cached)

@@ -34,7 +34,6 @@ from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.resumable_response import ResumableResponse
-from router.proxy.token_use import output_tokens
 
 MAX_LOST = 3  # replicas that one request may lose before it is given up
 DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
@@ -165,8 +164,8 @@ class Generation(PromptedRequest):
         # A stream comes in many parts, and few of them have a report: only those are worth a call.
         if CACHED in body and self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
             self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
-        if not attempt.framed:
-            attempt.read_report(body)
+        if attempt.report is not None:
+            attempt.report.read(body)
         if self._response.continuation is not None:
             body, lost = self._response.read(body, complete)
             if attempt.report is not None:
@@ -403,5 +402,5 @@ class Generation(PromptedRequest):
             notes=self.notes,
             trace=self.trace,
             used=self.used(),
-            output_tokens=output_tokens(self.attempts),
+            output_tokens=None if self.generated is None else self.generated.told,
         )

@@ -121,7 +121,8 @@ class Request(Owner):
                     self._wait(decision)
                     return
                 member = self.router.members.by_name[decision.chosen.name]
-                self._charge_prompt()
+                if self.admitted.charge is not None:
+                    self._charge_prompt()
                 if self._computes_elsewhere(decision) or self._send(member, decision):
                     return
                 self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
@@ -139,9 +140,7 @@ class Request(Owner):
         charge = self.admitted.charge
         if charge is None:
             return b""
-        now_s = self.router.now_s()
-        charge.settle(self.used(), now_s)
-        return charge.lines(now_s)
+        return charge.lines(self.router.now_s(), self.used())
 
     def _wait(self, decision: Decision) -> None:
         """Queue the request: full replicas will have room, and silent or missing ones may come back."""

@@ -30,7 +30,8 @@ class Report(Struct, eq=False):
         self.counted = max(0, self._events - BESIDE_TOKENS)
         if self._end:
             self._look(self._end + body[:END_BYTES])
-        self._look(body)
+        if MARK in body:
+            self._look(body)
         self._end = b"" if body.endswith(b"\n\n") else (self._end + body[-END_BYTES:])[-END_BYTES:]
 
     def _look(self, body: bytes) -> None:

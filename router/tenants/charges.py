@@ -13,6 +13,7 @@ from router.tenants.shared_limits import SharedLimits
 
 LONG_WAIT_S = 60.0  # clients that wait less before they try again would do so in vain
 REQUEST = Use(requests=1)
+KINDS = ((True, "requests"), (False, "tokens"))  # of limits
 
 
 class Account(Struct, frozen=True, eq=False):
@@ -76,27 +77,37 @@ class Charge(Struct, eq=False):
 
     def settle(self, tokens: Use, now_s: float) -> None:
         """Correct the charge to what the request has used so far."""
-        more = tokens.less(self.charged._replace(requests=tokens.requests))
-        if self.is_open and any(more):
+        if self.is_open:
             account = self.account
             with account.shared.opened(account.key.name) as state:
-                self._add(state, more, now_s, account.wall())
+                self._settle(state, tokens, now_s, account.wall())
 
-    def close(self) -> None:
+    def close(self, tokens: Use | None = None, now_s: float = 0.0) -> None:
+        """End the charge, corrected to what was used in the end."""
         if self.is_open:
             self.is_open = False
             with self.account.shared.opened(self.account.key.name) as state:
                 state.in_flight -= 1
+                if tokens is not None:
+                    self._settle(state, tokens, now_s, self.account.wall())
 
-    def headers(self, now_s: float) -> list[tuple[bytes, bytes]]:
-        """OpenAI's headers about limits, as they are now."""
+    def headers(self, now_s: float, tokens: Use | None = None) -> list[tuple[str, str]]:
+        """OpenAI's headers about limits, as they are now that the charge is corrected to these tokens."""
         account, wall_s = self.account, self.account.wall()
         with account.shared.opened(account.key.name) as state:
+            if tokens is not None and self.is_open:
+                self._settle(state, tokens, now_s, wall_s)
             left = [state.left(limit, now_s, wall_s) for limit in account.limits]
-        return [(name.encode(), value.encode()) for name, value in rate_headers(left)]
+        return rate_headers(left)
 
-    def lines(self, now_s: float) -> bytes:
-        return b"".join([b"%b: %b\r\n" % header for header in self.headers(now_s)])
+    def lines(self, now_s: float, tokens: Use | None = None) -> bytes:
+        return "".join([f"{name}: {value}\r\n" for name, value in self.headers(now_s, tokens)]).encode()
+
+    def _settle(self, state: KeyState, tokens: Use, now_s: float, wall_s: float) -> None:
+        charged = self.charged
+        more = Use(0, tokens[1] - charged[1], tokens[2] - charged[2], tokens[3] - charged[3])
+        if more != NOTHING:
+            self._add(state, more, now_s, wall_s)
 
     def _add(self, state: KeyState, use: Use, now_s: float, wall_s: float) -> None:
         state.turn(wall_s)
@@ -121,14 +132,18 @@ def account_of(key: Key, shared: SharedLimits, wall: Callable[[], float] = time)
 
 def rate_headers(lefts: list[Left]) -> list[tuple[str, str]]:
     """The headers for requests and for tokens: of several limits, about the one of which least is left."""
+    first: dict[bool, Left] = {}
+    for left in lefts:
+        kind = left.limit.is_of_requests
+        if kind not in first or left.level < first[kind].level:
+            first[kind] = left
     headers = []
-    for kind, of_requests in (("requests", True), ("tokens", False)):
-        fitting = [left for left in lefts if left.limit.is_of_requests == of_requests]
-        if fitting:
-            left = min(fitting, key=lambda one: one.level)
-            headers.append((f"x-ratelimit-limit-{kind}", f"{left.limit.most:.0f}"))
-            headers.append((f"x-ratelimit-remaining-{kind}", str(left.remaining)))
-            headers.append((f"x-ratelimit-reset-{kind}", duration(left.full_s)))
+    for kind, name in KINDS:
+        if kind in first:
+            left = first[kind]
+            headers.append((f"x-ratelimit-limit-{name}", f"{left.limit.most:.0f}"))
+            headers.append((f"x-ratelimit-remaining-{name}", str(left.remaining)))
+            headers.append((f"x-ratelimit-reset-{name}", duration(left.full_s)))
     return headers
 
 

@@ -36,13 +36,14 @@ class Ledger:
     ) -> None:
         """`days`: how many of them are kept. `accounts`: those of the keys with limits, by name."""
         self.file = file
-        self.totals = totals
+        self._totals = totals
         self.problem: str | None = None  # with the file
         self.since = day_of(wall())
         self._days = days
         self._shared = shared
         self._accounts = accounts
         self._wall = wall
+        self._fresh = Usage()
         self._unsaved = Usage()
         self._known: set[str] = set()  # keys whose budgets were read
         self._cleared = 0  # the day when old ones were last forgotten
@@ -50,12 +51,17 @@ class Ledger:
         self._thread = ThreadPoolExecutor(1, "usage")
 
     def add(self, key: str, model: str, counts: Counts) -> None:
-        self._unsaved.add(self._wall(), key, model, counts)
-        self.totals.add(key, counts)
+        self._fresh.add(self._wall(), key, model, counts)
 
     def unsaved(self, wanted: Selection) -> list[Row]:
         """The rows that are in no file; without a file, that is all since the start."""
+        self._gather()
         return [row for row in self._unsaved.rows() if wanted.fits(row)]
+
+    def totals(self) -> list[tuple[str, Counts]]:
+        """The counters of keys since the start, for metrics."""
+        self._gather()
+        return list(self._totals.shown())
 
     async def saved(self, wanted: Selection, most: int) -> list[Row]:
         """The rows in the file; none while it cannot be read."""
@@ -73,6 +79,7 @@ class Ledger:
     async def save(self) -> None:
         """Add what is new to the file, and count what others have added there to the budgets."""
         async with self._saving:
+            self._gather()
             today = int(self._wall() // DAY_S)
             if self.file is None:
                 if today > self._cleared:
@@ -88,6 +95,14 @@ class Ledger:
         self._thread.shutdown()
 
     # ---- parts
+
+    def _gather(self) -> None:
+        """Count what is fresh in the sums, which a request need not wait for."""
+        if self._fresh:
+            fresh, self._fresh = self._fresh, Usage()
+            for row in fresh.rows():
+                self._totals.add(row.key, row.counts)
+            self._unsaved.add_all(fresh)
 
     async def _save(self, file: UsageFile, today: int) -> None:
         usage, self._unsaved = self._unsaved, Usage()

@@ -26,14 +26,12 @@ class Use(NamedTuple):
     generated: int = 0
 
     def less(self, other: "Use") -> "Use":
-        return Use(*(one - two for one, two in zip(self, other, strict=True)))
+        requests, computed, cached, generated = other
+        return Use(self[0] - requests, self[1] - computed, self[2] - cached, self[3] - generated)
 
     def plus(self, other: "Use") -> "Use":
-        return Use(*(one + two for one, two in zip(self, other, strict=True)))
-
-    @property
-    def tokens(self) -> int:
-        return self.computed + self.cached + self.generated
+        requests, computed, cached, generated = other
+        return Use(self[0] + requests, self[1] + computed, self[2] + cached, self[3] + generated)
 
 
 NOTHING = Use()
@@ -43,15 +41,13 @@ class Limit(Struct, frozen=True):
     name: str  # as in the file of keys
     most: float  # in a minute or a day
     weights: tuple[float, float, float, float]  # of the amounts of a Use
-    bucket: int | None  # its place in `KeyState.buckets`; None: it counts by day
+    bucket: int | None  # its place in a KeyState; None: it counts by day
     at_once: float
-
-    @property
-    def is_of_requests(self) -> bool:
-        return self.weights[0] > 0
+    is_of_requests: bool
 
     def amount(self, use: Use) -> float:
-        return sum(weight * count for weight, count in zip(self.weights, use, strict=True) if weight)
+        one, two, three, four = self.weights
+        return one * use[0] + two * use[1] + three * use[2] + four * use[3]
 
 
 def limits_of(key: Key) -> tuple[Limit, ...]:
@@ -68,28 +64,14 @@ def limits_of(key: Key) -> tuple[Limit, ...]:
     for bucket, (name, weights) in enumerate(by_minute):
         if (most := getattr(key, name)) is not None:
             at_once = max(1.0, most * BURST) if weights[0] else float(most)
-            found.append(Limit(name, most, weights, bucket, at_once))
+            found.append(Limit(name, most, weights, bucket, at_once, weights[0] > 0))
     for name, weights in (("requests_per_day", (1.0, 0.0, 0.0, 0.0)), ("tokens_per_day", weighted)):
         if (most := getattr(key, name)) is not None:
-            found.append(Limit(name, most, weights, None, most))
+            found.append(Limit(name, most, weights, None, most, weights[0] > 0))
     return tuple(found)
 
 
 BUCKETS = 5
-
-
-class Bucket(Struct):
-    """A token bucket, refilled evenly; steps back in time are ignored. Below zero: more was used than there was."""
-
-    level: float = math.inf
-    filled_s: float = 0.0
-
-    def refill(self, limit: Limit, now_s: float) -> float:
-        if now_s > self.filled_s:
-            self.level += (now_s - self.filled_s) * limit.most / 60
-            self.filled_s = now_s
-        self.level = min(limit.at_once, self.level)  # the limit may have changed
-        return self.level
 
 
 class Left(NamedTuple):
@@ -111,7 +93,9 @@ class Left(NamedTuple):
 class KeyState(Struct):
     """The amounts that a key has used; they survive a change of the keys, and hold for all workers of a router."""
 
-    buckets: list[Bucket]
+    # Token buckets: refilled evenly; steps back in time are ignored. Below zero, more was used than there was.
+    levels: list[float]
+    filled_s: list[float]  # when each was refilled last
     day: int = 0  # since 1970
     today: Use = NOTHING
     saved: Use = NOTHING  # the part of it that is in a file
@@ -119,36 +103,50 @@ class KeyState(Struct):
 
     @classmethod
     def fresh(cls) -> "KeyState":
-        return cls([Bucket() for _ in range(BUCKETS)])
+        return cls([math.inf] * BUCKETS, [0.0] * BUCKETS)
 
     def left(self, limit: Limit, now_s: float, wall_s: float) -> Left:
         if limit.bucket is None:
             self.turn(wall_s)
             return Left(limit, limit.most - limit.amount(self.today), DAY_S - wall_s % DAY_S)
-        level = self.buckets[limit.bucket].refill(limit, now_s)
+        level = self._refilled(limit, limit.bucket, now_s)
         return Left(limit, level, (limit.at_once - level) * 60 / limit.most)
+
+    def level(self, limit: Limit, now_s: float) -> float:
+        """The amount that is left; the day has to be the present one."""
+        if limit.bucket is None:
+            return limit.most - limit.amount(self.today)
+        return self._refilled(limit, limit.bucket, now_s)
+
+    def _refilled(self, limit: Limit, bucket: int, now_s: float) -> float:
+        level, since_s = self.levels[bucket], self.filled_s[bucket]
+        if now_s > since_s:
+            level += (now_s - since_s) * limit.most / 60
+            self.filled_s[bucket] = now_s
+        level = self.levels[bucket] = min(limit.at_once, level)  # the limit may have changed
+        return level
 
     def lacks(self, limits: tuple[Limit, ...], use: Use, now_s: float, wall_s: float) -> tuple[Left, float] | None:
         """The first limit that leaves no room for this, and the seconds until there is; None if all do.
 
         Every limit has to leave one at least, so that who has used up all sends nothing.
         """
+        self.turn(wall_s)
         for limit in limits:
             needed = limit.amount(use)
             if limit.is_of_requests and not needed:
                 continue
-            left, needed = self.left(limit, now_s, wall_s), max(1.0, needed)
-            if left.level < needed - TINY:
+            if self.level(limit, now_s) < (needed := max(1.0, needed)) - TINY:
+                left = self.left(limit, now_s, wall_s)
                 return left, wait_s(left, needed)
         return None
 
     def add(self, limits: tuple[Limit, ...], use: Use, now_s: float, wall_s: float) -> None:
         """Count what is used; negative amounts give back."""
         for limit in limits:
-            if limit.bucket is not None and (amount := limit.amount(use)):
-                self.left(limit, now_s, wall_s)
-                bucket = self.buckets[limit.bucket]
-                bucket.level = min(limit.at_once, bucket.level - amount)
+            bucket = limit.bucket
+            if bucket is not None and (amount := limit.amount(use)):
+                self.levels[bucket] = min(limit.at_once, self._refilled(limit, bucket, now_s) - amount)
         self.turn(wall_s)
         self.today = self.today.plus(use)
 

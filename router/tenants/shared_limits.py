@@ -8,21 +8,21 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import chain
 from typing import IO
 
-from router.tenants.limits import BUCKETS, Bucket, KeyState, Use
+from router.tenants.limits import BUCKETS, KeyState, Use
 
 MOST_KEYS = 2**14  # by name, also those that were removed since the start
 TRIES = 1000
 AMOUNTS = len(Use._fields)
 _HASH = struct.Struct("=Q")  # of the name; 0: free
-_STATE = struct.Struct(f"={2 * BUCKETS}dq{2 * AMOUNTS}q")  # buckets, the day, what was used then, what is saved of it
-_RUNNING = struct.Struct("=q")
+_STATE = struct.Struct(f"={2 * BUCKETS}dq{2 * AMOUNTS}q")  # a KeyState: its levels, times, day, today, saved
+_COUNT = struct.Struct("=q")  # of the requests that one worker runs
 _HEAD_BYTES = _HASH.size + _STATE.size
+_DAY = 2 * BUCKETS
+_TODAY = _DAY + 1
+_SAVED = _TODAY + AMOUNTS
 
 
 class SharedLimits:
@@ -30,9 +30,9 @@ class SharedLimits:
 
     def __init__(self, workers: int = 1, lock: IO[bytes] | None = None, most_keys: int = MOST_KEYS) -> None:
         """`lock`: an empty file that is open; None: for one process."""
-        self._workers = workers
         self._most_keys = most_keys
-        self._row_bytes = _HEAD_BYTES + workers * _RUNNING.size
+        self._running = struct.Struct(f"={workers}q")
+        self._row_bytes = _HEAD_BYTES + self._running.size
         self._memory = mmap.mmap(-1, most_keys * self._row_bytes)
         self._lock = lock
         self._number = 0
@@ -47,29 +47,17 @@ class SharedLimits:
         """Forget the running requests of a worker that has ended."""
         for row in range(0, len(self._memory), self._row_bytes):
             if _HASH.unpack_from(self._memory, row)[0]:
-                _RUNNING.pack_into(self._memory, self._place(row, number), 0)
+                _COUNT.pack_into(self._memory, self._place(row, number), 0)
 
-    @contextmanager
-    def opened(self, name: str) -> Iterator[KeyState]:
+    def opened(self, name: str) -> "_Opened":
         """The state of a key, for all workers; changes are kept, of the running requests as this worker's."""
         self.touched.add(name)
-        with self._locked():
-            row = self._row(name)
-            state = self._read(row)
-            in_flight = state.in_flight
-            try:
-                yield state
-            finally:
-                self._write(row, state)
-                if state.in_flight != in_flight:
-                    self._count(row, state.in_flight - in_flight)
+        return _Opened(self, name)
 
     # ---- parts
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def lock(self) -> None:
         if self._lock is None:
-            yield
             return
         for _ in range(TRIES):
             try:
@@ -78,23 +66,22 @@ class SharedLimits:
                 os.sched_yield()
             else:
                 break
-        try:
-            yield
-        finally:
+
+    def unlock(self) -> None:
+        if self._lock is not None:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
-    def _read(self, row: int) -> KeyState:
+    def read(self, row: int) -> KeyState:
         found = _STATE.unpack_from(self._memory, row + _HASH.size)
-        buckets = [Bucket(found[i], found[i + 1]) for i in range(0, 2 * BUCKETS, 2)]
-        day, *used = found[2 * BUCKETS :]
-        running = sum(self._running(row, number) for number in range(self._workers))
-        return KeyState(buckets, day, Use(*used[:AMOUNTS]), Use(*used[AMOUNTS:]), running)
+        running = sum(self._running.unpack_from(self._memory, row + _HEAD_BYTES))
+        today, saved = Use(*found[_TODAY:_SAVED]), Use(*found[_SAVED:])
+        return KeyState(list(found[:BUCKETS]), list(found[BUCKETS:_DAY]), found[_DAY], today, saved, running)
 
-    def _write(self, row: int, state: KeyState) -> None:
-        buckets = chain.from_iterable((bucket.level, bucket.filled_s) for bucket in state.buckets)
-        _STATE.pack_into(self._memory, row + _HASH.size, *buckets, state.day, *state.today, *state.saved)
+    def write(self, row: int, state: KeyState) -> None:
+        figures = (*state.levels, *state.filled_s, state.day, *state.today, *state.saved)
+        _STATE.pack_into(self._memory, row + _HASH.size, *figures)
 
-    def _row(self, name: str) -> int:
+    def row(self, name: str) -> int:
         """The beginning of the key's row; a new key gets a free one."""
         row = self._rows.get(name)
         if row is None:
@@ -110,17 +97,45 @@ class SharedLimits:
                 return row
             if not there:
                 _HASH.pack_into(self._memory, row, hashed)
-                self._write(row, KeyState.fresh())
+                self.write(row, KeyState.fresh())
                 return row
         return hashed % self._most_keys * self._row_bytes  # shared with another key: there were very many
 
-    def _place(self, row: int, number: int) -> int:
-        return row + _HEAD_BYTES + number * _RUNNING.size
-
-    def _running(self, row: int, number: int) -> int:
-        running: int = _RUNNING.unpack_from(self._memory, self._place(row, number))[0]
-        return running
-
-    def _count(self, row: int, change: int) -> None:
+    def count(self, row: int, change: int) -> None:
+        """Count running requests of this worker."""
         place = self._place(row, self._number)
-        _RUNNING.pack_into(self._memory, place, self._running(row, self._number) + change)
+        _COUNT.pack_into(self._memory, place, _COUNT.unpack_from(self._memory, place)[0] + change)
+
+    def _place(self, row: int, number: int) -> int:
+        return row + _HEAD_BYTES + number * _COUNT.size
+
+
+class _Opened:
+    """One key's state, locked; as a class, since a generator would take twice as long."""
+
+    __slots__ = ("_in_flight", "_name", "_row", "_shared", "_state")
+
+    def __init__(self, shared: SharedLimits, name: str) -> None:
+        self._shared = shared
+        self._name = name
+
+    def __enter__(self) -> KeyState:
+        shared = self._shared
+        shared.lock()
+        try:
+            self._row = shared.row(self._name)
+            state = self._state = shared.read(self._row)
+        except BaseException:
+            shared.unlock()
+            raise
+        self._in_flight = state.in_flight
+        return state
+
+    def __exit__(self, *_: object) -> None:
+        shared, state = self._shared, self._state
+        try:
+            shared.write(self._row, state)
+            if state.in_flight != self._in_flight:
+                shared.count(self._row, state.in_flight - self._in_flight)
+        finally:
+            shared.unlock()

@@ -35,7 +35,7 @@ def refusal_of(one: Account | Charge, use: Use = NOTHING, now_s: float = 0.0) ->
 
 
 def headers(charge: Charge, now_s: float = 0.0) -> dict[str, str]:
-    return {name.decode().removeprefix("x-ratelimit-"): value.decode() for name, value in charge.headers(now_s)}
+    return {name.removeprefix("x-ratelimit-"): value for name, value in charge.headers(now_s)}
 
 
 def test_a_key_without_limits_has_no_account() -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import astuple
 
 from api.errors import ApiError
 from router.tenants.charges import Account, account_of
@@ -14,7 +15,7 @@ from router.tenants.keys import Key, digest_of
 from router.tenants.ledger import Ledger
 from router.tenants.limits import DAY_S, Use
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import OTHERS, Counts, Row, Selection, Usage
+from router.tenants.usage import COUNTED, OTHERS, Counts, Row, Selection, Usage
 from router.tenants.usage_file import UsageFile
 
 ALL = Selection("0000-01-01", "9999-12-31")
@@ -183,3 +184,9 @@ def test_clients_without_a_key_are_shown_as_none() -> None:
     totals = KeyTotals(2)
     totals.add("", Counts(1))
     assert [key for key, _ in totals.shown()] == ["(none)", "other"]
+
+
+def test_all_counts_are_added() -> None:
+    counts = Counts(*range(1, len(COUNTED) + 1))
+    counts.add(Counts(*range(10, len(COUNTED) + 10)))
+    assert list(astuple(counts)) == [11 + 2 * place for place in range(len(COUNTED))]

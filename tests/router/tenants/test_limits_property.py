@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.tenants.keys import Key, digest_of
-from router.tenants.limits import BURST, DAY_S, KeyState, Limit, Use, limits_of
+from router.tenants.limits import BUCKETS, BURST, DAY_S, KeyState, Limit, Use, limits_of
 
 RATES = st.integers(1, 6000)
 GAPS_S = st.lists(st.integers(0, 4000).map(lambda ms: ms / 1000), max_size=200)
@@ -76,8 +76,7 @@ def test_a_retry_after_the_told_time_is_admitted_and_not_much_sooner(per_minute:
 
 def emptied(now_s: float) -> KeyState:
     state = KeyState.fresh()
-    for bucket in state.buckets:
-        bucket.level, bucket.filled_s = 0.0, now_s
+    state.levels, state.filled_s = [0.0] * BUCKETS, [now_s] * BUCKETS
     return state
 
 
