@@ -55,6 +55,11 @@ class Row(Struct):
     def values(self) -> tuple[object, ...]:
         return (self.day, self.key, self.model, *astuple(self.counts))
 
+    def rounded(self) -> None:
+        """Cut the noise of sums of floats, to be shown."""
+        self.counts.first_token_s = round(self.counts.first_token_s, 6)
+        self.counts.saved_s = round(self.counts.saved_s, 6)
+
 
 class Selection(Struct, frozen=True):
     """Rows from one day to another, both included; None: of all keys or models."""
@@ -115,6 +120,8 @@ def merged(rows: Iterable[Row]) -> list[Row]:
             found[place].counts.add(row.counts)
         else:
             found[place] = Row(*place, Counts(*astuple(row.counts)))
+    for row in found.values():
+        row.rounded()
     return [found[place] for place in sorted(found)]
 
 

@@ -199,6 +199,14 @@ def test_the_days_budget_holds_over_workers_and_after_kill_9(replicas: Fleet, fi
         assert ask(served, "poor", "x" * 99).status == 429
 
 
+def test_without_a_file_a_restart_forgets_the_days_budget(replicas: Fleet, files: Files) -> None:
+    options = (*replicas.as_options, "--api-keys", files.keys)
+    for _ in range(2):
+        with router(*options) as served:
+            assert left(ask(served, "poor", "x" * 99, tokens=20)) == 400 - 1 - 99 - 20
+            kill(served)
+
+
 def test_requests_of_a_day_are_counted_by_two_workers_as_by_one(replicas: Fleet, files: Files) -> None:
     with router(*replicas.as_options, *files.options, "--workers", 2) as served:
         assert [ask(served, "few", "x").status for _ in range(15)] == [200] * 12 + [429] * 3

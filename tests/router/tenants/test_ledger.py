@@ -1,9 +1,11 @@
 """Usage and budgets are saved once a second, survive a restart, and wait in memory while the file fails."""
 
 import logging
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import astuple
@@ -143,6 +145,32 @@ async def test_while_the_file_is_broken_nothing_is_lost_and_one_line_is_logged(
         assert one.ledger.unsaved(ALL) == []
         assert await one.rows() == expected
         assert one.used().requests == 3
+    async with router(path) as after:
+        assert after.used().requests == 3
+
+
+async def test_a_full_file_is_tried_again_until_there_is_room(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pages = 8
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
+        connection.execute(f"PRAGMA max_page_count = {pages}").close()
+        return connection
+
+    async with router(path) as one:
+        one.ledger.file = UsageFile(str(path), connect)
+        for number in range(1000):
+            one.ledger.add(f"key-{number}", "m" * 100, Counts(1))
+        for _ in range(3):
+            one.account.admit(0.0)
+            await one.ledger.save()
+        assert "full" in (one.problem() or "")
+        assert len(one.ledger.unsaved(ALL)) == 1000 and one.used().requests == 3
+        assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 1
+        pages = 1000
+        await one.ledger.save()
+        assert one.problem() is None
+        assert one.ledger.unsaved(ALL) == [] and len(await one.ledger.saved(ALL, 5000)) == 1000
     async with router(path) as after:
         assert after.used().requests == 3
 
