@@ -82,6 +82,7 @@ class Ledger:
             self._gather()
             today = int(self._wall() // DAY_S)
             if self.file is None:
+                self._shared.touched.clear()
                 if today > self._cleared:
                     self._cleared = today
                     self._unsaved.forget_before(today - self._days + 1)
@@ -115,20 +116,20 @@ class Ledger:
         if not (usage or names or forgets):
             return
 
-        def work() -> dict[str, Use]:
-            if usage or budgets:
-                file.write(usage.rows(), budgets)
+        if (usage or budgets) and not await self._in_thread(lambda: file.write(usage.rows(), budgets)):
+            self._take_back(usage, budgets)
+            self._shared.touched |= names
+            return
+
+        def forget_and_read() -> dict[str, Use]:  # apart, as what was written must not be written again
             if forgets:
                 file.forget_before(today - self._days + 1)
             return file.budgets(today) if names else {}
 
-        found = await self._in_thread(work)
-        if found is None:
-            self._take_back(usage, budgets)
+        if (found := await self._in_thread(forget_and_read)) is None:
             self._shared.touched |= names
             return
-        if forgets:
-            self._cleared = today
+        self._cleared = today
         for name in names:
             if name in found:
                 with self._shared.opened(name) as state:

@@ -4,6 +4,7 @@ Counts are added to what is there, never set. All methods block: call them in a 
 raise `sqlite3.Error` or OSError, and open the file anew after that.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
@@ -59,11 +60,12 @@ class UsageFile:
         self._connect = connect
         self._open: sqlite3.Connection | None = None
 
-    def write(self, rows: Iterable[Row], budgets: Mapping[tuple[int, str], Use]) -> None:
-        """Add these counts, all or none."""
+    def write(self, rows: Iterable[Row], budgets: Mapping[tuple[int, str], Use]) -> bool:
+        """Add these counts, all or none; return True."""
         with _Transaction(self) as connection:
             connection.executemany(_ADD_USAGE, [row.values for row in rows])
             connection.executemany(_ADD_BUDGET, [(day_text(day), key, *use) for (day, key), use in budgets.items()])
+        return True
 
     def budgets(self, day: int) -> dict[str, Use]:
         """The amounts that each key has used of its budgets on this day."""
@@ -88,6 +90,7 @@ class UsageFile:
 
     def connection(self) -> sqlite3.Connection:
         if self._open is None:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # names and numbers of tenants: for this user
             made = self._connect(self.path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
             try:
                 _prepare(made, self.path)

@@ -175,6 +175,27 @@ async def test_a_full_file_is_tried_again_until_there_is_room(path: Path, caplog
         assert after.used().requests == 3
 
 
+async def test_what_was_written_is_not_written_again_if_only_reading_fails(path: Path) -> None:
+    class Unreadable(UsageFile):
+        fails = True
+
+        def budgets(self, day: int) -> dict[str, Use]:
+            if self.fails:
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().budgets(day)
+
+    async with router(path) as one:
+        one.ledger.file = file = Unreadable(str(path))
+        one.account.admit(0.0)
+        one.ledger.add("a", "m", Counts(1))
+        for fails in (True, True, False):
+            file.fails = fails
+            await one.ledger.save()
+        assert (await one.rows())[0].counts.requests == one.used().requests == 1
+    async with router(path) as after:
+        assert after.used().requests == 1
+
+
 async def test_without_a_file_usage_is_kept_since_the_start() -> None:
     async with router(None, days=2) as one:
         for day in range(3):

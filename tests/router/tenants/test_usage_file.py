@@ -54,6 +54,12 @@ def test_rows_are_chosen_by_day_key_and_model(path: str) -> None:
         assert file.read(ALL, 100) == rows[8:]
 
 
+def test_only_its_user_may_read_it(path: str) -> None:
+    with opened(path) as file:
+        file.write([ROW], {})
+        assert {one.stat().st_mode & 0o777 for one in Path(path).parent.iterdir()} == {0o600}
+
+
 def test_it_survives_being_closed_and_made_twice(path: str) -> None:
     prepare(path)
     with opened(path) as file:
