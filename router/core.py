@@ -38,16 +38,14 @@ from router.proxy.request_summary import (
     RequestSummary,
     compare,
     count_request,
-    counts_of,
+    counted,
     past_decision,
 )
 from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
 from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
-from router.tenants.key_totals import KeyTotals
-from router.tenants.ledger import Ledger
-from router.tenants.usage_file import UsageFile
+from router.tenants.ledger import ledger_of
 
 if TYPE_CHECKING:
     from router.peers.links import Links
@@ -110,13 +108,8 @@ class Router:
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
         self.open_requests = 0
-        self.ledger = Ledger(
-            None if config.usage_db is None else UsageFile(config.usage_db),
-            config.usage_days,
-            admission.shared,
-            lambda: admission.accounts,
-            KeyTotals(config.metrics_keys),
-        )
+        kept = config.usage_db, config.usage_days, config.metrics_keys
+        self.ledger = ledger_of(*kept, admission.shared, lambda: admission.accounts)
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
@@ -325,8 +318,7 @@ class Router:
         """Pass the summary of a finished request to counters, logs and traces."""
         self.open_requests -= 1
         self.admission.release(summary.admitted, summary.used, summary.ended_s)
-        key = summary.admitted.key
-        self.ledger.add(key.name if key else "", summary.model.name if summary.model else "", counts_of(summary))
+        self.ledger.add(*counted(summary))
         if self.on_answer is not None:
             self._tell(line_of_request(summary))
         if self.request_log is not None:

@@ -172,8 +172,8 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: Gener
     )
 
 
-def counts_of(summary: RequestSummary) -> Counts:
-    """Count a finished request in the usage of its key."""
+def counted(summary: RequestSummary) -> tuple[str, str, Counts]:
+    """A finished request as usage: its key and model, empty if there is none, and its counts."""
     status, used, generation = summary.exchange.status, summary.used, summary.generation
     counts = Counts(1, 400 <= status < 500, 0, used.computed, used.cached, used.generated)
     counts.server_errors = status >= 500 or bool(summary.why and status < 400)
@@ -182,7 +182,8 @@ def counts_of(summary: RequestSummary) -> Counts:
     member = None if generation is None else generation.member
     if used.cached and member is not None and (speed := member.candidate.prefill_tokens_per_s):
         counts.saved_s = used.cached / speed
-    return counts
+    key, model = summary.admitted.key, summary.model
+    return "" if key is None else key.name, "" if model is None else model.name, counts
 
 
 # ---- the list of decisions
