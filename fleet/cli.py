@@ -44,6 +44,7 @@ COMMANDS = {
     "simulate": ("lab.commands.simulate:simulate", "Compare policies on a trace, in virtual time."),
     "size": ("lab.commands.size:size", "Compute how much KV cache fits beside a model on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
+    "usage": ("router.cli:usage", "Show how many tokens each API key has used, by day and model."),
     "top": ("router.cli:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
     "up": (
         "fleet.up.command:up",

@@ -7,7 +7,7 @@ from msgspec import Struct
 from router.members.discovery.cluster import Cluster
 from router.members.spec import ReplicaSpec
 from router.placement.elsewhere import Mode
-from router.proxy.keys import Key
+from router.tenants.keys import Key
 
 Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
 
@@ -81,6 +81,9 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     access_log: str | None = None  # a file, or "-": stdout
     request_log: str | None = None  # a file, or "-": stdout
     log_prompts: bool = False
+    usage_db: str | None = None  # a file; None: usage is kept in memory
+    usage_days: int = 90
+    metrics_keys: int = 20  # with counters of their own
     otlp_endpoint: str | None = None
     log_level: str = "info"
 

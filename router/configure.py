@@ -18,8 +18,8 @@ from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.spec import ReplicaSpec, by_name, parse_replica
 from router.peers.names import is_local
-from router.proxy.keys import keys_from_options, parse_keys
 from router.settings import TABLE
+from router.tenants.keys import keys_from_options, parse_keys
 from router.watched_file import WatchedFile
 
 
@@ -90,6 +90,8 @@ def _check_files(values: Mapping[str, Any]) -> None:
         if path is not None:
             with _unusable(f"--{key.replace('_', '-')}"):
                 parse(path, WatchedFile(path).read_if_changed() or "")
+    if values["usage_db"] is not None and not Path(values["usage_db"]).absolute().parent.is_dir():
+        raise Unusable(f"--usage-db: the folder of {values['usage_db']!r} does not exist; make it first")
     if values["curve_server"] is not None:
         with _unusable("--curve-server, --curve-secret"):
             load_curve_client(values["curve_server"], values["curve_secret"])

@@ -38,12 +38,14 @@ from router.proxy.request_summary import (
     RequestSummary,
     compare,
     count_request,
+    counted,
     past_decision,
 )
 from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
 from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
+from router.tenants.ledger import ledger_of
 
 if TYPE_CHECKING:
     from router.peers.links import Links
@@ -106,6 +108,8 @@ class Router:
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
         self.open_requests = 0
+        kept = config.usage_db, config.usage_days, config.metrics_keys
+        self.ledger = ledger_of(*kept, admission.shared, lambda: admission.accounts)
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
@@ -313,7 +317,8 @@ class Router:
     def over(self, summary: RequestSummary) -> None:
         """Pass the summary of a finished request to counters, logs and traces."""
         self.open_requests -= 1
-        self.admission.release(summary.admitted)
+        self.admission.release(summary.admitted, summary.used, summary.ended_s)
+        self.ledger.add(*counted(summary))
         if self.on_answer is not None:
             self._tell(line_of_request(summary))
         if self.request_log is not None:

@@ -113,6 +113,8 @@ class Front:
             asyncio.create_task(self._look_at_keys()),
             asyncio.create_task(self.dashboard.run()),
         ]
+        await self.router.ledger.save()  # what was used of the day's budgets before
+        self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
@@ -196,6 +198,7 @@ class Front:
         if self.links is not None:
             self.links.close()
         self.router.close()
+        await self.router.ledger.close()
         if self.router.tracing is not None:
             self.router.tracing.close()
         for log_file in (self._access_log, self.router.request_log):

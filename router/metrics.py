@@ -18,6 +18,7 @@ from router.members.tally import Histogram, Tally
 from router.placement.inbox import InboxCounts
 from router.placement.roles import TAKES
 from router.responses import FeedState
+from router.tenants.usage import Counts
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX = "warmroute_router:"
@@ -122,6 +123,14 @@ ROUTER_COUNTERS: tuple[Metric[Router], ...] = (
     Metric("peer_lost_batches", "Messages of other routers that were lost.", lambda r: told(r).lost_batches),
 )
 
+KEY_COUNTERS: tuple[Metric[Counts], ...] = (
+    Metric("key_requests", "Requests of the key that were meant for replicas.", lambda c: c.requests),
+    Metric("key_computed_tokens", "Its prompt tokens that were computed.", lambda c: c.computed_tokens),
+    Metric("key_cached_tokens", "Its prompt tokens that were cached.", lambda c: c.cached_tokens),
+    Metric("key_generated_tokens", "Tokens generated for it.", lambda c: c.generated_tokens),
+    Metric("key_saved_seconds", "Time of prefill that the cache has saved it, estimated.", lambda c: c.saved_s),
+)
+
 # Metrics with a writing function of their own: name and meaning.
 REFUSED = "refused", "Requests refused by the router itself."
 APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not their tokens."
@@ -136,11 +145,11 @@ PREFILL = "prefill_seconds", "From sending a prompt to its KV being held for ano
 WHOLE = "request_seconds", "From a request's arrival to the end of its answer."
 
 
-async def metrics_text(router: Router) -> bytes:
-    """Write the metrics a little at a time, so that no request waits for them."""
+async def metrics_text(router: Router, *, shows_keys: bool = True) -> bytes:
+    """Write the metrics a little at a time, so that no request waits for them; `shows_keys`: names of API keys, too."""
     loop = asyncio.get_running_loop()
     parts, since_s = [], loop.time()
-    for part in text_of(router):
+    for part in text_of(router, shows_keys=shows_keys):
         parts.append(part)
         if loop.time() - since_s > SLICE_S:
             await asyncio.sleep(0)
@@ -148,12 +157,15 @@ async def metrics_text(router: Router) -> bytes:
     return "".join(parts).encode()
 
 
-def text_of(router: Router) -> Iterator[str]:
+def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
     """Yield the text in parts, one per replica where there are many. Replicas may come and go between two parts."""
     members = list(router.members)
     blocks = [(member, router.placement.index.blocks(member.slot)) for member in members]  # a slot may be reused later
     yield from _rows(ROUTER_GAUGES, ROUTER_COUNTERS, [("", router)])
     yield from _by_reason(router)
+    if shows_keys:
+        of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals()]
+        yield from _rows((), KEY_COUNTERS, of_keys)
     yield from _histograms(DECISION, [("", router.counts.decision_s)])
     named = [(_labels(replica=member.name), member) for member in members]
     yield from _rows(MEMBER_GAUGES, MEMBER_COUNTERS, named)

@@ -17,6 +17,7 @@ from api.http.server import Signals, listen
 from router.config import RouterConfig
 from router.front import Front
 from router.parts import part_of, workers_of
+from router.tenants.usage_file import prepare
 from router.workers.processes import Place, Processes
 
 READY_WITHIN_S = 10.0  # before a worker takes a part of the connections
@@ -33,6 +34,8 @@ def serve(config: RouterConfig) -> int:
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
     if config.otlp_endpoint is not None:
         import router.records.tracing  # noqa: F401  # an extra: if it is missing, this process says so, not each worker
+    if config.usage_db is not None:
+        prepare(config.usage_db)  # once, before there are several workers
     try:
         if (workers := workers_of(config)) > 1:
             processes = Processes(config.host, config.port, workers, partial(_serve_part, config))

@@ -330,6 +330,19 @@ SETTINGS: dict[str, list[Setting]] = {
             metavar="FILE|-",
         ),
         _row("log_prompts", click.BOOL, "Include request bodies in the request log."),
+        _row(
+            "usage_db",
+            TEXT,
+            "Keep the usage of each key, and what is used of its day's budget, in this SQLite file, made if it is "
+            "not there.  [default: in memory, since the start]",
+            metavar="FILE",
+        ),
+        _row("usage_days", click.IntRange(1, 10_000), "Number of days to keep usage for."),
+        _row(
+            "metrics_keys",
+            click.IntRange(0, 1000),
+            "Number of keys with counters of their own in /metrics: those with most tokens.",
+        ),
         _row("otlp_endpoint", URL, "Send traces to this endpoint, by OTLP over HTTP."),
         _row(
             "log_level",

@@ -9,6 +9,7 @@ from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
 from router.members.broken import Broken
 from router.members.counts import counts_of
+from router.tenants.usage import Row, Selection
 from router.upkeep import Upkeep
 from router.workers.colleagues import Question, Told, about
 from router.workers.questions import (
@@ -19,6 +20,7 @@ from router.workers.questions import (
     LEARN_AGAIN,
     RECENT,
     RESPONSE,
+    USAGE,
     Changes,
     Figures,
     OfReplica,
@@ -36,6 +38,7 @@ class Telling:
             RECENT: self._recent,
             DECIDED: self._decided,
             RESPONSE: self._response,
+            USAGE: self._usage,
             LEARN_AGAIN: self._learn_again,
             EXPECT_CLEAR: self._expect_clear,
         }
@@ -65,6 +68,11 @@ class Telling:
 
     async def _response(self, told: Told) -> Any:
         return self._router.responses.get(about(told, str))
+
+    async def _usage(self, told: Told) -> list[Row]:
+        ledger = self._router.ledger
+        await ledger.save()
+        return ledger.unsaved(about(told, Selection))
 
     async def _learn_again(self, told: Told) -> bool:
         servers = self._router.members.servers

@@ -18,8 +18,8 @@ from router.core import Router
 from router.dashboard.alerts import Alerts
 from router.dashboard.rows import Fleet, FleetView, Query, select_rows
 from router.dashboard.sampling import EVERY_S, Sampling
-from router.proxy.keys import Key
 from router.proxy.request_summary import PastDecision
+from router.tenants.keys import Key
 from router.workers.questions import DECIDED
 
 log = logging.getLogger(__name__)

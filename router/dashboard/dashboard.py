@@ -14,8 +14,8 @@ from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
 from router.members.members import Member
 from router.proxy.admission import Admitted
-from router.proxy.keys import Key
 from router.sharing import Told, told
+from router.tenants.keys import Key
 
 SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly
 STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected

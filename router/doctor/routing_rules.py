@@ -78,7 +78,7 @@ def requests_refused(figures: Figures) -> Diagnosis | None:
     if not refused or refused < REFUSED * (answered + refused):
         return None
     if by_code.get("rate_limit_exceeded", 0) > refused / 2:
-        turn = "raise the key's requests_per_minute or max_in_flight (--api-keys), or slow its clients down"
+        turn = "raise the key's limits (--api-keys; the error's param names the one), or slow its clients down"
     elif by_code:
         turn = "add replicas, or let more requests wait (--queue-size, --queue-timeout) or run (--replica-limit)"
     else:

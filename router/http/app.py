@@ -68,7 +68,9 @@ class RouterGate:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", admitted.request_id.encode())]
+                told = [] if admitted.charge is None else admitted.charge.headers(router.now_s())
+                more = [(name.encode(), value.encode()) for name, value in told]
+                message["headers"] = [*message["headers"], (b"x-request-id", admitted.request_id.encode()), *more]
             else:
                 sent += len(message.get("body", b""))
             await send(message)

@@ -60,6 +60,10 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = schema.operation(None, Model) | {"parameters": [_in_path("model")]}
         case _, "/metrics":
             found = _answers("Prometheus text", {"text/plain": {}})
+        case _, "/usage":
+            content: dict[str, Any] = {"application/json": {}, "text/csv": {}}
+            found = _answers("By day, key and model", content)
+            found["parameters"] = [_in_query(name) for name in ("from", "to", "key", "model", "format")]
         case "POST", "/replicas":
             found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
         case _, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
@@ -121,6 +125,10 @@ def _answers(description: str, content: dict[str, Any], status: int = 200) -> di
 
 def _body(asked: dict[str, Any]) -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": asked}}}
+
+
+def _in_query(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "schema": _TEXT}
 
 
 def _in_path(name: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from router.http.adapters import change_adapter
 from router.http.cache_resets import reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
+from router.http.usage import usage_answer
 from router.members.members import Member, Server, no_replica
 from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
@@ -80,11 +81,15 @@ class Endpoints:
         self._router.index_awaited_until_s = 0.0  # a caller that saw "ready" sends requests
         return json_response(DONE)
 
-    async def metrics(self, _: Request) -> Response:
-        return Response(await metrics_text(self._router), media_type=CONTENT_TYPE)
+    async def metrics(self, request: Request) -> Response:
+        shows_keys = request.state.admitted.admin  # their names are for administrators
+        return Response(await metrics_text(self._router, shows_keys=shows_keys), media_type=CONTENT_TYPE)
 
     async def version(self, _: Request) -> Response:
         return json_response({"version": version("warmroute")})
+
+    async def usage(self, request: Request) -> Response:
+        return await usage_answer(self._router, request.query_params, request.state.admitted)
 
     # ---- replicas
 

@@ -67,6 +67,7 @@ APP_ROUTES = (
     _route(GET, "/ready", ANYONE, Endpoints.ready),
     _route(GET, "/metrics", ANYONE, Endpoints.metrics),
     _route(GET, "/version", CLIENT, Endpoints.version),
+    _route(GET, "/usage", READER, Endpoints.usage),
     _route(GET, "/replicas", READER, Endpoints.replicas),
     _route(POST, "/replicas", ADMINISTRATOR, Endpoints.add_replica),
     _route(DELETE, "/replicas/{name}", ADMINISTRATOR, Endpoints.remove_replica),

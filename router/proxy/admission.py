@@ -15,9 +15,10 @@ from msgspec import Struct
 from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
-from router.proxy.keys import Key, Keys, parse_keys
-from router.proxy.shared_usage import SharedUsage
-from router.proxy.usage import Usage
+from router.tenants.charges import Account, Charge, account_of
+from router.tenants.keys import Key, Keys, parse_keys
+from router.tenants.limits import Use
+from router.tenants.shared_limits import SharedLimits
 from router.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Admitted(Struct):
     request_id: str
     id_line: bytes = b""  # the header of this id, for the replica and for the client
     key: Key | None = None  # None: no keys are in use, or the path is open
-    usage: Usage | None = None  # None: nothing of it is counted
+    charge: Charge | None = None  # None: its key has no limits
     shows_key: bool = False  # its headers contain a key of ours, which replicas must not see
     admin: bool = False  # sees all of what others see in part
 
@@ -56,24 +57,25 @@ class Admission:
     """
 
     def __init__(
-        self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedUsage | None = None
+        self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedLimits | None = None
     ) -> None:
-        """`shared`: what all workers of the router count together."""
+        """`shared`: what all workers of the router count together; None: there is only this one."""
         self.keys = Keys(())
-        self._shared = shared
+        self.shared = shared or SharedLimits()
         self._demand_key = demand_key
         self._admin_exists = False
-        self._usage: dict[str, Usage] = {}
+        self.accounts: dict[str, Account] = {}  # of the keys with limits, by name
+        self._running: dict[str, int] = {}  # requests of these keys, here
         self._prefix = f"req-{secrets.token_hex(6)}-"
         self._numbers = itertools.count(1)
         self.use(keys)
 
     def use(self, keys: Iterable[Key]) -> None:
-        """Replace the keys; the usage of keys with the same name is kept."""
+        """Replace the keys; what keys of the same name have used is kept."""
         self.keys = Keys(keys)
         self._admin_exists = self.keys.has_admin
-        names = {key.name for key in self.keys}
-        self._usage = {name: self._usage.get(name) or Usage() for name in names}
+        found = ((key.name, account_of(key, self.shared)) for key in self.keys)
+        self.accounts = {name: account for name, account in found if account is not None}
 
     def admit(
         self,
@@ -98,7 +100,7 @@ class Admission:
             raise _headers_too_large(header_bytes, len(headers))
         given_id = self._request_id(request_id)
         admitted = Admitted(given_id, b"x-request-id: %b\r\n" % given_id.encode())
-        if who is ANYONE:
+        if who is ANYONE and not key_headers and self._admin_exists:
             return admitted
         key = None
         if key_headers and len(self.keys):
@@ -107,22 +109,28 @@ class Admission:
             admitted.shows_key = key is not None or key_headers > 1  # of several, any may be ours
         if who is CLIENT and not self._demand_key:
             return admitted
-        if key is None and self._demand_key:
+        if key is None and self._demand_key and who is not ANYONE:
             raise unauthorized()
         if who is not CLIENT:
             local = not self._admin_exists and is_local(headers, client[0] if client else None, http_version)
             admitted.admin = self._is_admin(key, who, path, local=local)
-        elif key is not None:
-            self._count(admitted, key, now_s)
+            if who is ANYONE:
+                return admitted
+        elif key is not None and (account := self.accounts.get(key.name)) is not None:
+            admitted.charge = account.admit(now_s)
+            self._running[key.name] = self._running.get(key.name, 0) + 1
         admitted.key = key
         return admitted
 
-    def release(self, admitted: Admitted) -> None:
-        if admitted.usage is not None:
-            admitted.usage.in_flight -= 1
-            admitted.usage = None
-            if self._shared is not None and admitted.key is not None:
-                self._shared.left(admitted.key.name)
+    def release(self, admitted: Admitted, used: Use | None = None, now_s: float = 0.0) -> None:
+        """End a request, which has used these tokens."""
+        charge, admitted.charge = admitted.charge, None
+        if charge is not None:
+            charge.close(used, now_s)
+            name = charge.account.key.name
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]
 
     def knows(self, key: Key | None, *, admin: bool) -> bool:
         """Return whether the key would still be admitted; responses that go on for hours have to check this."""
@@ -133,13 +141,12 @@ class Admission:
         return not (admin and self._admin_exists) or (key is not None and key.admin)
 
     def in_flight(self) -> dict[str, int]:
-        """Running requests by key name, for metrics; counted only for keys with a limit."""
-        return {name: usage.in_flight for name, usage in self._usage.items()}
+        """Running requests by key name; counted only for keys with a limit."""
+        return dict(self._running)
 
     def check(self) -> None:
-        for name, usage in self._usage.items():
-            assert usage.in_flight >= 0, f"{name} has {usage.in_flight} requests in flight"
-            assert usage.bucket is None or usage.bucket.tokens >= 0, f"{name} has {usage.bucket}"
+        for name, running in self._running.items():
+            assert running > 0, f"{name} has {running} requests in flight"
 
     @property
     def has_salts(self) -> bool:
@@ -163,21 +170,9 @@ class Admission:
             if local:
                 return True
             refused = "is only for clients on the router's own machine; start it with --admin-key"
-        if who is Role.READER:
+        if who in (ANYONE, Role.READER):
             return False
         raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
-
-    def _count(self, admitted: Admitted, key: Key, now_s: float) -> None:
-        if key.max_in_flight is None and key.requests_per_minute is None:
-            return
-        usage = self._usage[key.name]
-        if self._shared is None:
-            usage.take(key, now_s)
-        else:
-            with self._shared.opened(key.name) as by_all:
-                by_all.take(key, now_s)
-        usage.in_flight += 1
-        admitted.usage = usage
 
 
 class WatchedKeys:

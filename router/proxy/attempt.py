@@ -17,6 +17,7 @@ from router.placement.cost import INFINITE
 from router.placement.placement import Placed
 from router.placement.roles import Half
 from router.proxy.headers import value_of
+from router.proxy.token_report import Report
 
 if TYPE_CHECKING:
     from router.members.members import Member
@@ -97,7 +98,8 @@ class Attempt(Struct, eq=False):
     half: Half = "decode"
     within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
     _frames: FrameReader | None = None
-    _ids: int = 0  # token ids in its frames
+    generated: int = 0  # token ids in its frames
+    report: Report | None = None  # of an answer that is not in frames
     _refusal: bytearray | None = None
 
     @property
@@ -124,6 +126,8 @@ class Attempt(Struct, eq=False):
             self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
             if self.framed:
                 self._frames = FrameReader()
+            else:
+                self.report = Report()
             cached = value_of(headers, b"x-warmroute-cached-tokens")
             if cached is not None and len(cached) < 10 and cached.isdigit():
                 self.cached_tokens = int(cached)
@@ -179,8 +183,8 @@ class Attempt(Struct, eq=False):
             self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
 
     def _note_ids(self, frame: Frame) -> None:
-        self._ids += len(frame.packed_ids) // 4
-        if self._ids > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
+        self.generated += len(frame.packed_ids) // 4
+        if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
             raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
         self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
 

@@ -30,6 +30,8 @@ from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
+from router.proxy.token_use import prompt_use
+from router.tenants.limits import NOTHING, Use
 
 if TYPE_CHECKING:
     import asyncio
@@ -187,6 +189,23 @@ class Conversing(Forwarding):
         else:
             self.place()
 
+    # ---- what it uses
+
+    def expected_use(self) -> Use | None:
+        return prompt_use(self.prompt.tokens, self.hit.cached_tokens) if isinstance(self.prompt, Prompt) else None
+
+    def used(self) -> Use:
+        report, prompt = self.report, self.prompt
+        if not isinstance(prompt, Prompt):
+            return Forwarding.used(self)
+        if not self.attempts or self.exchange.status >= 400:
+            return NOTHING
+        hit = self.hit if self.prefill is None or self.prefill.outcome != "handed" else self.prefill.hit
+        if report is None:
+            return prompt_use(prompt.tokens, hit.cached_tokens)
+        tokens = prompt.tokens if report.prompt is None else report.prompt
+        return prompt_use(tokens, hit.cached_tokens, report.counted if report.generated is None else report.generated)
+
     # ---- the choice
 
     def _choose(self) -> Decision:
@@ -277,8 +296,6 @@ class Conversing(Forwarding):
             self._look_for_id(attempt, body)
         if found := _CACHED_TOKENS.findall(body):
             self.hit.reported_tokens = int(found[-1])
-        if self.notes is not None:
-            self.notes.read(body)
         Forwarding.take(self, attempt, body, complete)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
@@ -303,7 +320,8 @@ class Conversing(Forwarding):
     def summary(self) -> RequestSummary:
         summary = Forwarding.summary(self)
         summary.first_byte_s, summary.waited_s, summary.retries = self.first_byte_s, self.waited_s, self.retries
-        summary.why, summary.model = self.why, self.model
+        summary.why, summary.model = self.why, self.model or summary.model
+        summary.output_tokens = None if self.report is None else self.report.generated
         summary.attempts, summary.notes = self.attempts, self.notes
         summary.prefill = None if self.prefill is None else self.prefill.summary()
         if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):

@@ -68,6 +68,7 @@ class Exchange(Struct, eq=False):
     status: int = 0
     sent_bytes: int = 0
     extra: bytes = b""  # header lines for any response
+    more_lines: Callable[[], bytes] | None = None  # and those that are true only when they are sent
     _uncounted_bytes: int = 0  # smaller bodies are not counted
     _bodies: Bodies = NONE_EXPECTED
     _held_bytes: int = 0  # counted there
@@ -230,7 +231,8 @@ class Exchange(Struct, eq=False):
         if not self.keep_alive:
             framing += b"connection: close\r\n"
         line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-        self._head = b"".join((line, headers, self.extra, framing, b"\r\n"))
+        extra = self.extra if self.more_lines is None else self.extra + self.more_lines()
+        self._head = b"".join((line, headers, extra, framing, b"\r\n"))
 
     def flush(self) -> None:
         """Send the head without waiting for a body."""
@@ -299,7 +301,7 @@ class Exchange(Struct, eq=False):
             return
         self.response_complete = True
         self.body, self._plain, self._inflater = bytearray(), None, None  # an idle connection keeps its last exchange
-        self._served = None
+        self._served = self.more_lines = None
         if self._held_bytes:
             self._bodies.release(self._held_bytes)
             self._held_bytes = 0

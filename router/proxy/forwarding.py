@@ -23,6 +23,9 @@ from router.proxy.exchange import Exchange
 from router.proxy.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
+from router.proxy.token_report import Report
+from router.proxy.token_use import prompt_use
+from router.tenants.limits import NOTHING, Use
 
 UNREAD = Unread()
 MOST_NAMES = 10  # of models, in an error
@@ -48,6 +51,7 @@ class Forwarding(Request):
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
     prompt: Prompt = UNREAD
     _model: str | None = None  # named in the body
+    report: Report | None = None  # the engine's figures of its tokens
 
     @property
     def model_name(self) -> str | None:
@@ -156,6 +160,9 @@ class Forwarding(Request):
         self.exchange.start(attempt.status, head, length=known)
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if self.report is None:
+            self.report = Report()
+        self.report.read(body)
         if complete:
             self._end_attempt(attempt)
             self.exchange.finish(body)
@@ -208,9 +215,21 @@ class Forwarding(Request):
             for one in members
         )
 
+    def used(self) -> Use:
+        """The tokens as its engine reports them; embeddings and scores have a prompt, too."""
+        report = self.report
+        if report is None or self.exchange.status >= 400:
+            return NOTHING
+        return prompt_use(report.prompt or 0, report.cached or 0, report.generated or 0)
+
     def summary(self) -> RequestSummary:
         return RequestSummary(
-            exchange=self.exchange, admitted=self.admitted, arrived_s=self.arrived_s, ended_s=self.ended_s
+            exchange=self.exchange,
+            admitted=self.admitted,
+            arrived_s=self.arrived_s,
+            ended_s=self.ended_s,
+            model=self.router.members.models.get(self._model or ""),
+            used=self.used(),
         )
 
 

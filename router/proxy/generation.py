@@ -164,10 +164,12 @@ class Generation(PromptedRequest):
         # A stream comes in many parts, and few of them have a report: only those are worth a call.
         if CACHED in body and self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
             self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
-        if self.notes is not None and not attempt.framed:
-            self.notes.read(body)
+        if attempt.report is not None:
+            attempt.report.read(body)
         if self._response.continuation is not None:
             body, lost = self._response.read(body, complete)
+            if attempt.report is not None:
+                attempt.report.counted = self._response.continuation.new_tokens or attempt.report.counted
             if lost is not None:
                 self._lose(attempt, body, lost)
                 return
@@ -399,4 +401,6 @@ class Generation(PromptedRequest):
             prefill=None if self.prefill is None else self.prefill.summary(),
             notes=self.notes,
             trace=self.trace,
+            used=self.used(),
+            output_tokens=None if self.generated is None else self.generated.told,
         )

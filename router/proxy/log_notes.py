@@ -1,6 +1,5 @@
 """Notes of a running request for its line in the request log."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,18 +12,15 @@ if TYPE_CHECKING:
     from router.placement.cost import Question
     from router.placement.decision import Decision
 
-_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
-
 
 class Notes:
     """Data of one request, gathered while it runs."""
 
-    __slots__ = ("body", "completion_tokens", "decisions")
+    __slots__ = ("body", "decisions")
 
     def __init__(self) -> None:
         self.body = b""
         self.decisions: list[Decided] = []
-        self.completion_tokens: int | None = None  # by the usage that an engine sends
 
     def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
         """Record a decision; call it before the load changes."""
@@ -49,11 +45,6 @@ class Notes:
                 None if question.source is None else question.source.name,
             )
         )
-
-    def read(self, body: bytes) -> None:
-        """Look for the engine's token count in a part of an unframed answer."""
-        if b'_tokens"' in body and (found := _COMPLETION_TOKENS.findall(body)):
-            self.completion_tokens = int(found[-1])
 
 
 def _weighed(member: "Member", cost: float, question: "Question", feeds: "Feeds", lost_tokens: float | None) -> Weighed:

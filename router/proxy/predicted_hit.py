@@ -89,6 +89,13 @@ class PredictedHit(Struct, eq=False):
         if (found := _PROMPT_TOKENS.findall(body)) and int(found[-1]) != prompt.tokens:
             verification.other_length(member, model.tokens, prompt, int(found[-1]))
 
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens that the replica had cached: as it reports, else as was predicted."""
+        if self.reported_tokens is not None:
+            return self.reported_tokens
+        return 0 if self.prediction is None else self.prediction.blocks * self.prediction.block_size
+
     def summary(self, peek: Peek, prompt: Prompt, decision: Decision) -> GenerationSummary:
         return GenerationSummary(
             peek,

@@ -23,6 +23,8 @@ from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request import Request
 from router.proxy.sessions import session_of
+from router.proxy.token_use import Generated, generated_by, prompt_use
+from router.tenants.limits import NOTHING, Use
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class PromptedRequest(Request):
     model: ServedModel | None = None
     notes: Notes | None = None
     hit: PredictedHit = field(default_factory=PredictedHit)
+    generated: Generated | None = None  # when it was last asked what it has used
     attempts: list[Attempt] = field(default_factory=list)
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     _tokens_of_model: Tokens = field(init=False)
@@ -131,6 +134,20 @@ class PromptedRequest(Request):
         self._body = self._body if made.body is None else made.body  # None: it is unchanged
         self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
         self.prompted(prompt)
+
+    # ---- what it uses
+
+    def expected_use(self) -> Use:
+        return prompt_use(self.prompt.tokens, self.hit.cached_tokens)
+
+    def used(self) -> Use:
+        generated = self.generated = generated_by(self.attempts)
+        if not self.attempts or (self.exchange.status >= 400 and not generated.tokens):
+            return NOTHING
+        report = None if self.resumes else self.attempts[-1].report
+        told = None if report is None else report.prompt
+        hit = self.hit if self.prefill is None or self.prefill.outcome != "handed" else self.prefill.hit
+        return prompt_use(self.prompt.tokens if told is None else told, hit.cached_tokens, generated.tokens)
 
     # ---- the choice
 

@@ -24,6 +24,7 @@ from router.proxy.exchange import Exchange
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
 from router.proxy.withheld import may_have_withheld, without_withheld
+from router.tenants.limits import Use
 
 if TYPE_CHECKING:
     from router.core import Router
@@ -66,6 +67,8 @@ class Request(Owner):
         self.came_s = self.arrived_s
         self.exchange.answerer = self
         self.exchange.on_end = self._over
+        if self.admitted.charge is not None:
+            self.exchange.more_lines = self._limit_lines
 
     # ---- overridden by each kind of request
 
@@ -87,6 +90,14 @@ class Request(Owner):
     def _computes_elsewhere(self, decision: Decision) -> bool:  # noqa: ARG002
         """Send the prompt to another replica first, if that gains; return False if it does not."""
         return False
+
+    def expected_use(self) -> Use | None:
+        """The tokens of the prompt at the replica that was just chosen; None: they are known only afterwards."""
+        return None
+
+    def used(self) -> Use:
+        """The tokens that it has used so far, as its key is charged."""
+        raise NotImplementedError
 
     def summary(self) -> RequestSummary:
         raise NotImplementedError
@@ -110,11 +121,26 @@ class Request(Owner):
                     self._wait(decision)
                     return
                 member = self.router.members.by_name[decision.chosen.name]
+                if self.admitted.charge is not None:
+                    self._charge_prompt()
                 if self._computes_elsewhere(decision) or self._send(member, decision):
                     return
                 self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
         except ApiError as error:
             self.give_up(error)
+
+    def _charge_prompt(self) -> None:
+        """Charge the key for the prompt; raise ApiError 429 if that is more than its limits leave."""
+        charge = self.admitted.charge
+        if charge is not None and not charge.is_prompted and (use := self.expected_use()) is not None:
+            charge.take_prompt(use, self.router.now_s())
+
+    def _limit_lines(self) -> bytes:
+        """The headers about the key's limits, once it is charged for what was used so far."""
+        charge = self.admitted.charge
+        if charge is None:
+            return b""
+        return charge.lines(self.router.now_s(), self.used())
 
     def _wait(self, decision: Decision) -> None:
         """Queue the request: full replicas will have room, and silent or missing ones may come back."""

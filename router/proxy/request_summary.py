@@ -15,6 +15,8 @@ from router.placement.decision import Decision, Portion
 from router.placement.elsewhere import Split
 from router.placement.placement import APPROXIMATE, Prediction
 from router.prompts.prompt import is_billed
+from router.tenants.limits import NOTHING, Use
+from router.tenants.usage import Counts
 
 if TYPE_CHECKING:
     from router.members.members import Member, ServedModel
@@ -116,6 +118,8 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     attempts: "Sequence[Attempt]" = ()
     prefill: PrefillSummary | None = None
     notes: "Notes | None" = None  # for the request log
+    used: Use = NOTHING  # tokens, as the key is charged
+    output_tokens: int | None = None  # without those that nobody but their number of events tells of
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
 
     @property
@@ -166,6 +170,20 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: Gener
     predictions.compare(
         member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s, sure=sure
     )
+
+
+def counted(summary: RequestSummary) -> tuple[str, str, Counts]:
+    """A finished request as usage: its key and model, empty if there is none, and its counts."""
+    status, used, generation = summary.exchange.status, summary.used, summary.generation
+    counts = Counts(1, 400 <= status < 500, 0, used.computed, used.cached, used.generated)
+    counts.server_errors = status >= 500 or bool(summary.why and status < 400)
+    if (ttft_s := summary.ttft_s) is not None and status < 400:
+        counts.first_tokens, counts.first_token_s = 1, ttft_s
+    member = None if generation is None else generation.member
+    if used.cached and member is not None and (speed := member.candidate.prefill_tokens_per_s):
+        counts.saved_s = used.cached / speed
+    key, model = summary.admitted.key, summary.model
+    return "" if key is None else key.name, "" if model is None else model.name, counts
 
 
 # ---- the list of decisions

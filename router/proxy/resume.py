@@ -147,6 +147,11 @@ class Continuation:
 
     # ---- what comes of it
 
+    @property
+    def new_tokens(self) -> int:
+        """The tokens whose ids the present replica has sent."""
+        return len(self._new_ids)
+
     def feed(self, body: bytes) -> bytes:
         """Parse bytes of the stream; return the bytes for the client, in whole events."""
         try:

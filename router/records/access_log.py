@@ -32,6 +32,7 @@ class Line(Struct, omit_defaults=True):
     retries: int = 0
     resumes: int = 0
     client_left: bool = False
+    output_tokens: int | None = None
 
 
 class AccessLog(LineFile):
@@ -80,4 +81,5 @@ def line_of_request(summary: "RequestSummary") -> Line:
     if generation is not None:
         line.replica = generation.member.name if generation.member else None
         line.prompt_tokens, line.cached_tokens = generation.prompt.tokens, generation.reported_tokens
+        line.output_tokens = summary.output_tokens
     return line

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOKEN_BYTES = 4
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,7 +57,7 @@ class RequestLog(LineFile):
             request_id=summary.admitted.request_id,
             model=generation.peek.model,
             prompt_tokens=prompt.tokens,
-            output_tokens=_output_tokens(summary.attempts, notes),
+            output_tokens=summary.output_tokens,
             cached_tokens=generation.reported_tokens,
             block_tokens=size,
             blocks=prompt.keys(size) if size else [],
@@ -90,14 +88,6 @@ def _block_tokens(summary: "RequestSummary", generation: "GenerationSummary") ->
     if generation.block_size or summary.model is None:
         return generation.block_size
     return max(summary.model.slots, default=0)
-
-
-def _output_tokens(attempts: "Sequence[Attempt]", notes: "Notes") -> int | None:
-    """The number of output tokens: counted if token ids came in frames, else as the engine reports."""
-    packed = [packed for attempt in attempts for ids in attempt.token_ids.values() for packed in ids]
-    if any(attempt.framed for attempt in attempts):
-        return sum(map(len, packed)) // TOKEN_BYTES + (notes.completion_tokens or 0)
-    return notes.completion_tokens
 
 
 def _sending(attempt: "Attempt") -> Sending:

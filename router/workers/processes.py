@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 from api.http.server import hold
 from api.lifeline import die_with_parent
-from router.proxy.shared_usage import SharedUsage
+from router.tenants.shared_limits import SharedLimits
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     workers: int  # how many there are
     folder: Path  # for the sockets between them; only this user may enter it
     handed: socket.socket  # connections come through it that another worker would have accepted
-    usage: SharedUsage
+    usage: SharedLimits
     replaces: bool  # one that has ended: the others know what it has to know
 
 
@@ -83,7 +83,7 @@ class Processes:
             self._signals(),
         ):
             self._folder, self._pid = Path(folder), os.getpid()
-            self._usage = SharedUsage(self._count, lock)
+            self._usage = SharedLimits(self._count, lock)
             port = self._port
             for number in range(self._count):
                 listener = sockets.enter_context(hold(self._host, port, first=not number))

@@ -6,6 +6,7 @@ from router.members.counts import ReplicaCounts
 from router.members.spec import ReplicaSpec
 from router.prompts.prefixes.recent import RecentPrompt
 from router.proxy.responses import Held
+from router.tenants.usage import Row
 from router.workers.colleagues import Question
 
 
@@ -39,5 +40,6 @@ CHANGES = Question("changes", Changes)
 RECENT = Question("recent", RecentlyRouted)
 DECIDED = Question("decided", list)  # for the dashboard, newest first
 RESPONSE = Question("response", Held | None)  # type: ignore[arg-type]  # about its id
+USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
 LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
 EXPECT_CLEAR = Question("expect clear", bool)  # all replicas are about to clear their caches

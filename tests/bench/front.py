@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from itertools import count
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
@@ -31,11 +32,18 @@ from router.members.upstream import Connection
 from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission
+from router.tenants.keys import Key, digest_of
+from router.tenants.shared_limits import SharedLimits
 from router.upkeep import Upkeep
 from tests.bench.measure import calls, cpu_us, heading, row, rows_of_calls
 
 REQUESTS = 2000
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+WITH_KEY = b"authorization: Bearer a-key\r\n"
+KEY = Key(name="a", digest=digest_of("a-key"))
+LIMITED = msgspec.structs.replace(
+    KEY, requests_per_minute=1e9, max_in_flight=10**6, tokens_per_minute=1e12, tokens_per_day=1e14, requests_per_day=1e9
+)
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n" + b"x" * 400
 EVENT = b"data: " + b"y" * 180 + b"\n\n"
 STREAM = [
@@ -74,12 +82,17 @@ class Wire(asyncio.Transport):
 class FrontOnWires:
     """A router with in-memory wires for client and replicas."""
 
-    def __init__(self, replicas: int = 2, **config_fields: Any) -> None:
+    def __init__(self, replicas: int = 2, shared: SharedLimits | None = None, **config_fields: Any) -> None:
         config = RouterConfig(**config_fields)
+        self._head = HEAD + (WITH_KEY if config.keys else b"") + b"\r\n"
         placement = Placement(config.policy, optimistic_ttl_s=30.0, first_token_timeout_s=300.0)
         tokenizers = Tokenizers({}, {}, 10**6)
         self.router = Router(
-            config, Members(tokenizers.of), Feeds(placement.index, lambda *_: None), placement, Admission(config.keys)
+            config,
+            Members(tokenizers.of),
+            Feeds(placement.index, lambda *_: None),
+            placement,
+            Admission(config.keys, demand_key=bool(config.keys), shared=shared),
         )
         self.upkeep = Upkeep(self.router, tokenizers)
         specs = [parse_replica(f"url=http://127.0.0.1:{port},engine=vllm") for port in range(1, replicas + 1)]
@@ -107,7 +120,7 @@ class FrontOnWires:
         return connection
 
     def ask(self, body: bytes, answer: list[bytes]) -> None:
-        self.front.data_received(HEAD % len(body) + body)
+        self.front.data_received(self._head % len(body) + body)
         for connection in self.connections:
             wire: Any = connection.transport
             if wire.written:
@@ -148,33 +161,43 @@ def run(rounds: int) -> None:
 
 async def _run(rounds: int) -> None:
     heading("a request through the front, approximate mode, 2 replicas, no sockets")
-    for name, characters, stream, answer in (
-        ("800 characters, one answer", 800, False, [PLAIN]),
-        ("16,000 characters, 16 events", 16_000, True, STREAM),
-    ):
-        front = FrontOnWires()
-        starts = count(0, REQUESTS)
-
-        def prepare(
-            front: FrontOnWires = front,
-            starts: Iterator[int] = starts,
-            characters: int = characters,
-            stream: bool = stream,
-            answer: list[bytes] = answer,
-        ) -> Callable[[], object]:
-            asked = bodies(characters, stream, next(starts))
-
-            def work() -> None:
-                for body in asked:
-                    front.ask(body, answer)
-
-            return work
-
-        prepare()()
-        row(name, cpu_us(prepare, REQUESTS, rounds), "us")
-        [body, *_] = bodies(characters, stream, REQUESTS + 1)
-        with calls() as made:
-            front.ask(body, answer)
-        rows_of_calls(name, made)
-        await front.close()
+    with TemporaryFile() as lock:
+        for name, characters, stream, answer, more in (
+            ("800 characters, one answer", 800, False, [PLAIN], {}),
+            ("the same with a key", 800, False, [PLAIN], {"keys": (KEY,)}),
+            ("the same with limits", 800, False, [PLAIN], {"keys": (LIMITED,)}),
+            ("the same, 4 workers", 800, False, [PLAIN], {"keys": (LIMITED,), "shared": SharedLimits(4, lock)}),
+            ("16,000 characters, 16 events", 16_000, True, STREAM, {}),
+        ):
+            await _measure(name, characters, stream, answer, rounds, more)
     print()
+
+
+async def _measure(
+    name: str, characters: int, stream: bool, answer: list[bytes], rounds: int, more: dict[str, Any]
+) -> None:
+    front = FrontOnWires(**more)
+    starts = count(0, REQUESTS)
+
+    def prepare(
+        front: FrontOnWires = front,
+        starts: Iterator[int] = starts,
+        characters: int = characters,
+        stream: bool = stream,
+        answer: list[bytes] = answer,
+    ) -> Callable[[], object]:
+        asked = bodies(characters, stream, next(starts))
+
+        def work() -> None:
+            for body in asked:
+                front.ask(body, answer)
+
+        return work
+
+    prepare()()
+    row(name, cpu_us(prepare, REQUESTS, rounds), "us")
+    [body, *_] = bodies(characters, stream, REQUESTS + 1)
+    with calls() as made:
+        front.ask(body, answer)
+    rows_of_calls(name, made)
+    await front.close()

@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from router.proxy.keys import digest_of
+from router.tenants.keys import digest_of
 from tests.chaos.replicas import Command, command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until

@@ -208,8 +208,9 @@ def tcp_lines() -> list[str]:
 def worker_of(served: RouterProcess, connection: HTTPConnection) -> int:
     """The worker that has accepted this connection."""
     assert connection.sock is not None
-    port = connection.sock.getsockname()[1]
-    [inode] = [line.split()[9] for line in tcp_lines() if line.split()[2].endswith(f":{port:04X}")]
+    ends = [f":{place[1]:04X}" for place in (connection.sock.getpeername(), connection.sock.getsockname())]
+    found = [line.split() for line in tcp_lines()]  # an older one from this port may be there, too
+    [inode] = [parts[9] for parts in found if [parts[1][-5:], parts[2][-5:]] == ends]
     [number] = [number for number, pid in enumerate(workers(served)) if inode in sockets(pid)]
     return number
 

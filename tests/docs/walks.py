@@ -116,6 +116,7 @@ WALKS = {
         (Scene("", (simulated("10.0.0.1", 8001), simulated("10.0.0.2", 8000))),),
     ),
     "docs/keys.md": Walk({"WARMROUTE_API_KEY=secret warmroute router": ROUTER}, (Scene("", TWO),)),
+    "docs/usage.md": Walk({"warmroute router --replica": ROUTER}, (Scene("", TWO),)),
     "docs/failures.md": Walk({}, (Scene("", QWEN),)),
     "docs/request-log.md": Walk({}, (Scene("", TWO),)),
     "docs/metrics.md": Walk({}, (Scene("", ROUTED),)),

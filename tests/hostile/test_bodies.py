@@ -21,7 +21,7 @@ from api.settings import Unusable
 from router.prompts.reading import client as reading_client
 from router.prompts.reading.client import LONG_BODY_BYTES, is_quick
 from router.prompts.reading.messages import OUT_OF_MEMORY, Body, Found, Leave, framed
-from router.proxy.keys import Key, digest_of
+from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

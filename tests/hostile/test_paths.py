@@ -3,7 +3,7 @@
 import pytest
 
 from api.native import REQUEST_TYPE, Native, envelope
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.scripted import CHAT, Client, Script, chat, connect, says, served
 
 GOOD = b'{"choices":[]}'

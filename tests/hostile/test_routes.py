@@ -26,7 +26,7 @@ from fleet.control.local_hosts import LocalHosts
 from replica.http import app as replica_app
 from router.http import app as router_app
 from router.http import routes as router_routes
-from router.proxy.keys import Key, keys_from_options
+from router.tenants.keys import Key, keys_from_options
 from tests.hostile import route_tables
 from tests.replica.http.test_app import SILENT_ENGINE
 from tests.replica.http.test_app import serving as replica_serving

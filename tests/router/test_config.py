@@ -15,8 +15,8 @@ from router.config import RouterConfig
 from router.configure import config_from
 from router.members.discovery.file import parse_replicas
 from router.members.spec import ReplicaSpec, parse_replica
-from router.proxy.keys import Keys, parse_keys
 from router.settings import TABLE
+from router.tenants.keys import Keys, parse_keys
 
 # Fields that no single setting is, and the settings that make them.
 DERIVED = {"replicas", "kubernetes", "model_dirs", "chat_templates", "keys", "demand_key", "message_cache_bytes"}
@@ -279,7 +279,7 @@ def test_the_files_in_the_docs_are_accepted() -> None:
     replicas, keys = (page.partition("```toml\n")[2].partition("```")[0] for page in pages)
     assert list(parse_replicas("f", replicas)) == ["10.0.0.1:8001", "big"]
     found = Keys(parse_keys("f", keys))
-    assert {key.name for key in found} == {"alice", "bob", "carol", "operator"}
+    assert {key.name for key in found} == {"alice", "bob", "carol", "operator", "dave"}
     assert found.find(b"a-key-of-bobs") is not None
 
 

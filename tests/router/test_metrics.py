@@ -12,7 +12,7 @@ from router.members.members import ServedModel, approximate_prompts
 from router.members.tally import Histogram
 from router.metrics import metrics_text
 from router.prompts.tokens import Tokens
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Client, Script, Scripted, chat, connect, drops, named, says, served
 
@@ -42,7 +42,7 @@ async def samples(client: Client) -> Samples:
 
 async def test_the_page_lists_exactly_what_is_exposed() -> None:
     async with served(named("a")) as running, connect(running.port) as client:
-        answer = await client.get("/metrics")
+        answer = await client.get("/metrics", host="localhost")  # as an administrator
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         exposed = families(answer.body.decode())
         assert {name: (kind, meaning) for name, kind, meaning in ROW.findall(PAGE.read_text())} == exposed

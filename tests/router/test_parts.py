@@ -9,7 +9,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.parts import MOST_BY_ITSELF, part_of, usable_cpus, workers_of
-from router.proxy.shared_usage import SharedUsage
+from router.tenants.shared_limits import SharedLimits
 from router.workers.processes import Place
 
 CPUS = len(os.sched_getaffinity(0))
@@ -17,7 +17,7 @@ CPUS = len(os.sched_getaffinity(0))
 
 def place(number: int, workers: int) -> Place:
     with socket.socket() as handed, tempfile.TemporaryFile() as lock:
-        return Place(number, workers, Path("/run/here"), handed, SharedUsage(workers, lock), replaces=False)
+        return Place(number, workers, Path("/run/here"), handed, SharedLimits(workers, lock), replaces=False)
 
 
 def test_limits_are_divided_and_none_becomes_zero() -> None:

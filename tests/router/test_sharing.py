@@ -11,7 +11,7 @@ from events.changes import Grouped
 from events.groups import Group, Layout
 from router.cli import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.http.test_app import LOCAL
 from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Script, Scripted, Served, chat, connect, says, served
 

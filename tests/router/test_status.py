@@ -15,8 +15,8 @@ from events.native import Load
 from events.publisher import Publisher
 from router.core import INDEX_WITHIN_S
 from router.metrics import metrics_text
-from router.proxy.keys import keys_from_options
 from router.status import index_status, not_ready, replica_status, state_of
+from router.tenants.keys import keys_from_options
 from tests.events.replicas import prompt, replica
 from tests.router.loopback import until
 from tests.router.members.test_feeds import KEYS, chain, config

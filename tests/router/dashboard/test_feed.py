@@ -16,7 +16,7 @@ from router.dashboard.rows import Query
 from router.members.counts import ReplicaCounts, counts_of
 from router.members.feeds import Feeds
 from router.members.members import Member
-from router.proxy.keys import Key, digest_of, keys_from_options
+from router.tenants.keys import Key, digest_of, keys_from_options
 from tests.router.dashboard.watching import Page, watched
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until

@@ -8,8 +8,8 @@ import pytest
 from events.groups import Group, Layout
 from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import REPLICA_SERIES
-from router.proxy.keys import keys_from_options
 from router.sharing import told
+from router.tenants.keys import keys_from_options
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until
 from tests.router.scripted import (

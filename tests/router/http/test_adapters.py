@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.members.spec import ReplicaSpec
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import MODEL, Call, Scripted, Served, connect, drops, says, served
 

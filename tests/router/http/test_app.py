@@ -9,7 +9,7 @@ import pytest
 from router.http.routes import APP_ROUTES
 from router.members.spec import ReplicaSpec
 from router.prompts.tokens import TokenCounts
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -35,6 +35,7 @@ REDIRECTED = {("GET", "/dashboard/"), ("HEAD", "/dashboard/")}
 OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
 FEED = ("GET", "/dashboard/feed")  # for clients; it has no end, and tests of its own
 FOR_CLIENTS = {
+    ("GET", "/usage"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/m"),
     ("GET", "/version"),

@@ -8,7 +8,7 @@ import pytest
 from events.messages import AllBlocksCleared
 from events.publisher import Publisher
 from router.members.spec import ReplicaSpec
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.members.test_feeds import chain, config
 from tests.router.scripted import CHAT, MODEL, Scripted, chat, connect, drops, named, says, served

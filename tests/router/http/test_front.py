@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Call, Script, chat, connect, named, says, served
 
 GOOD = b'{"choices":[]}'

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.proxy.keys import Key, digest_of
 from router.proxy.responses import Held, HeldResponses
+from router.tenants.keys import Key, digest_of
 from tests.router.scripted import MODEL, QUEUE_FULL, Call, Scripted, Served, connect, drops, says, served
 
 MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"

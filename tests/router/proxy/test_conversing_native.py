@@ -13,7 +13,7 @@ from api.prompts import Prompts
 from api.reading import read
 from api.requests import ChatRequest
 from api.tokenizer import ByteTokenizer
-from router.proxy.keys import Key, digest_of
+from router.tenants.keys import Key, digest_of
 from tests.router.scripted import MODEL, Call, Script, Scripted, connect, says, served
 
 PATH = "/v1/messages"

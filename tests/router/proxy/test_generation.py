@@ -14,7 +14,7 @@ from router.members.spec import ReplicaSpec
 from router.placement.cost import ASSUMED_TOKENS_PER_S
 from router.placement.effects import PATIENCE
 from router.proxy.generation import Generation
-from router.proxy.keys import Key, digest_of
+from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

@@ -12,8 +12,8 @@ import pytest
 from router.members.spec import ReplicaSpec
 from router.placement.roles import Role
 from router.proxy import handover, prefill
-from router.proxy.keys import Key, digest_of
 from router.proxy.request import Request
+from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.proxy.nixl_peer import Engine, Fabric, stream_of
 from tests.router.scripted import MODEL, Answer, Call, Client, Scripted, Served, connect, refused_port, says, served

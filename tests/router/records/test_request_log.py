@@ -19,8 +19,8 @@ from router.log_lines import LogLine
 from router.placement.policy import Candidate, Question, place
 from router.placement.tie_break import SEED_BITS, TieBreak
 from router.proxy.generation import Generation
-from router.proxy.keys import keys_from_options
 from router.records.request_log import RequestLog
+from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

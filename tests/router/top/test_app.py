@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from textual._compositor import LayoutUpdate
 
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from router.top.rows import rows_of
 from tests.router.loopback import Reply, Request, serving
 from tests.router.scripted import CHAT, MODEL, Script, Served, connect, says, served

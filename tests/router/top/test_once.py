@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from router.cli import top
-from router.proxy.keys import keys_from_options
+from router.tenants.keys import keys_from_options
 from tests.router.scripted import CHAT, Script, chat, connect, named, refused_port, says, served
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'

@@ -18,6 +18,12 @@ from msgspec import Struct
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SALT_CHARACTERS = 32  # 128 bits, as hexadecimal
+CACHED_TOKEN_WEIGHT = 0.1  # about what providers charge for a cached token
+LIMITS = (
+    *("requests_per_minute", "max_in_flight", "tokens_per_minute", "computed_tokens_per_minute"),
+    *("cached_tokens_per_minute", "generated_tokens_per_minute", "requests_per_day", "tokens_per_day"),
+)
+LARGEST = 1e15
 
 
 class Key(Struct, frozen=True, kw_only=True):
@@ -27,6 +33,14 @@ class Key(Struct, frozen=True, kw_only=True):
     requests_per_minute: float | None = None
     max_in_flight: int | None = None
     admin: bool = False
+    # Prompt tokens computed and tokens generated count as one each, cached ones by their weight:
+    tokens_per_minute: float | None = None
+    cached_token_weight: float = CACHED_TOKEN_WEIGHT
+    computed_tokens_per_minute: float | None = None
+    cached_tokens_per_minute: float | None = None
+    generated_tokens_per_minute: float | None = None
+    requests_per_day: float | None = None
+    tokens_per_day: float | None = None
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt of a request, derived from the client's own.
@@ -98,6 +112,13 @@ class KeyTable(Struct, forbid_unknown_fields=True):
     requests_per_minute: float | None = None
     max_in_flight: int | None = None
     admin: bool = False
+    tokens_per_minute: float | None = None
+    cached_token_weight: float | None = None
+    computed_tokens_per_minute: float | None = None
+    cached_tokens_per_minute: float | None = None
+    generated_tokens_per_minute: float | None = None
+    requests_per_day: float | None = None
+    tokens_per_day: float | None = None
 
     def digest(self, name: str) -> bytes:
         if (self.key is None) == (self.key_sha256 is None):
@@ -113,9 +134,21 @@ class KeyTable(Struct, forbid_unknown_fields=True):
         return bytes.fromhex(digits)
 
     def check(self, name: str) -> None:
-        for field, limit in (("requests_per_minute", self.requests_per_minute), ("max_in_flight", self.max_in_flight)):
-            if limit is not None and not 0 < limit < 1e9:
-                raise ValueError(f"{field} of keys.{name} is {limit}; write a number above 0, or leave it out")
+        if not name or name.startswith("("):
+            raise ValueError(f"{name!r} cannot be the name of a key; write one that begins with no parenthesis")
+        for field in LIMITS:
+            limit, least = getattr(self, field), 0 if field == "requests_per_minute" else 1
+            if limit is not None and not (least <= limit < LARGEST and limit):
+                fix = "a number above 0" if not least else "1 or more"
+                raise ValueError(f"{field} of keys.{name} is {limit}; write {fix}, or leave it out")
+        if (weight := self.cached_token_weight) is not None:
+            if not 0 <= weight <= 1:
+                raise ValueError(f"cached_token_weight of keys.{name} is {weight}; write a number from 0 to 1")
+            if self.tokens_per_minute is None and self.tokens_per_day is None:
+                raise ValueError(
+                    f"keys.{name} has a cached_token_weight but no tokens_per_minute or tokens_per_day, which are all "
+                    "that it changes; add one of them, or leave it out"
+                )
         if self.group is not None and not self.salt:
             raise ValueError(f"keys.{name} has the group {self.group!r} and salt = false; leave one of them out")
 
@@ -160,14 +193,9 @@ def _key(name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes])
         salt = salt_of(own or secrets[table.group], f"group {table.group}")
     else:
         salt = salt_of(own or digest, f"key {name}")
-    return Key(
-        name=name,
-        digest=digest,
-        salt=salt,
-        requests_per_minute=table.requests_per_minute,
-        max_in_flight=table.max_in_flight,
-        admin=table.admin,
-    )
+    weight = CACHED_TOKEN_WEIGHT if table.cached_token_weight is None else table.cached_token_weight
+    limits = {field: getattr(table, field) for field in LIMITS}
+    return Key(name=name, digest=digest, salt=salt, admin=table.admin, cached_token_weight=weight, **limits)
 
 
 def _group_secrets(file: KeysFile, digests: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from router.proxy.keys import Key, Keys, digest_of, keys_from_options, parse_keys
+from router.tenants.keys import Key, Keys, digest_of, keys_from_options, parse_keys
 
 FILE = """
 [keys.alice]
@@ -118,7 +118,11 @@ def test_keys_of_the_command_line_have_names_and_salts_and_no_limits() -> None:
         ("[keys.a]\nkey = 'a'\ncolour = 5", "keys.NAME: 'colour' is not known; the keys there are key, key_sha256"),
         ("[keys.a]\nkey = 'a'\nrequests_per_minute = 0", "requests_per_minute of keys.a is 0"),
         ("[keys.a]\nkey = 'a'\nrequests_per_minute = nan", "requests_per_minute of keys.a is nan"),
-        ("[keys.a]\nkey = 'a'\nmax_in_flight = -1", "max_in_flight of keys.a is -1; write a number above 0"),
+        ("[keys.a]\nkey = 'a'\nmax_in_flight = -1", "max_in_flight of keys.a is -1; write 1 or more"),
+        ("[keys.a]\nkey = 'a'\ntokens_per_minute = 0.5", "tokens_per_minute of keys.a is 0.5; write 1 or more"),
+        ("[keys.a]\nkey = 'a'\ntokens_per_day = inf", "tokens_per_day of keys.a is inf; write 1 or more"),
+        ("[keys.a]\nkey = 'a'\ntokens_per_day = 9\ncached_token_weight = 2", "cached_token_weight of keys.a is 2"),
+        ("[keys.a]\nkey = 'a'\ncached_token_weight = 0.5", "but no tokens_per_minute or tokens_per_day"),
         ("[keys.a]\nkey = 'a'\ngroup = 'g'\nsalt = false", "keys.a has the group 'g' and salt = false"),
         ("[keys.a]\nkey = 's3cret'\n[keys.b]\nkey = 's3cret'", "keys.a and keys.b are the same key"),
     ],

@@ -1,0 +1,110 @@
+"""GET /usage: requests and tokens by key, model and day, as JSON or CSV."""
+
+import asyncio
+import csv
+import io
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from functools import partial
+from time import time
+
+import msgspec
+from msgspec.structs import asdict
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+
+from api.errors import ApiError, invalid, quoted
+from router.core import Router
+from router.proxy.admission import Admitted
+from router.tenants.usage import COUNTED, NO_KEY, Row, Selection, day_of, merged
+from router.workers.questions import USAGE
+
+USUAL_DAYS = 30
+MOST_ROWS = 100_000  # in an answer
+FORMATS = ("json", "csv")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
+
+
+async def usage_answer(router: Router, query: QueryParams, admitted: Admitted) -> Response:
+    """The usage of all keys for an administrator, and for any other client that of its own key."""
+    wanted = selection(query, admitted, day_of(time()))
+    kind = query.get("format", "json")
+    if kind not in FORMATS:
+        raise invalid(f"format is {quoted(kind)}; write json or csv", "format")
+    rows = await _rows_of_all(router, wanted)
+    if len(rows) > MOST_ROWS:
+        raise invalid(f"that is more than {MOST_ROWS:,} rows; choose fewer days, a key or a model", "from")
+    write: Callable[[], bytes] = partial(as_csv, rows)
+    if kind == "json":
+        ledger = router.ledger
+        about = {
+            "from": wanted.first,
+            "to": wanted.last,
+            "kept_in": "memory" if ledger.file is None else "file",
+            "since": ledger.since.isoformat() if ledger.file is None else None,
+            "problem": ledger.problem if admitted.admin else None,
+        }
+        write = partial(as_json, about, rows)
+    body = await asyncio.to_thread(write)
+    return Response(body, media_type="application/json" if kind == "json" else "text/csv; charset=utf-8")
+
+
+async def _rows_of_all(router: Router, wanted: Selection) -> list[Row]:
+    """The rows of all workers. First each saves what it has, so that nothing is in two places."""
+    ledger, colleagues = router.ledger, router.colleagues
+    if colleagues is None:
+        await ledger.save()
+        others: Sequence[list[Row]] = ()
+    else:
+        told, _ = await asyncio.gather(colleagues.told(USAGE, wanted), ledger.save())
+        others = list(told.values())
+    saved = await ledger.saved(wanted, MOST_ROWS + 1)
+    return await asyncio.to_thread(merged, [*saved, *ledger.unsaved(wanted), *(row for rows in others for row in rows)])
+
+
+def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:
+    """The rows that are asked for; raise ApiError if the client may not see them."""
+    last = _day(query, "to", today)
+    first = _day(query, "from", last - timedelta(days=USUAL_DAYS - 1))
+    if first > last:
+        raise invalid(f"from is {first}, which is after {last}; write the earlier day first", "from")
+    key, model = query.get("key"), query.get("model")
+    if key == NO_KEY:
+        key = ""
+    if not admitted.admin:
+        own = admitted.key
+        if own is None or key not in (None, own.name):
+            message = "a client sees only the usage of its own API key; send the admin key to see others"
+            raise ApiError(403, message, code="admin_key_required")
+        key = own.name
+    return Selection(first.isoformat(), last.isoformat(), key, model)
+
+
+def _day(query: QueryParams, name: str, usual: date) -> date:
+    text = query.get(name)
+    if text is None:
+        return usual
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise invalid(f"{name} is {quoted(text)}; write a day such as {usual}", name) from None
+
+
+def as_json(about: dict[str, str | None], rows: Sequence[Row]) -> bytes:
+    usage = [{"day": row.day, "key": row.key or NO_KEY, "model": row.model, **asdict(row.counts)} for row in rows]
+    return msgspec.json.encode({**about, "usage": usage})
+
+
+def as_csv(rows: Sequence[Row]) -> bytes:
+    """A table that a spreadsheet shows as it is: a name that looks like a formula gets an apostrophe in front."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\r\n")
+    table.writerow(("day", "key", "model", *COUNTED))
+    for row in rows:
+        day, key, model, *counts = row.values
+        table.writerow((day, _safe(str(key) or NO_KEY), _safe(str(model)), *counts))
+    return text.getvalue().encode()
+
+
+def _safe(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text

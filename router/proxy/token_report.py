@@ -1,0 +1,49 @@
+"""The figures that an engine tells of one answer, read on its way to the client."""
+
+import re
+
+from msgspec import Struct
+
+MARK = b'_tokens"'  # in each report of an engine, and nowhere in generated text, whose quotes are escaped
+END_BYTES = 64  # a report may come in two parts
+BESIDE_TOKENS = 2  # events of a stream that carry none: its first and its last
+
+_GENERATED = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
+_APART = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,9})')  # not part of Anthropic's input_tokens
+
+
+class Report(Struct, eq=False):
+    """An engine's own words about the tokens of one attempt, read from an answer that is not in frames."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    generated: int | None = None
+    counted: int = 0  # generated tokens, as far as they can be counted without a report
+    _events: int = 0
+    _end: bytes = b""
+
+    def read(self, body: bytes) -> None:
+        """Look for figures in a part of the answer."""
+        self._events += body.count(b"\n\n")
+        self.counted = max(0, self._events - BESIDE_TOKENS)
+        if self._end:
+            self._look(self._end + body[:END_BYTES])
+        if MARK in body:
+            self._look(body)
+        self._end = b"" if body.endswith(b"\n\n") else (self._end + body[-END_BYTES:])[-END_BYTES:]
+
+    def _look(self, body: bytes) -> None:
+        if MARK not in body:
+            return
+        self.generated = _last(_GENERATED, body, self.generated)
+        self.cached = _last(_CACHED, body, self.cached)
+        if found := _PROMPT.findall(body):
+            prompt = int(found[-1]) + sum(map(int, _APART.findall(body)))
+            self.prompt = max(prompt, self.prompt or 0)  # the end of a stream may leave out the cached ones
+
+
+def _last(wanted: re.Pattern[bytes], body: bytes, before: int | None) -> int | None:
+    found = wanted.findall(body)
+    return int(found[-1]) if found else before

@@ -1,0 +1,1 @@
+"""API keys: their rights, their limits, and what each has used."""

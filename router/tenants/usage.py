@@ -1,0 +1,134 @@
+"""Usage by day, key and model: what is counted, and the counts since the last time that they were saved."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, date, datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from router.tenants.limits import DAY_S
+
+MOST_ROWS = 50_000  # in memory; more are counted as one row of the day
+NO_KEY = "(none)"  # clients without a key
+OTHERS = "(others)"
+EPOCH = date(1970, 1, 1)
+
+
+class Counts(Struct):
+    requests: int = 0
+    client_errors: int = 0  # answered with a status of 400 to 499
+    server_errors: int = 0  # with 500 and above, or broken off
+    computed_tokens: int = 0  # of prompts
+    cached_tokens: int = 0  # of prompts
+    generated_tokens: int = 0
+    first_tokens: int = 0  # requests of which the first token came
+    first_token_s: float = 0.0  # the times until it came, added up
+    saved_s: float = 0.0  # of prefill, by the cache
+
+    def add(self, other: "Counts") -> None:
+        """Add each of the counts; written out, since every request does it."""
+        self.requests += other.requests
+        self.client_errors += other.client_errors
+        self.server_errors += other.server_errors
+        self.computed_tokens += other.computed_tokens
+        self.cached_tokens += other.cached_tokens
+        self.generated_tokens += other.generated_tokens
+        self.first_tokens += other.first_tokens
+        self.first_token_s += other.first_token_s
+        self.saved_s += other.saved_s
+
+    @property
+    def tokens(self) -> int:
+        return self.computed_tokens + self.cached_tokens + self.generated_tokens
+
+
+COUNTED = Counts.__struct_fields__
+
+
+class Row(Struct):
+    day: str  # 2026-01-31, UTC
+    key: str
+    model: str
+    counts: Counts
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return (self.day, self.key, self.model, *astuple(self.counts))
+
+    def rounded(self) -> None:
+        """Cut the noise of sums of floats, to be shown."""
+        self.counts.first_token_s = round(self.counts.first_token_s, 6)
+        self.counts.saved_s = round(self.counts.saved_s, 6)
+
+
+class Selection(Struct, frozen=True):
+    """Rows from one day to another, both included; None: of all keys or models."""
+
+    first: str
+    last: str
+    key: str | None = None
+    model: str | None = None
+
+    def fits(self, row: Row) -> bool:
+        return self.first <= row.day <= self.last and self.key in (None, row.key) and self.model in (None, row.model)
+
+
+class Usage:
+    """Counts by day, key and model. Models are those that are served, so there are few; keys are those of the file."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, str, str], Counts] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def add(self, wall_s: float, key: str, model: str, counts: Counts) -> None:
+        place = int(wall_s // DAY_S), key, model
+        known = self._counts.get(place)
+        if known is None:
+            self._merge(place, counts)
+        else:
+            known.add(counts)
+
+    def add_all(self, other: "Usage") -> None:
+        for place, counts in other._counts.items():
+            self._merge(place, counts)
+
+    def _merge(self, place: tuple[int, str, str], counts: Counts) -> None:
+        known = self._counts.get(place)
+        if known is None:
+            if len(self._counts) >= MOST_ROWS:
+                place = (place[0], OTHERS, OTHERS)
+            known = self._counts.setdefault(place, Counts())
+        known.add(counts)
+
+    def forget_before(self, day: int) -> None:
+        for place in [place for place in self._counts if place[0] < day]:
+            del self._counts[place]
+
+    def rows(self) -> Iterator[Row]:
+        for (day, key, model), counts in self._counts.items():
+            yield Row(day_text(day), key, model, counts)
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """One row for each day, key and model, in this order."""
+    found: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        place = row.day, row.key, row.model
+        if place in found:
+            found[place].counts.add(row.counts)
+        else:
+            found[place] = Row(*place, Counts(*astuple(row.counts)))
+    for row in found.values():
+        row.rounded()
+    return [found[place] for place in sorted(found)]
+
+
+def day_text(day: int) -> str:
+    """The date of a day that is counted from 1970."""
+    return (EPOCH + timedelta(days=day)).isoformat()
+
+
+def day_of(wall_s: float) -> date:
+    return datetime.fromtimestamp(wall_s, UTC).date()

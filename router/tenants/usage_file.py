@@ -1,0 +1,139 @@
+"""The file of usage and of the days' budgets: SQLite, which several workers and routers of one machine may share.
+
+Counts are added to what is there, never set. All methods block: call them in a thread, from one thread at a time. They
+raise `sqlite3.Error` or OSError, and open the file anew after that.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
+
+from router.tenants.limits import Use
+from router.tenants.usage import COUNTED, Counts, Row, Selection, day_text
+
+VERSION = 1
+LOCKED_S = 1.0  # how long to wait for another process
+BUDGETED = Use._fields
+
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS usage (
+    day TEXT, key TEXT, model TEXT, {", ".join(f"{name} NOT NULL DEFAULT 0" for name in COUNTED)},
+    PRIMARY KEY (day, key, model)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS budgets (
+    day TEXT, key TEXT, {", ".join(f"{name} NOT NULL DEFAULT 0" for name in BUDGETED)}, PRIMARY KEY (day, key)
+) WITHOUT ROWID;
+PRAGMA user_version = {VERSION};
+"""
+
+
+def _adding(table: str, place: tuple[str, ...], counted: tuple[str, ...]) -> str:
+    names = (*place, *counted)
+    sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in counted)
+    return (
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
+        f"ON CONFLICT DO UPDATE SET {sums}"
+    )
+
+
+_ADD_USAGE = _adding("usage", ("day", "key", "model"), COUNTED)
+_ADD_BUDGET = _adding("budgets", ("day", "key"), BUDGETED)
+_SELECT = (
+    f"SELECT day, key, model, {', '.join(COUNTED)} FROM usage WHERE day BETWEEN ?1 AND ?2 "
+    "AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4) ORDER BY day, key, model LIMIT ?5"
+)
+_SELECT_BUDGETS = f"SELECT key, {', '.join(BUDGETED)} FROM budgets WHERE day = ?"
+
+
+def prepare(path: str) -> None:
+    """Make the file if it is not there. One that cannot be used is for the first save to complain about."""
+    with suppress(sqlite3.Error, OSError):
+        file = UsageFile(path)
+        file.connection()
+        file.close()
+
+
+class UsageFile:
+    def __init__(self, path: str, connect: Callable[..., sqlite3.Connection] = sqlite3.connect) -> None:
+        self.path = path
+        self._connect = connect
+        self._open: sqlite3.Connection | None = None
+
+    def write(self, rows: Iterable[Row], budgets: Mapping[tuple[int, str], Use]) -> bool:
+        """Add these counts, all or none; return True."""
+        with _Transaction(self) as connection:
+            connection.executemany(_ADD_USAGE, [row.values for row in rows])
+            connection.executemany(_ADD_BUDGET, [(day_text(day), key, *use) for (day, key), use in budgets.items()])
+        return True
+
+    def budgets(self, day: int) -> dict[str, Use]:
+        """The amounts that each key has used of its budgets on this day."""
+        with _Transaction(self, "BEGIN") as connection:
+            found = connection.execute(_SELECT_BUDGETS, (day_text(day),))
+            return {key: Use(*counts) for key, *counts in found}
+
+    def read(self, wanted: Selection, most: int) -> list[Row]:
+        with _Transaction(self, "BEGIN") as connection:
+            found = connection.execute(_SELECT, (wanted.first, wanted.last, wanted.key, wanted.model, most))
+            return [Row(day, key, model, Counts(*counts)) for day, key, model, *counts in found]
+
+    def forget_before(self, day: int) -> None:
+        with _Transaction(self) as connection:
+            for table in ("usage", "budgets"):
+                connection.execute(f"DELETE FROM {table} WHERE day < ?", (day_text(day),))
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def connection(self) -> sqlite3.Connection:
+        if self._open is None:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # names and numbers of tenants: for this user
+            made = self._connect(self.path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
+            try:
+                _prepare(made, self.path)
+            except BaseException:
+                made.close()
+                raise
+            self._open = made
+        return self._open
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last second
+    with closing(connection.execute("PRAGMA user_version")) as found:
+        [version] = found.fetchone()
+    if version not in (0, VERSION):
+        raise sqlite3.DatabaseError(f"{path} was written by a newer version of warmroute ({version}); use another file")
+    if not version:
+        connection.executescript(_TABLES)
+
+
+class _Transaction:
+    """A transaction; after an error the file is closed, and opened anew next time: it may have been replaced."""
+
+    def __init__(self, file: UsageFile, begin: str = "BEGIN IMMEDIATE") -> None:
+        self._file = file
+        self._begin = begin
+
+    def __enter__(self) -> sqlite3.Connection:
+        try:
+            connection = self._file.connection()
+            connection.execute(self._begin)
+        except BaseException:
+            self._file.close()
+            raise
+        return connection
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._file.connection().execute("COMMIT")
+        except BaseException:
+            self._file.close()
+            raise
+        if kind is not None:
+            self._file.close()

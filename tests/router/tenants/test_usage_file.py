@@ -1,0 +1,117 @@
+"""The file of usage: counts are added by whoever shares it, and a file that fails is tried again."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.tenants.limits import Use
+from router.tenants.usage import Counts, Row, Selection
+from router.tenants.usage_file import UsageFile, prepare
+
+ALL = Selection("0000-01-01", "9999-12-31")
+DAY = 20_000
+ROW = Row("2024-10-04", "a", "m", Counts(requests=1, computed_tokens=10, first_token_s=0.5))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "usage.db")
+
+
+def opened(path: str, connect: Callable[..., sqlite3.Connection] = sqlite3.connect) -> Any:
+    return closing(UsageFile(path, connect))
+
+
+def test_counts_of_several_that_share_it_are_added(path: str) -> None:
+    with opened(path) as one, opened(path) as two:
+        for file in (one, two, one):
+            file.write([ROW, Row("2024-10-04", "b", "m", Counts(requests=2))], {(DAY, "a"): Use(1, 2, 3, 4)})
+        whole = Counts(requests=3, computed_tokens=30, first_token_s=1.5)
+        assert two.read(ALL, 10) == [
+            Row("2024-10-04", "a", "m", whole),
+            Row("2024-10-04", "b", "m", Counts(requests=6)),
+        ]
+        assert one.budgets(DAY) == {"a": Use(3, 6, 9, 12)}
+        assert one.budgets(DAY + 1) == {}
+
+
+def test_rows_are_chosen_by_day_key_and_model(path: str) -> None:
+    rows = [Row(f"2024-10-0{n}", key, model, Counts(1)) for n in (1, 2, 3) for key in "ab" for model in "xy"]
+    with opened(path) as file:
+        file.write(rows, {})
+        assert file.read(ALL, 100) == rows
+        assert file.read(ALL, 5) == rows[:5]
+        assert [row.day for row in file.read(Selection("2024-10-02", "2024-10-03", "a", "y"), 100)] == [
+            "2024-10-02",
+            "2024-10-03",
+        ]
+        file.forget_before(DAY - 1)  # 2024-10-03
+        assert file.read(ALL, 100) == rows[8:]
+
+
+def test_only_its_user_may_read_it(path: str) -> None:
+    with opened(path) as file:
+        file.write([ROW], {})
+        assert {one.stat().st_mode & 0o777 for one in Path(path).parent.iterdir()} == {0o600}
+
+
+def test_it_survives_being_closed_and_made_twice(path: str) -> None:
+    prepare(path)
+    with opened(path) as file:
+        file.write([ROW], {})
+    prepare(path)
+    with opened(path) as file:
+        assert file.read(ALL, 10) == [ROW]
+
+
+def test_one_that_is_no_database_fails_and_a_new_one_in_its_place_works(path: str) -> None:
+    Path(path).write_bytes(b"no database at all" * 100)
+    prepare(path)  # says nothing
+    with opened(path) as file:
+        with pytest.raises(sqlite3.DatabaseError, match="not a database"):
+            file.write([ROW], {})
+        Path(path).unlink()
+        file.write([ROW], {})
+        assert file.read(ALL, 10) == [ROW]
+
+
+def full(pages: int, *arguments: Any, **options: Any) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
+    connection.execute(f"PRAGMA max_page_count = {pages}").close()
+    return connection
+
+
+def test_a_full_one_takes_all_of_a_write_or_nothing(path: str) -> None:
+    rows = [Row("2024-10-04", f"key-{number}", "m" * 100, Counts(1)) for number in range(1000)]
+    with opened(path, partial(full, 8)) as file:
+        file.write([ROW], {})
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            file.write([*rows, ROW], {(DAY, "a"): Use(1)})
+        assert file.read(ALL, 10) == [ROW]
+        assert file.budgets(DAY) == {}
+
+
+def test_a_locked_one_can_be_written_later(path: str) -> None:
+    connect = partial(sqlite3.connect, timeout=0.0)
+    with opened(path, lambda path, **options: connect(path, **options | {"timeout": 0.0})) as file:
+        file.write([ROW], {})
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                file.write([ROW], {})
+            assert file.read(ALL, 10) == [ROW]
+            other.execute("ROLLBACK")
+        file.write([ROW], {})
+        assert file.read(ALL, 10)[0].counts.requests == 2
+
+
+def test_one_of_a_newer_version_is_left_alone(path: str) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 7")
+    with opened(path) as file, pytest.raises(sqlite3.DatabaseError, match="a newer version of warmroute"):
+        file.write([ROW], {})
