@@ -20,7 +20,7 @@ from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel, Server
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Histogram
-from router.placement.cost import NONE_TRIED, Candidate
+from router.placement.cost import NONE_TRIED, Candidate, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
 from router.placement.index import Matches
@@ -146,14 +146,23 @@ class Router:
         *,
         only: Member | None = None,
         source: Member | None = None,
+        tenant: Tenant | None = None,
     ) -> tuple[Decision, dict[int, Matches]]:
         """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do.
 
         `source`: the replica that has computed its KV for another one.
         """
         slots = model.slots if prompt.exact else model.all_slots
+        self.placement.shares.others_may_come = self.admission.has_tenants
         question, matches = self.placement.question(
-            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s, counts=source is None
+            prompt,
+            slots,
+            self.now_s(),
+            session=session,
+            tried=tried,
+            came_s=came_s,
+            counts=source is None,
+            tenant=tenant,
         )
         if source is not None:
             fetch(question, model.candidates, source.candidate)
@@ -317,6 +326,8 @@ class Router:
     def over(self, summary: RequestSummary) -> None:
         """Pass the summary of a finished request to counters, logs and traces."""
         self.open_requests -= 1
+        if summary.used.generated and summary.attempts:
+            self.placement.generated(summary.attempts[-1].placed, summary.used.generated)
         self.admission.release(summary.admitted, summary.used, summary.ended_s)
         self.ledger.add(*counted(summary))
         if self.on_answer is not None:

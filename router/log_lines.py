@@ -74,6 +74,7 @@ class Decided(Struct, omit_defaults=True):
     half: Half = "decode"  # that was placed; "prefill": to compute its prompt for another replica
     is_fetched: bool = False  # its KV had been computed elsewhere
     source: str | None = None  # the replica of ours that had computed it, to be read there
+    behind_s: float = 0  # it counted as come so much later, as its tenant was given more than its share
 
 
 class Sending(Struct, omit_defaults=True):
@@ -92,6 +93,7 @@ class Sending(Struct, omit_defaults=True):
     priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
     awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
     fetched_tokens: int = 0  # whose KV came from another replica
+    stands_back: bool = False  # who overtakes it harms nobody
 
 
 class Prefilled(Struct, omit_defaults=True):

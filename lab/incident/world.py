@@ -107,6 +107,7 @@ class World:
             line.blocks if has_blocks else [],
             one.awaited_s if has_blocks and line.blocks else 0.0,
             fetched_tokens=one.fetched_tokens,
+            stands_back=one.stands_back,
         )
 
     # ---- decisions
@@ -134,7 +135,7 @@ class World:
             came_s=decided.came_s,
             half=decided.half,
         )
-        question.turn = decided.turn
+        question.turn, question.behind_s = decided.turn, decided.behind_s
         matched, readable = dict(question.matched), dict(question.readable)
         below = {source: dict(level) for source, level in question.below.items()}
         for one in decided.candidates:

@@ -61,6 +61,7 @@ class Job(Struct, eq=False):
     request: TraceRequest
     router: int = 0
     replica: int = 0
+    behind_s: float = 0.0  # it counted as come so much later, as its tenant was given more than its share
     rank: float = 0.0  # the waiting queue's order; lower goes first
     sources: Sequence[KVSource] = ()  # neighbours that should have more of its prompt; the best is first
     uncached_tokens: int = 0  # as found by the replica

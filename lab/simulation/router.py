@@ -8,7 +8,7 @@ from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
 from replica.messages import KVSource
-from router.placement.cost import Question
+from router.placement.cost import Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.inbox import Inbox
@@ -16,7 +16,7 @@ from router.placement.outbox import Outbox, PeerBatch
 from router.placement.placement import APPROXIMATE, APPROXIMATE_TOKENS, Placed, Placement
 from router.placement.ring import Ring
 from router.placement.roles import Half
-from router.placement.waiting import Waiting
+from router.placement.waiting import STEP_S, Waiting
 
 
 class SimulatedRouter:
@@ -73,6 +73,7 @@ class SimulatedRouter:
         if job.prefill is not None:
             fetch(question, self._candidates, self._candidates[job.prefill.replica])
         decision = self._placement.decide(question, self._candidates, self._ring)
+        job.behind_s = question.behind_s
         if decision.chosen is None:
             return None
         if self._splits and job.prefill is None and why_not_at_all("auto", decision) is None:
@@ -86,8 +87,10 @@ class SimulatedRouter:
 
     def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
         session, came_s, counts = job.request.session, job.request.at_s, half == "decode" and job.prefill is None
+        tenant = None if job.request.tenant is None else Tenant(job.request.tenant)
+        self._placement.shares.others_may_come = tenant is not None
         question, _ = self._placement.question(
-            job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts
+            job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts, tenant=tenant
         )
         return question
 
@@ -103,7 +106,14 @@ class SimulatedRouter:
     def wait(self, job: Job, now_s: float) -> Job | None:
         """Queue the job until there is room; return the job refused because the queue is full, if any."""
         since_s = job.request.at_s
-        return self.waiting.offer(job, 0.0, now_s, since_s + self._queue_timeout_s, since_s=since_s)
+        return self.waiting.offer(
+            job,
+            job.behind_s / STEP_S,
+            now_s,
+            since_s + self._queue_timeout_s,
+            since_s=since_s,
+            stands_back=job.behind_s > 0,
+        )
 
     def with_room(self, now_s: float) -> Iterator[Job]:
         """Take out the waiting jobs that have room now; place each before the next."""
@@ -113,7 +123,9 @@ class SimulatedRouter:
         self._placement.begun(self._placed[job.number], now_s)
 
     def ended(self, job: Job, now_s: float) -> None:
-        self._placement.ended(self._placed.pop(job.number), now_s)
+        placed = self._placed.pop(job.number)
+        self._placement.generated(placed, job.request.output_tokens)
+        self._placement.ended(placed, now_s)
 
     def reported(self, replica: int, load: Load, now_s: float) -> None:
         self._loads[replica].reported(load, now_s)

@@ -17,6 +17,7 @@ class TraceRequest(NamedTuple):
     output_tokens: int
     blocks: tuple[int, ...]
     session: str | None = None  # that keeps requests together, where the trace says one
+    tenant: str | None = None  # that has a share of the replicas
 
 
 class Trace(Struct, frozen=True):

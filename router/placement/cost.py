@@ -79,6 +79,14 @@ class Pull(Struct, frozen=True):
 NO_PULLS: Mapping[int, Pull] = MappingProxyType({})
 
 
+class Tenant(Struct, frozen=True, gc=False):
+    """Whoever has a share of the replicas of a model: a key, or a client that a gateway names."""
+
+    name: str
+    model: str = ""
+    weight: float = 1.0
+
+
 class Question(Struct, eq=False):
     """A prompt to place, and the matched tokens on each replica."""
 
@@ -98,6 +106,13 @@ class Question(Struct, eq=False):
     half: Half = "decode"  # of a generation, to be placed
     is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
+    tenant: Tenant | None = None
+    behind_s: float = 0.0  # it counts as come so much later, as its tenant was given more than its share
+
+    @property
+    def counts_from_s(self) -> float:
+        """Its arrival, in the order in which prompts are computed."""
+        return (self.now_s if self.came_s is None else self.came_s) + self.behind_s
 
     def reached(self, slot: int) -> float:
         """The tokens that a replica holds in any medium."""

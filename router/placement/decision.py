@@ -127,8 +127,7 @@ class Decision(Struct, eq=False):
 
     def priority_s(self, now_s: float) -> float:
         """Its rank at a replica that computes by rank, in seconds from now: `later_s` less its time since arrival."""
-        question = self.question
-        return self.later_s - (now_s - (question.now_s if question.came_s is None else question.came_s))
+        return self.later_s - (now_s - self.question.counts_from_s)
 
     def explain(self) -> list[Verdict]:
         return list(self.verdicts())
@@ -147,7 +146,7 @@ class Decision(Struct, eq=False):
         """The reason why a candidate cannot take the prompt now; None if it can."""
         question = self.question
         tokens = question.tokens if question.exact else 0
-        [found] = obstacles((candidate,), tokens, question.tried, question.anyway, question.half)
+        [found] = obstacles((candidate,), tokens, question.tried, question.anyway, question.half, question.behind_s > 0)
         return in_words(found, candidate, question.tokens)
 
     def refusal(self) -> str:

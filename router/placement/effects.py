@@ -41,14 +41,14 @@ def add_effects(
     """Add the effects to the costs, and return them; None: no queue and room everywhere."""
     if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
         return None
-    came_s = question.now_s if question.came_s is None else question.came_s
+    came_s = question.counts_from_s
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))
     for index, candidate in enumerate(candidates):
         if candidate.queue_positions and costs[index] < INFINITE:
             rate = rates[index]
             tokens = uncached_tokens(question, candidate, rate)
             later = candidate.queue_positions.later_than(came_s + later_s(tokens, rate))
-            if later.prompts:
+            if later.tokens:
                 # Blocks on their way there are queued, too: a prompt that overtakes them computes them itself.
                 overtaken = min(later.tokens, candidate.queued_tokens) - question.awaited.get(candidate.slot, 0)
                 overtaken = found.overtaken[index] = max(0.0, overtaken)

@@ -12,13 +12,15 @@ def obstacles(
     tried: frozenset[str] = NONE_TRIED,
     anyway: bool = False,
     half: Half = "decode",
+    stands_back: bool = False,
 ) -> list[Obstacle | None]:
     """The obstacle at each candidate; None: it is eligible.
 
     `tokens`: 0 where the length is an estimate, as no prompt is too long by an estimate. `anyway`: replicas that are
-    only believed to be down are eligible, too. It runs for every request: one pass, no call per candidate.
+    only believed to be down are eligible, too. `stands_back`: its tenant was given more than its share, and leaves half
+    of the room to the others. It runs for every request: one pass, no call per candidate.
     """
-    roles = TAKES[half]
+    roles, part = TAKES[half], 2 if stands_back else 1
     return [
         "role"
         if one.role not in roles
@@ -29,7 +31,7 @@ def obstacles(
         else "tried"
         if tried and one.name in tried
         else "full"
-        if 0 < one.limit <= one.all_in_flight
+        if 0 < one.limit <= one.all_in_flight * part
         else None
         for one in candidates
     ]

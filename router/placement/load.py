@@ -88,6 +88,7 @@ class ReplicaLoad:
         *,
         streamed: bool = True,
         priority_s: float | None = None,
+        stands_back: bool = False,
         is_ours: bool = True,
     ) -> None:
         """Count a request that was sent, and the tokens of its prompt to compute, brought ones at their price.
@@ -100,7 +101,7 @@ class ReplicaLoad:
         candidate, tokens = self.candidate, max(1, uncached_tokens)
         self._sent[request_id] = one = Sent(request_id, tokens, now_s, is_ours=is_ours)
         if priority_s is not None:
-            candidate.queue_positions.add(request_id, now_s + priority_s, tokens)
+            candidate.queue_positions.add(request_id, now_s + priority_s, tokens, stands_back=stands_back)
         if not streamed:
             rate = candidate.prefill_tokens_per_s
             one.due_s = now_s + (candidate.queued_tokens + tokens) / rate if rate else FAR_S

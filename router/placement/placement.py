@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from router.placement.ages import CacheAges, pages_of
 from router.placement.approximate import Approximate
-from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question
+from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import Transfers, fetches
 from router.placement.index import Matches, PrefixIndex
@@ -27,6 +27,7 @@ from router.placement.policy import place
 from router.placement.reuse import Reuse
 from router.placement.ring import Ring
 from router.placement.roles import Half
+from router.placement.shares import Shares
 from router.placement.tie_break import SEED_BITS, TieBreak
 from router.placement.turns import Turns
 
@@ -87,6 +88,9 @@ class Placed(Struct, eq=False, gc=False):
     pages: Sequence[int] = ()  # that count as cached, likewise
     fetched_tokens: int = 0  # whose KV comes from another replica
     is_ours: bool = True  # False: a peer has sent it
+    tenant: Tenant | None = None  # that it counts for
+    stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
+    has_begun: bool = False
 
     @property
     def awaited_keys(self) -> int:
@@ -114,6 +118,7 @@ class Placement:
         self._readable = 0  # a mask of the replicas that neighbours may read
         self.outbox: Outbox | None = None  # what this router tells its peers, if it has any
         self.turns = Turns()  # among the peers
+        self.shares = Shares()
         self._optimistic = optimistic
         self._optimistic_ttl_s = optimistic_ttl_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -185,6 +190,7 @@ class Placement:
         came_s: float | None = None,
         half: Half = "decode",
         counts: bool = True,
+        tenant: Tenant | None = None,
     ) -> tuple[Question, dict[int, Matches]]:
         """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size.
 
@@ -229,6 +235,7 @@ class Placement:
             awaited=awaited or NOTHING,
             readable=readable or NOTHING,
             half=half,
+            tenant=tenant,
         )
         return question, by_size
 
@@ -248,6 +255,9 @@ class Placement:
         seed: int | None = None,
     ) -> Decision:
         """Choose a replica. `ring`: of the candidates, for the policy `session`; `seed`: of a logged tie-break."""
+        if question.tenant is not None:
+            self.shares.routers = self.turns.peers + 1
+            question.behind_s = self.shares.behind_s(question.tenant, candidates, question.now_s)
         tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
         return place(policy or self.policy, question, candidates, tie_break, ring)
 
@@ -302,9 +312,20 @@ class Placement:
         tokens = 1 if fetched_tokens else ceil(decision.uncached_tokens)
         priority_s = decision.priority_s(now_s) if ranked else None
         placed = self.sent_as(
-            load, now_s, tokens, streams, priority_s, keys if block_size else [], wait_s, fetched_tokens=fetched_tokens
+            load,
+            now_s,
+            tokens,
+            streams,
+            priority_s,
+            keys if block_size else [],
+            wait_s,
+            fetched_tokens=fetched_tokens,
+            stands_back=question.behind_s > 0,
         )
         self._used(placed, block_size, keys, now_s)
+        if question.tenant is not None:
+            placed.tenant = question.tenant
+            self.shares.asked(question.tenant, tokens, now_s)
         if self.outbox is not None:
             came_s = question.now_s if question.came_s is None else question.came_s
             self.turns.sent(came_s, tokens, now_s)
@@ -363,14 +384,23 @@ class Placement:
         wait_s: float,
         *,
         fetched_tokens: int = 0,
+        stands_back: bool = False,
         is_ours: bool = True,
     ) -> Placed:
         """Count a request as sent with these figures; its blocks count as cached for `wait_s` without an event."""
         placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
-        placed.fetched_tokens, placed.is_ours = fetched_tokens, is_ours
+        placed.fetched_tokens, placed.is_ours, placed.stands_back = fetched_tokens, is_ours, stands_back
         # The time of a transfer says nothing about the speed of prefill.
         streamed = streams and not fetched_tokens
-        load.sent(placed.id, uncached_tokens, now_s, streamed=streamed, priority_s=priority_s, is_ours=is_ours)
+        load.sent(
+            placed.id,
+            uncached_tokens,
+            now_s,
+            streamed=streamed,
+            priority_s=priority_s,
+            stands_back=stands_back,
+            is_ours=is_ours,
+        )
         if wait_s and self._optimistic:
             placed.awaited_s = wait_s
             placed.awaited = keys, self.index.optimistic.add(load.candidate.slot, keys, now_s + wait_s)
@@ -378,11 +408,17 @@ class Placement:
 
     def begun(self, placed: Placed, now_s: float) -> None:
         """Note a request's first byte, or the head of a good answer: its blocks will be stored."""
+        placed.has_begun = True
         placed.awaited = None
         if placed.streams:
             placed.load.begun(placed.id, now_s)
         if placed.is_ours and self.outbox is not None:
             self.outbox.begun(placed.id, now_s)
+
+    def generated(self, placed: Placed, tokens: int) -> None:
+        """Count the tokens that a request has generated in the end."""
+        if placed.tenant is not None:
+            self.shares.generated(placed.tenant, tokens)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""
@@ -390,6 +426,8 @@ class Placement:
 
     def ended(self, placed: Placed, now_s: float) -> None:
         """Remove a request, however it ended; one that never began stores nothing."""
+        if placed.tenant is not None and not placed.has_begun:
+            self.shares.spared(placed.tenant, placed.uncached_tokens)
         placed.load.ended(placed.id, now_s)
         if placed.awaited is not None:
             candidate = placed.load.candidate

@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Later(NamedTuple):
     """The prompts, and their tokens, that a new prompt would overtake."""
 
-    prompts: int
+    prompts: int  # that may complain: tenants beyond their share stand back for others anyway
     tokens: float
 
 
@@ -21,6 +21,7 @@ class _Position(NamedTuple):
     rank_s: float
     id: int
     tokens: float
+    stands_back: bool
 
 
 class QueuePositions:
@@ -30,17 +31,18 @@ class QueuePositions:
         self.waiting: list[_Position] = []  # by rank
         self._computed: int | None = None  # the id of the one that has its position
         self._by_id: dict[int, _Position] = {}  # waiting prompts
-        self._sums: Sequence[float] | None = None  # running sums of their tokens; None: to be added up anew
+        # Running sums of their tokens, and of those that do not stand back; None: to be added up anew.
+        self._sums: tuple[Sequence[float], Sequence[int]] | None = None
 
     def __len__(self) -> int:
         """Number of waiting prompts."""
         return len(self.waiting)
 
-    def add(self, request_id: int, rank_s: float, tokens: float) -> None:
+    def add(self, request_id: int, rank_s: float, tokens: float, *, stands_back: bool = False) -> None:
         if self._computed is None:
             self._computed = request_id
             return
-        position = self._by_id[request_id] = _Position(rank_s, request_id, tokens)
+        position = self._by_id[request_id] = _Position(rank_s, request_id, tokens, stands_back)
         insort(self.waiting, position)
         self._sums = None
 
@@ -66,9 +68,12 @@ class QueuePositions:
         if not self.waiting or self.waiting[-1].rank_s <= rank_s:
             return NONE_LATER
         if self._sums is None:
-            self._sums = list(accumulate((position.tokens for position in self.waiting), initial=0.0))
+            tokens = accumulate((position.tokens for position in self.waiting), initial=0.0)
+            prompts = accumulate((not position.stands_back for position in self.waiting), initial=0)
+            self._sums = list(tokens), list(prompts)
+        tokens_to, prompts_to = self._sums
         before = bisect_right(self.waiting, (rank_s, inf))
-        return Later(len(self.waiting) - before, self._sums[-1] - self._sums[before])
+        return Later(prompts_to[-1] - prompts_to[before], tokens_to[-1] - tokens_to[before])
 
     def check(self) -> None:
         assert self.waiting == sorted(self._by_id.values())

@@ -31,6 +31,7 @@ class Ticket(Struct, frozen=True, eq=False):
     tokens: int  # 0: not known
     tried: frozenset[str]  # replicas that it does not wait for
     not_before_s: float
+    stands_back: bool
 
 
 class Waiting(Generic[Entry]):
@@ -64,6 +65,7 @@ class Waiting(Generic[Entry]):
         tokens: int = 0,
         tried: frozenset[str] = NONE_TRIED,
         not_before_s: float = 0.0,
+        stands_back: bool = False,
     ) -> Entry | None:
         """Queue an entry; lower priority goes first. Return the refused entry, if any: the worst or `entry`.
 
@@ -83,7 +85,9 @@ class Waiting(Generic[Entry]):
             self._taken_s.clear()
             self._taken_s.append(now_s)
         self._number += 1
-        ticket = Ticket(group, (rank, self._number), (deadline_s, self._number), tokens, tried, not_before_s)
+        ticket = Ticket(
+            group, (rank, self._number), (deadline_s, self._number), tokens, tried, not_before_s, stands_back
+        )
         self.groups[group] += 1
         self._tickets[entry] = ticket
         self._entries[self._number] = entry
@@ -103,22 +107,23 @@ class Waiting(Generic[Entry]):
         Entries without room are passed over. Place each before the next is asked for.
         """
         groups = {group for group in self.groups if None in obstacles(candidates_of(group))}
-        too_many: dict[tuple[str, frozenset[str]], int] = {}  # fewest tokens without room
+        too_many: dict[tuple[str, frozenset[str], bool], int] = {}  # fewest tokens without room
         for entry in self.in_order():
             if not groups:
                 return
             ticket = self._tickets[entry]
-            kind = ticket.group, ticket.tried
+            kind = ticket.group, ticket.tried, ticket.stands_back
             if ticket.group not in groups or ticket.not_before_s > now_s:
                 continue
             if ticket.tokens >= too_many.get(kind, ticket.tokens + 1):
                 continue
-            if None in obstacles(candidates_of(ticket.group), ticket.tokens, ticket.tried):
+            candidates = candidates_of(ticket.group)
+            if None in obstacles(candidates, ticket.tokens, ticket.tried, stands_back=ticket.stands_back):
                 self.take(now_s, entry)
                 yield entry
                 continue
             too_many[kind] = ticket.tokens
-            if None not in obstacles(candidates_of(ticket.group)):
+            if None not in obstacles(candidates):
                 groups.discard(ticket.group)
 
     def take(self, now_s: float, entry: Entry | None = None) -> Entry | None:

@@ -64,6 +64,7 @@ class Admission:
         self.shared = shared or SharedLimits()
         self._demand_key = demand_key
         self._admin_exists = False
+        self.has_tenants = False  # several clients may have shares of the replicas
         self.accounts: dict[str, Account] = {}  # of the keys with limits, by name
         self._running: dict[str, int] = {}  # requests of these keys, here
         self._prefix = f"req-{secrets.token_hex(6)}-"
@@ -74,6 +75,8 @@ class Admission:
         """Replace the keys; what keys of the same name have used is kept."""
         self.keys = Keys(keys)
         self._admin_exists = self.keys.has_admin
+        clients = [key for key in self.keys if not key.admin]
+        self.has_tenants = len(clients) > 1 or any(key.tenant_header is not None for key in clients)
         found = ((key.name, account_of(key, self.shared)) for key in self.keys)
         self.accounts = {name: account for name, account in found if account is not None}
 

@@ -228,6 +228,7 @@ class Conversing(Forwarding):
             is_looked_up=is_looked_up,
             only=only,
             source=self._source,
+            tenant=self.tenant,
         )
         if router.request_log is not None:
             self.notes = self.notes or Notes()

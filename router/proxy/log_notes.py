@@ -43,6 +43,7 @@ class Notes:
                 question.half,
                 question.is_fetched,
                 None if question.source is None else question.source.name,
+                question.behind_s,
             )
         )
 

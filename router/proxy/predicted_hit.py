@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
+from router.placement.cost import Tenant
 from router.placement.decision import Decision
 from router.placement.placement import Prediction
 from router.prompts.prompt import Peek, Prompt
@@ -48,6 +49,7 @@ class PredictedHit(Struct, eq=False):
         is_looked_up: bool,
         only: Member | None = None,
         source: Member | None = None,
+        tenant: Tenant | None = None,
     ) -> Decision:
         """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one.
 
@@ -55,9 +57,9 @@ class PredictedHit(Struct, eq=False):
         """
         started = perf_counter()
         away = tried if source is None else tried | source.server.names
-        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source)
+        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
         if decision.chosen is None and source is not None:  # it may generate the answer itself
-            decision, matches = router.decide(model, prompt, session, tried, came_s, only=only)
+            decision, matches = router.decide(model, prompt, session, tried, came_s, only=only, tenant=tenant)
         router.counts.decision_s.observe(perf_counter() - started)
         if decision.chosen is not None:
             member = self.member = router.members.by_name[decision.chosen.name]

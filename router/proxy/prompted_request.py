@@ -163,6 +163,7 @@ class PromptedRequest(Request):
             self.tried,
             self.came_s,
             is_looked_up=is_looked_up,
+            tenant=self.tenant,
             source=self._source,
         )
         if self.notes is not None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal
 from api.errors import ApiError, queue_full, too_long
 from router.members.broken import Broken
 from router.members.members import no_replica
-from router.placement.cost import NONE_TRIED, Candidate
+from router.placement.cost import NONE_TRIED, Candidate, Tenant
 from router.placement.decision import Decision
 from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
 from router.placement.placement import Prompt
+from router.placement.waiting import STEP_S
 from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_TENANT_BYTES = 100  # of the name that a gateway gives
 PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
 
 
@@ -102,6 +104,18 @@ class Request(Owner):
     def summary(self) -> RequestSummary:
         raise NotImplementedError
 
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whoever has a share of the replicas for this request; None: nobody has."""
+        key = self.admitted.key
+        if key is None:
+            return None
+        name = key.name
+        if key.tenant_header is not None:
+            value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
+            name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
+        return Tenant(name, self.model_name or "", key.weight)
+
     # ---- to a replica
 
     def place_in_turn(self) -> None:
@@ -167,7 +181,7 @@ class Request(Owner):
         if now_s < self._waits_until_s and (begun or decision.rejection == "full" or router.may_wait(group)):
             refused = router.waiting.offer(
                 self,
-                0.0,
+                decision.question.behind_s / STEP_S,
                 now_s,
                 self._waits_until_s,
                 since_s=self._since_s,
@@ -175,6 +189,7 @@ class Request(Owner):
                 tokens=self._tokens,
                 tried=self.tried,
                 not_before_s=again_s,
+                stands_back=decision.question.behind_s > 0,
             )
         if refused is not None:
             refused.give_up_waiting()

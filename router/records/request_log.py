@@ -106,6 +106,7 @@ def _sending(attempt: "Attempt") -> Sending:
         placed.priority_s,
         placed.awaited_s,
         placed.fetched_tokens,
+        placed.stands_back,
     )
 
 

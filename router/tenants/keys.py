@@ -24,6 +24,8 @@ LIMITS = (
     *("cached_tokens_per_minute", "generated_tokens_per_minute", "requests_per_day", "tokens_per_day"),
 )
 LARGEST = 1e15
+MOST_WEIGHT = 1000
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
 class Key(Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class Key(Struct, frozen=True, kw_only=True):
     generated_tokens_per_minute: float | None = None
     requests_per_day: float | None = None
     tokens_per_day: float | None = None
+    weight: float = 1.0  # its share of the replicas where requests wait, beside other keys' weights
+    tenant_header: bytes | None = None  # names whoever the request is for, each of whom has a share of this weight
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt of a request, derived from the client's own.
@@ -119,6 +123,8 @@ class KeyTable(Struct, forbid_unknown_fields=True):
     generated_tokens_per_minute: float | None = None
     requests_per_day: float | None = None
     tokens_per_day: float | None = None
+    weight: float = 1.0
+    tenant_header: str | None = None
 
     def digest(self, name: str) -> bytes:
         if (self.key is None) == (self.key_sha256 is None):
@@ -149,6 +155,12 @@ class KeyTable(Struct, forbid_unknown_fields=True):
                     f"keys.{name} has a cached_token_weight but no tokens_per_minute or tokens_per_day, which are all "
                     "that it changes; add one of them, or leave it out"
                 )
+        if not 0 < self.weight <= MOST_WEIGHT:
+            raise ValueError(f"weight of keys.{name} is {self.weight}; write a number above 0, at most {MOST_WEIGHT}")
+        if self.tenant_header is not None and not _HEADER.fullmatch(self.tenant_header):
+            raise ValueError(
+                f"tenant_header of keys.{name} is {self.tenant_header!r}; write the name of a header, such as x-tenant"
+            )
         if self.group is not None and not self.salt:
             raise ValueError(f"keys.{name} has the group {self.group!r} and salt = false; leave one of them out")
 
@@ -195,7 +207,16 @@ def _key(name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes])
         salt = salt_of(own or digest, f"key {name}")
     weight = CACHED_TOKEN_WEIGHT if table.cached_token_weight is None else table.cached_token_weight
     limits = {field: getattr(table, field) for field in LIMITS}
-    return Key(name=name, digest=digest, salt=salt, admin=table.admin, cached_token_weight=weight, **limits)
+    return Key(
+        name=name,
+        digest=digest,
+        salt=salt,
+        admin=table.admin,
+        cached_token_weight=weight,
+        weight=table.weight,
+        tenant_header=None if table.tenant_header is None else table.tenant_header.lower().encode(),
+        **limits,
+    )
 
 
 def _group_secrets(file: KeysFile, digests: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -51,6 +51,7 @@ BY_NAME = (
     "schemas",
     "screenshots",
     "several_routers",
+    "fairness",
     "heap",
     "soak",
     "terminal",

@@ -40,6 +40,15 @@ def test_each_obstacle_is_found_and_said(fields: dict[str, object], obstacle: Ob
     assert in_words(obstacle, candidate, 1000) == words
 
 
+@pytest.mark.parametrize(
+    ("limit", "in_flight", "is_full"), [(0, 99, False), (1, 0, False), (8, 3, False), (8, 4, True)]
+)
+def test_who_stands_back_leaves_half_of_the_room(limit: int, in_flight: int, is_full: bool) -> None:
+    candidate = one(limit=limit, all_in_flight=in_flight)
+    assert obstacles([candidate], stands_back=True) == ["full" if is_full else None]
+    assert obstacles([candidate]) == [None]
+
+
 def test_a_suspected_replica_is_tried_if_it_is_the_only_one() -> None:
     believed, known = one(unavailable="faults", may_try_anyway=True), one(unavailable="draining")
     assert obstacles([believed, known]) == ["unavailable", "unavailable"]

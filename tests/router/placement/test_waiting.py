@@ -34,6 +34,16 @@ def test_no_request_waits_without_any_room() -> None:
         Waiting[str](-1)
 
 
+def test_who_stands_back_waits_for_half_of_the_room() -> None:
+    waiting: Waiting[str] = Waiting(10)
+    replica = Candidate("r0", 0, limit=4, all_in_flight=2)
+    waiting.offer("flood", 0.0, 0.0, stands_back=True)
+    waiting.offer("quiet", 0.0, 1.0)
+    assert list(waiting.with_room(2.0, lambda _: [replica])) == ["quiet"]
+    replica.all_in_flight = 1
+    assert list(waiting.with_room(2.0, lambda _: [replica])) == ["flood"]
+
+
 def test_no_request_starves() -> None:
     waiting: Waiting[str] = Waiting(1000)
     waiting.offer("patient", 3, 0.0)

@@ -59,6 +59,13 @@ def test_limits_are_those_of_the_file() -> None:
     assert (root.requests_per_minute, root.max_in_flight, root.admin) == (None, None, True)
 
 
+def test_shares_are_those_of_the_file() -> None:
+    text = "[keys.a]\nkey = 'a'\nweight = 4\n[keys.b]\nkey = 'b'\ntenant_header = 'X-Tenant'"
+    a, b = parse_keys("keys.toml", text)
+    assert (a.weight, a.tenant_header) == (4.0, None)
+    assert (b.weight, b.tenant_header) == (1.0, b"x-tenant")
+
+
 def test_salts_keep_keys_apart_and_groups_together() -> None:
     made = keys()
     assert made["bob"].salt == made["carol"].salt
@@ -122,6 +129,9 @@ def test_keys_of_the_command_line_have_names_and_salts_and_no_limits() -> None:
         ("[keys.a]\nkey = 'a'\ntokens_per_minute = 0.5", "tokens_per_minute of keys.a is 0.5; write 1 or more"),
         ("[keys.a]\nkey = 'a'\ntokens_per_day = inf", "tokens_per_day of keys.a is inf; write 1 or more"),
         ("[keys.a]\nkey = 'a'\ntokens_per_day = 9\ncached_token_weight = 2", "cached_token_weight of keys.a is 2"),
+        ("[keys.a]\nkey = 'a'\nweight = 0", "weight of keys.a is 0.0; write a number above 0, at most 1000"),
+        ("[keys.a]\nkey = 'a'\nweight = 1e9", "at most 1000"),
+        ("[keys.a]\nkey = 'a'\ntenant_header = 'x tenant'", "tenant_header of keys.a is 'x tenant'; write the name of"),
         ("[keys.a]\nkey = 'a'\ncached_token_weight = 0.5", "but no tokens_per_minute or tokens_per_day"),
         ("[keys.a]\nkey = 'a'\ngroup = 'g'\nsalt = false", "keys.a has the group 'g' and salt = false"),
         ("[keys.a]\nkey = 's3cret'\n[keys.b]\nkey = 's3cret'", "keys.a and keys.b are the same key"),

@@ -1,0 +1,86 @@
+"""Fair shares: how far a tenant's next prompt stands back because the tenant was given more than its share.
+
+A tenant leads by the tokens that it was given beyond its share of the replicas: its lead grows with what its requests
+compute and generate, and shrinks at the speed of its share, which depends on how many others have asked lately. A
+prompt counts as come later by the time in which the others could catch up. So tenants within their shares come first,
+a tenant beyond still gets its share, and nobody whose prompts need not wait notices anything.
+
+A replica computes by what it was told with each prompt. So a tenant that is alone for the moment leaves room for one
+more. Bursts are no matter: only a lead that keeps all replicas busy for a while counts.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Tenant
+
+BURST_S = 2.0  # a lead of so much work for all replicas at once is nobody's business
+ACTIVE_S = 10.0  # after its last request a tenant takes part in the shares
+GENERATED_WEIGHT = 2.0  # a generated token costs so many computed ones
+MOST_TENANTS = 4096  # of one model; what more of them do is not counted
+
+
+class Lead(Struct, gc=False):
+    """One tenant's lead at a moment."""
+
+    weight: float
+    tokens: float
+    at_s: float
+    asked_s: float
+
+
+class Shares:
+    def __init__(self) -> None:
+        self.routers = 1  # that place requests of the same tenants, as a load balancer deals them
+        self.others_may_come = False  # there are several tenants, though they may not have asked yet
+        self._leads: dict[str, dict[str, Lead]] = {}  # by model, by tenant
+
+    def behind_s(self, tenant: Tenant, candidates: Sequence[Candidate], now_s: float) -> float:
+        """Return how much later than its arrival a prompt of this tenant counts as come."""
+        leads = self._leads.get(tenant.model)
+        if leads is None or (len(leads) < 2 and not self.others_may_come):
+            return 0.0
+        lead = leads.get(tenant.name)
+        if lead is None or not lead.tokens:
+            return 0.0
+        if not any(candidate.queue_positions.waiting or candidate.waiting for candidate in candidates):
+            lead.tokens = 0.0  # there is room for everybody: nobody is given what another one lacks
+            return 0.0
+        others = sum(one.weight for one in leads.values() if one is not lead and one.asked_s > now_s - ACTIVE_S)
+        rate = sum(one.prefill_tokens_per_s or ASSUMED_TOKENS_PER_S for one in candidates) / self.routers
+        shrunk = max(0.0, now_s - lead.at_s) * rate * lead.weight / (lead.weight + others)
+        lead.tokens, lead.at_s = max(0.0, lead.tokens - shrunk), now_s
+        if not others and self.others_may_come:
+            others = lead.weight  # of one who may come
+        return max(0.0, lead.tokens / rate - BURST_S) * others / lead.weight
+
+    def asked(self, tenant: Tenant, tokens: float, now_s: float) -> None:
+        """Count tokens that are to be computed for a tenant."""
+        leads = self._leads.setdefault(tenant.model, {})
+        lead = leads.get(tenant.name)
+        if lead is None:
+            if len(leads) >= MOST_TENANTS:
+                self._forget(leads, now_s)
+            if len(leads) >= MOST_TENANTS:
+                return
+            lead = leads[tenant.name] = Lead(tenant.weight, 0.0, now_s, now_s)
+        lead.weight, lead.asked_s = tenant.weight, now_s
+        lead.tokens += tokens
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        self._add(tenant, GENERATED_WEIGHT * tokens)
+
+    def spared(self, tenant: Tenant, tokens: float) -> None:
+        """Take back tokens that were never computed."""
+        self._add(tenant, -tokens)
+
+    def _add(self, tenant: Tenant, tokens: float) -> None:
+        lead = self._leads.get(tenant.model, {}).get(tenant.name)
+        if lead is not None:
+            lead.tokens = max(0.0, lead.tokens + tokens)
+
+    @staticmethod
+    def _forget(leads: dict[str, Lead], now_s: float) -> None:
+        for name in [name for name, lead in leads.items() if lead.asked_s <= now_s - ACTIVE_S]:
+            del leads[name]

@@ -1,0 +1,134 @@
+"""Simulate one tenant's flood of long cold prompts beside nine others, with fair shares and without.
+
+WARMROUTE_TRACES names a folder with traces, as in `policies`; of each the first requests are dealt to nine tenants by
+conversation. The tenth sends ten times its share of what the replicas can compute, from a quarter of the trace on.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from unittest.mock import patch
+
+from lab.percentiles import percentile
+from lab.simulation.fleet import simulated
+from lab.simulation.job import Job
+from lab.simulation.settings import Settings
+from lab.trace.formats import read_trace
+from lab.trace.requests import Trace, TraceRequest
+from lab.trace.shaping import at_rate
+from router.placement.cost import Candidate, Tenant
+from router.placement.shares import Shares
+from tests.bench.policies import FOLDER
+from tests.lab.traffic import agents, conversations
+
+SETTINGS = Settings(replicas=4)
+CAPACITY = SETTINGS.replicas * SETTINGS.prefill_tokens_per_s
+NINE, FLOOD = [f"tenant-{number}" for number in range(9)], "flood"
+TIMES = 10  # its share
+COLD_TOKENS = 16_384
+LOAD = 0.7  # of the nine, cached or not
+REQUESTS = 2500
+
+
+class Nothing(Shares):
+    """Nobody stands back."""
+
+    def behind_s(self, tenant: Tenant, candidates: Sequence[Candidate], now_s: float) -> float:  # noqa: ARG002
+        return 0.0
+
+
+WAYS: Mapping[str, type[Shares]] = {"no": Nothing, "**yes**": Shares}
+
+
+def run(rounds: int) -> None:
+    del rounds  # it is the same each time
+    for trace in traces():
+        measure(trace)
+
+
+def traces() -> Iterator[Trace]:
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        yield from map(dealt, (conversations(REQUESTS), agents(REQUESTS)))
+        return
+    for path in sorted(Path(folder).glob("*.jsonl*")):
+        yield dealt(read_trace(path))
+
+
+def dealt(trace: Trace) -> Trace:
+    paced = at_rate(Trace(trace.name, trace.block_tokens, trace.requests[:REQUESTS]), LOAD * CAPACITY)
+    return Trace(trace.name, trace.block_tokens, list(of_tenants(paced.requests)))
+
+
+def of_tenants(requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
+    """Give each new conversation to the tenant with the fewest tokens so far."""
+    tenant_of: dict[int, str] = {}  # by block
+    tokens = dict.fromkeys(NINE, 0)
+    for one in requests:
+        known = next((i + 1 for i in reversed(range(len(one.blocks) - 1)) if one.blocks[i] in tenant_of), 0)
+        goes_on = 2 * known > len(one.blocks)
+        tenant = tenant_of[one.blocks[known - 1]] if goes_on else min(NINE, key=tokens.__getitem__)
+        for block in one.blocks:
+            tenant_of.setdefault(block, tenant)
+        tokens[tenant] += one.input_tokens
+        yield one._replace(tenant=tenant)
+
+
+def flooded(trace: Trace) -> Trace:
+    every_s = COLD_TOKENS / (TIMES * CAPACITY / (len(NINE) + 1))
+    block, count = 1 + max(max(one.blocks) for one in trace.requests), -(-COLD_TOKENS // trace.block_tokens)
+    added, at_s = [], trace.span_s / 4
+    while at_s < trace.span_s:
+        added.append(TraceRequest(at_s, COLD_TOKENS, 64, tuple(range(block, block + count)), tenant=FLOOD))
+        at_s, block = at_s + every_s, block + count
+    return Trace(trace.name, trace.block_tokens, sorted([*trace.requests, *added], key=lambda one: one.at_s))
+
+
+def measure(trace: Trace) -> None:
+    print(f"\n{trace.name}, {len(trace.requests):,} requests of nine tenants in {trace.span_s:,.0f} s:\n")
+    print(
+        "| flood | shares | nine: mean TTFT | p99 | times the first | hits | computed tokens/s "
+        "| of these the flood's | refused | fairness |"
+    )
+    print("| --- " * 10 + "|")
+    alone: list[Job] = []
+    for flood, sent in (("no", trace), ("yes", flooded(trace))):
+        for name, kind in WAYS.items():
+            with patch("router.placement.placement.Shares", kind):
+                jobs = simulated(sent, SETTINGS, "cost", 0)
+            alone = alone or jobs
+            show(flood, name, jobs, trace, alone)
+
+
+def show(flood: str, name: str, jobs: Sequence[Job], trace: Trace, alone: Sequence[Job]) -> None:
+    from_s, span_s = trace.span_s / 4, trace.span_s
+    nine = [job for job in jobs if job.request.tenant != FLOOD and job.request.at_s >= from_s and not job.is_refused]
+    times = sorted(job.ttft_s for job in nine)
+    before = sorted(job.ttft_s for job in alone if job.request.at_s >= from_s)
+    hits = 1 - sum(job.uncached_tokens for job in nine) / sum(job.request.input_tokens for job in nine)
+    given = dict.fromkeys([*NINE, FLOOD], 0)
+    for job in jobs:
+        if from_s <= job.first_s <= span_s and not job.is_refused:
+            given[job.request.tenant or ""] += job.uncached_tokens
+    p99_s, ratio = percentile(times, 0.99), percentile(times, 0.99) / percentile(before, 0.99)
+    print(
+        f"| {flood} | {name} | {fmean(times):.2f} s | {p99_s:.1f} s | {ratio:.2f} | {hits:.1%} "
+        f"| {sum(given.values()) / (span_s - from_s):,.0f} | {given[FLOOD] / (span_s - from_s):,.0f} "
+        f"| {sum(job.is_refused for job in jobs)} | {fairness(jobs, given, from_s, span_s):.3f} |",
+        flush=True,
+    )
+
+
+def fairness(jobs: Sequence[Job], given: Mapping[str, int], from_s: float, span_s: float) -> float:
+    """Jain's index of what each tenant was given beside its fair part of as much: 1 is fair, 0.1 the opposite."""
+    wanted = dict.fromkeys(given, 0)
+    for job in jobs:
+        if from_s <= job.request.at_s <= span_s:
+            wanted[job.request.tenant or ""] += job.uncached_tokens or job.request.input_tokens
+    left, fair = sum(given.values()), dict[str, float]()
+    for tenant in sorted(wanted, key=wanted.__getitem__):
+        fair[tenant] = min(wanted[tenant], left / (len(wanted) - len(fair)))
+        left -= round(fair[tenant])
+    ratios = [given[tenant] / fair[tenant] for tenant in given if fair[tenant]]
+    return sum(ratios) ** 2 / (len(ratios) * sum(ratio**2 for ratio in ratios))

@@ -1,0 +1,81 @@
+"""Fair shares of whole routers: who asks for little does not wait for who floods the replicas."""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.chaos.routers import RouterProcess, fleet, router
+from tests.events.processes import wait_until
+from tests.replica.serving import MODEL
+
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+
+REPLICAS, RATE = 2, 4000
+SIMULATED = (
+    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--simulated-step-overhead", 0),
+    *("--simulated-prefill-tokens-per-s", RATE, "--simulated-decode-tokens-per-s", 5000),
+)
+KEYS = """
+[keys.flood]
+key = "flood"
+[keys.quiet]
+key = "quiet"
+[keys.gateway]
+key = "gateway"
+tenant_header = "X-Tenant"
+"""
+FLOOD = 100  # prompts
+WORDS = 150  # of each
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RouterProcess]:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    with fleet(REPLICAS, *SIMULATED) as replicas, router(*replicas.as_options, "--api-keys", keys) as made:
+        yield made
+
+
+def ask(url: str, key: str, text: str, tenant: str = "") -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    headers = {"authorization": f"Bearer {key}"} | ({"x-tenant": tenant} if tenant else {})
+    httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).raise_for_status()
+
+
+def goes_before(running: RouterProcess, flood: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Have one tenant flood the replicas; return whether another one's request is answered before half of it."""
+    pool = ThreadPoolExecutor(FLOOD + 1)
+    asked: list[Future[None]] = []
+    for number in range(FLOOD):
+        text = " ".join(f"{number}-{word}" for word in range(WORDS))
+        asked.append(pool.submit(ask, running.url, flood[0], text, *flood[1:]))
+
+    def answered() -> int:
+        return sum(one.done() for one in asked)
+
+    wait_until(lambda: answered() >= FLOOD // 10, "a tenth of the flood is answered")
+    most = answered() + FLOOD // 2
+    question = pool.submit(ask, running.url, other[0], "a short question", *other[1:])
+    wait_until(lambda: question.done() or answered() >= most, "the question, or another half, is answered", 60)
+    found = question.done()
+    running.process.kill()  # ends what is left of the flood
+    pool.shutdown()
+    return found
+
+
+CASES = {
+    "another key": (("flood",), ("quiet",), True),
+    "another client of a gateway": (("gateway", "busy"), ("gateway", "calm"), True),
+    "the same key, which waits for its own prompts": (("flood",), ("flood",), False),
+    "the same client of a gateway": (("gateway", "busy"), ("gateway", "busy"), False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_flood_delays_its_own_tenant_alone(running: RouterProcess, case: str) -> None:
+    flood, other, goes_first = CASES[case]
+    assert goes_before(running, flood, other) == goes_first
