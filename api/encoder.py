@@ -46,18 +46,16 @@ class Encoder:
         self._until_compared = COMPARE_EVERY
         self._fast: Fastokens | None = None
         self.why_not_fast: str | None = None
+        texts = list(_samples(list(tokenizers.get_added_tokens_decoder().values())))
         try:
             fast = _fastokens(file, added)
-        except Exception as error:  # it raises nothing more exact
-            self.why_not_fast = str(error)
-            log.info("%s: encoding by tokenizers, as fastokens does not read it: %s", file, error)
-            return
-        texts = list(_samples(list(tokenizers.get_added_tokens_decoder().values())))
-        if self._agree(fast, texts, special=False) and self._agree(fast, texts[:1], special=True):
-            self._fast = fast
-        else:
+            if self._agree(fast, texts, special=False) and self._agree(fast, texts[:1], special=True):
+                self._fast = fast
+                return
             self.why_not_fast = DIFFERS
-            log.info("%s: encoding by tokenizers, as %s", file, DIFFERS)
+        except ValueError as error:  # it cannot read the file, or encode one of the texts
+            self.why_not_fast = f"fastokens: {error}"
+        log.info("%s: encoding by tokenizers: %s", file, self.why_not_fast)
 
     @property
     def is_fast(self) -> bool:
@@ -69,7 +67,7 @@ class Encoder:
             return self._encoded_by_tokenizers(text, add_special_tokens)
         try:
             ids: list[int] = fast.encode(text, add_special_tokens).ids
-        except Exception:  # a text that is no UTF-8, or one that takes its patterns too long
+        except ValueError:  # a text that is no UTF-8, or one that takes its patterns too long
             return self._encoded_by_tokenizers(text, add_special_tokens)
         self._until_compared -= 1
         if self._until_compared <= 0:

@@ -80,7 +80,7 @@ NO_PULLS: Mapping[int, Pull] = MappingProxyType({})
 
 
 class Tenant(Struct, frozen=True, gc=False):
-    """Whoever has a share of the replicas of a model: a key, or a client that a gateway names."""
+    """A party with a share of the replicas of a model: a key, or a client that a gateway names."""
 
     name: str
     model: str = ""

@@ -106,7 +106,7 @@ class Request(Owner):
 
     @property
     def tenant(self) -> Tenant | None:
-        """Whoever has a share of the replicas for this request; None: nobody has."""
+        """Return the party whose share of the replicas it takes; None: there are no shares."""
         key = self.admitted.key
         if key is None:
             return None

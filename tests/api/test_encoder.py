@@ -2,6 +2,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers import AddedToken, Regex, Tokenizer, models
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from api.encoder import COMPARE_EVERY, DIFFERS, LONG_TEXT, Encoder
 from tests.api.splits import STYLES
@@ -181,8 +182,30 @@ def test_a_difference_is_found_at_the_start(other: tuple[Tokenizer, Path], caplo
     with caplog.at_level(logging.INFO):
         encoder = Encoder(tokenizer, file)
     assert not encoder.is_fast
-    assert caplog.messages == [f"{file}: encoding by tokenizers, as {DIFFERS}"]
+    assert caplog.messages == [f"{file}: encoding by tokenizers: {DIFFERS}"]
     assert_right(tokenizer, encoder)
+
+
+def few_bytes() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def endless_pattern() -> Tokenizer:
+    """Its pattern tries every division of a text."""
+    tokenizer = every_two_bytes_merge()
+    tokenizer.pre_tokenizer = Sequence([Split(Regex(r"(?:\s*\S*)*x"), "isolated"), STYLES["gpt2"]])
+    return tokenizer
+
+
+@pytest.mark.parametrize(("make", "why"), [(few_bytes, "has no token"), (endless_pattern, "match limit exceeded")])
+def test_what_fastokens_fails_at_is_left_to_tokenizers(tmp_path: Path, make: Callable[[], Tokenizer], why: str) -> None:
+    tokenizer, file = make(), tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    encoder = Encoder(tokenizer, file)
+    assert why in str(encoder.why_not_fast)
+    assert encoder.encode("a b", add_special_tokens=False) == tokenizer.encode("a b", add_special_tokens=False).ids
 
 
 def test_a_difference_is_found_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
