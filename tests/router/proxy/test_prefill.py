@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -156,9 +157,15 @@ async def test_a_prompt_that_is_not_computed_there_is_computed_here(handler: Any
 
 
 async def test_a_prefill_replica_that_is_not_there() -> None:
+    with socket.socket() as held:  # bound, so that no other test listens there; it refuses connections
+        held.bind(("127.0.0.1", 0))
+        await _is_lost_at(held.getsockname()[1])
+
+
+async def _is_lost_at(port: int) -> None:
     async with pair() as two:
         member = two.running.member("e0")
-        member.upstream.target = member.upstream.target._replace(port=refused_port())
+        member.upstream.target = member.upstream.target._replace(port=port)
         assert said(await two.ask()) == "e1"
         assert await two.outcome() == "lost"
         assert said(await two.ask()) == "e1"
