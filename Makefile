@@ -82,7 +82,7 @@ test-greedy: $(INSTALLED)
 	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(GREEDY)
 
 test-thorough: $(INSTALLED)
-	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
+	$(BIN)/pytest -n auto --timeout $${PYTEST_TIMEOUT:-600} --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 100000
 
 search: $(INSTALLED)  ## run the property tests on examples nobody has tried; what fails is kept, and tried first the next time
