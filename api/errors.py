@@ -82,6 +82,14 @@ def queue_full(message: str, retry_after_s: float) -> ApiError:
     return ApiError(429, message, "rate_limit_error", code="queue_full", headers=_retry_after(retry_after_s))
 
 
+def class_refused(name: str, retry_after_s: float) -> ApiError:
+    message = (
+        f"requests of class {quoted(name)} are refused for now: replicas are too busy to serve it, or a class above, "
+        "in time; try again"
+    )
+    return ApiError(503, message, "service_unavailable", code="class_refused", headers=_retry_after(retry_after_s))
+
+
 def draining(retry_after_s: float = 1.0) -> ApiError:
     message = "this server is shutting down and takes no new requests; try again, another one may answer"
     return ApiError(503, message, "service_unavailable", code="draining", headers=_retry_after(retry_after_s))

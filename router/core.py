@@ -45,6 +45,7 @@ from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
 from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
+from router.tenants.class_totals import ClassTotals
 from router.tenants.ledger import ledger_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class RequestCounts:
         self.resumes = 0
         self.client_left = 0
         self.decision_s = Histogram(DECISION_S)
+        self.classes = ClassTotals()
 
 
 class Router:
@@ -345,6 +347,7 @@ class Router:
 
     def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
         self.decisions.append(past_decision(summary, generation))
+        self._count_class(summary, generation)
         peek, size = generation.peek, generation.block_size
         member = generation.member
         lookahead = self.placement.index.lookahead(member.slot) if member is not None and size else 0
@@ -362,6 +365,11 @@ class Router:
                 compare(self.predictions, summary, generation, keys)
         if summary.prefill is not None and (half := summary.prefill.generation) is not None:
             self._compare_prefill(summary, half)
+
+    def _count_class(self, summary: RequestSummary, generation: GenerationSummary) -> None:
+        tenant = generation.decision.question.tenant
+        if tenant is not None and (service := tenant.service) is not None and (ttft_s := summary.ttft_s) is not None:
+            self.counts.classes.answered(service, ttft_s)
 
     def _compare_prefill(self, summary: RequestSummary, half: GenerationSummary) -> None:
         """Compare the hit at the replica that computed the prompt for another one."""

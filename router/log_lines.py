@@ -74,7 +74,8 @@ class Decided(Struct, omit_defaults=True):
     half: Half = "decode"  # that was placed; "prefill": to compute its prompt for another replica
     is_fetched: bool = False  # its KV had been computed elsewhere
     source: str | None = None  # the replica of ours that had computed it, to be read there
-    behind_s: float = 0  # it counted as come so much later, as its tenant was given more than its share
+    behind_s: float = 0  # it counted as come so much later, by its class, or as its tenant had more than its share
+    stood_back: bool = False  # it left room for others
 
 
 class Sending(Struct, omit_defaults=True):

@@ -18,6 +18,7 @@ from router.members.tally import Histogram, Tally
 from router.placement.inbox import InboxCounts
 from router.placement.roles import TAKES
 from router.responses import FeedState
+from router.tenants.class_totals import ClassCounts
 from router.tenants.usage import Counts
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -131,6 +132,14 @@ KEY_COUNTERS: tuple[Metric[Counts], ...] = (
     Metric("key_saved_seconds", "Time of prefill that the cache has saved it, estimated.", lambda c: c.saved_s),
 )
 
+CLASS_COUNTERS: tuple[Metric[ClassCounts], ...] = (
+    Metric("class_answers", "Requests of the class of service whose first token came.", lambda c: c.answered),
+    Metric("class_late_answers", "Those whose first token came later than the class wants.", lambda c: c.late),
+    Metric(
+        "class_refusals", "Requests refused as it, or a class above, cannot be served in time.", lambda c: c.refused
+    ),
+)
+
 # Metrics with a writing function of their own: name and meaning.
 REFUSED = "refused", "Requests refused by the router itself."
 APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not their tokens."
@@ -166,6 +175,8 @@ def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
     if shows_keys:
         of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals()]
         yield from _rows((), KEY_COUNTERS, of_keys)
+    of_classes = [(_labels(**{"class": name}), counts) for name, counts in router.counts.classes.by_name.items()]
+    yield from _rows((), CLASS_COUNTERS, of_classes)
     yield from _histograms(DECISION, [("", router.counts.decision_s)])
     named = [(_labels(replica=member.name), member) for member in members]
     yield from _rows(MEMBER_GAUGES, MEMBER_COUNTERS, named)

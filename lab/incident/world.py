@@ -135,7 +135,7 @@ class World:
             came_s=decided.came_s,
             half=decided.half,
         )
-        question.turn, question.behind_s = decided.turn, decided.behind_s
+        question.turn, question.behind_s, question.stands_back = decided.turn, decided.behind_s, decided.stood_back
         matched, readable = dict(question.matched), dict(question.readable)
         below = {source: dict(level) for source, level in question.below.items()}
         for one in decided.candidates:

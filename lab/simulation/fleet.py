@@ -75,7 +75,11 @@ class SimulatedFleet:
         on_request()
 
     def _place_or_wait(self, job: Job) -> None:
-        if not self._place(job):
+        if self._place(job):
+            return
+        if job.is_refused:
+            self._refuse([job])
+        else:
             refused = self.routers[job.router].wait(job, self.agenda.now_s)
             self._refuse([] if refused is None else [refused])
             self.agenda.after(self._settings.queue_timeout_s, partial(self._expire, job.router))

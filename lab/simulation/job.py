@@ -11,6 +11,7 @@ from msgspec import Struct
 from events.blocks import extend_keys, root_key
 from lab.trace.requests import Trace, TraceRequest
 from replica.messages import KVSource
+from router.placement.objectives import Outlook
 
 MODEL = "simulated"
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -61,7 +62,8 @@ class Job(Struct, eq=False):
     request: TraceRequest
     router: int = 0
     replica: int = 0
-    behind_s: float = 0.0  # it counted as come so much later, as its tenant was given more than its share
+    behind_s: float = 0.0  # as in router.placement.cost.Question
+    stands_back: bool = False  # as there
     rank: float = 0.0  # the waiting queue's order; lower goes first
     sources: Sequence[KVSource] = ()  # neighbours that should have more of its prompt; the best is first
     uncached_tokens: int = 0  # as found by the replica
@@ -70,7 +72,9 @@ class Job(Struct, eq=False):
     ended_s: float = 0.0
     whole: "Job | None" = None  # the request, if this is only its first half, at a replica that computes its prompt
     prefill: "Job | None" = None  # the first half of it
-    is_refused: bool = False  # it waited for room in vain
+    is_new: bool = True  # it was not placed before
+    outlook: Outlook | None = None
+    is_refused: bool = False  # it waited for room in vain, or was refused for its class's sake
     generated: list[int] = []  # by the engine itself
 
     @property

@@ -8,7 +8,7 @@ from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
 from replica.messages import KVSource
-from router.placement.cost import Question, Tenant
+from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.inbox import Inbox
@@ -73,8 +73,12 @@ class SimulatedRouter:
         if job.prefill is not None:
             fetch(question, self._candidates, self._candidates[job.prefill.replica])
         decision = self._placement.decide(question, self._candidates, self._ring)
-        job.behind_s = question.behind_s
-        if decision.chosen is None:
+        job.behind_s, job.stands_back = question.behind_s, question.stands_back
+        if job.is_new:
+            room_s = 0.0 if decision.chosen else self.waiting.wait_of(question.counts_from_s, now_s)
+            job.is_new, job.outlook = False, self._placement.outlook(decision, room_s)
+            job.is_refused = job.outlook is not None and job.outlook.refused_for_s is not None
+        if decision.chosen is None or job.is_refused:
             return None
         if self._splits and job.prefill is None and why_not_at_all("auto", decision) is None:
             computing = self._placement.decide(self._question(job, now_s, "prefill"), self._candidates, policy="cost")
@@ -87,7 +91,7 @@ class SimulatedRouter:
 
     def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
         session, came_s, counts = job.request.session, job.request.at_s, half == "decode" and job.prefill is None
-        tenant = None if job.request.tenant is None else Tenant(job.request.tenant)
+        tenant = job.request.tenant
         self._placement.shares.others_may_come = tenant is not None
         question, _ = self._placement.question(
             job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts, tenant=tenant
@@ -112,7 +116,7 @@ class SimulatedRouter:
             now_s,
             since_s + self._queue_timeout_s,
             since_s=since_s,
-            stands_back=job.behind_s > 0,
+            stands_back=job.stands_back,
         )
 
     def with_room(self, now_s: float) -> Iterator[Job]:
@@ -121,6 +125,7 @@ class SimulatedRouter:
 
     def begun(self, job: Job, now_s: float) -> None:
         self._placement.begun(self._placed[job.number], now_s)
+        self._placement.came(job.request.tenant, job.outlook, now_s - job.request.at_s)
 
     def ended(self, job: Job, now_s: float) -> None:
         placed = self._placed.pop(job.number)

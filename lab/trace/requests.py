@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from router.placement.cost import Tenant
+
 
 class TraceRequest(NamedTuple):
     """Equal numbers in `blocks` are blocks with the same content after the same beginning.
@@ -17,7 +19,7 @@ class TraceRequest(NamedTuple):
     output_tokens: int
     blocks: tuple[int, ...]
     session: str | None = None  # that keeps requests together, where the trace says one
-    tenant: str | None = None  # that has a share of the replicas
+    tenant: Tenant | None = None  # that has a share of the replicas
 
 
 class Trace(Struct, frozen=True):

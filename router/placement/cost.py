@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct, field
 
 from router.placement.ages import CacheAges
+from router.placement.classes import ServiceClass
 from router.placement.prices import PULL, PULL_S, TOKENS_PER_S, UNKNOWN_RATES
 from router.placement.queue_positions import QueuePositions
 from router.placement.roles import Half, Role
@@ -85,6 +86,7 @@ class Tenant(Struct, frozen=True, gc=False):
     name: str
     model: str = ""
     weight: float = 1.0
+    service: ServiceClass | None = None  # None: there are no classes
 
 
 class Question(Struct, eq=False):
@@ -107,7 +109,8 @@ class Question(Struct, eq=False):
     is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
     tenant: Tenant | None = None
-    behind_s: float = 0.0  # it counts as come so much later, as its tenant was given more than its share
+    behind_s: float = 0.0  # it counts as come so much later, by its class, or as its tenant had more than its share
+    stands_back: bool = False  # for higher classes, or for tenants that had less; it leaves them room
 
     @property
     def counts_from_s(self) -> float:

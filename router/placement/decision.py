@@ -87,6 +87,12 @@ class Decision(Struct, eq=False):
         """Tokens to compute at this candidate, those that it brings at their price."""
         return uncached_tokens(self.question, self.candidates[index], self.rates[index])
 
+    def soonest(self) -> tuple[float, float]:
+        """Estimated time to first token at the best replica that can take it, and the part that its prompt takes."""
+        able = [index for index, cost in enumerate(self.costs) if cost < INFINITE] or range(len(self.costs))
+        index = min(able, key=self.ttft_of)
+        return self.ttft_of(index), self.uncached_of(index) / self.rates[index]
+
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:
         """The replicas that the chosen one may read from; the best is first."""
@@ -146,7 +152,7 @@ class Decision(Struct, eq=False):
         """The reason why a candidate cannot take the prompt now; None if it can."""
         question = self.question
         tokens = question.tokens if question.exact else 0
-        [found] = obstacles((candidate,), tokens, question.tried, question.anyway, question.half, question.behind_s > 0)
+        [found] = obstacles((candidate,), tokens, question.tried, question.anyway, question.half, question.stands_back)
         return in_words(found, candidate, question.tokens)
 
     def refusal(self) -> str:

@@ -21,6 +21,7 @@ from router.placement.decision import Decision
 from router.placement.elsewhere import Transfers, fetches
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
+from router.placement.objectives import Objectives, Outlook
 from router.placement.optimistic import awaited_s
 from router.placement.outbox import Outbox, PeerRequest
 from router.placement.policy import place
@@ -119,6 +120,7 @@ class Placement:
         self.outbox: Outbox | None = None  # what this router tells its peers, if it has any
         self.turns = Turns()  # among the peers
         self.shares = Shares()
+        self.objectives = Objectives()
         self._optimistic = optimistic
         self._optimistic_ttl_s = optimistic_ttl_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -256,10 +258,37 @@ class Placement:
     ) -> Decision:
         """Choose a replica. `ring`: of the candidates, for the policy `session`; `seed`: of a logged tie-break."""
         if question.tenant is not None:
-            self.shares.routers = self.turns.peers + 1
-            question.behind_s = self.shares.behind_s(question.tenant, candidates, question.now_s)
+            self._stand_back(question, question.tenant, candidates)
         tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
         return place(policy or self.policy, question, candidates, tie_break, ring)
+
+    def _stand_back(self, question: Question, tenant: Tenant, candidates: Sequence[Candidate]) -> None:
+        self.shares.routers = self.turns.peers + 1
+        question.behind_s = self.shares.behind_s(tenant, candidates, question.now_s)
+        question.stands_back = question.behind_s > 0
+        if (service := tenant.service) is not None:
+            # It is not overtaken for ever: from twice its objective on, it goes before all that come.
+            question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
+            question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
+
+    def outlook(self, decision: Decision, room_s: float = 0.0) -> Outlook | None:
+        """Foresee when the first token of a new prompt comes, and refuse it if its class demands that.
+
+        `room_s`: the time until there is room, if there is none now. None: it has no class, or nothing is known.
+        """
+        question = decision.question
+        if (tenant := question.tenant) is None or tenant.service is None or not decision.candidates:
+            return None
+        if not any(candidate.prefill_tokens_per_s for candidate in decision.candidates):
+            return None  # while no speed is known, nobody is known to be late
+        first_s, own_s = decision.soonest()
+        wait_s = room_s if decision.chosen is None else first_s - own_s
+        return self.objectives.outlook(tenant.model, tenant.service, wait_s, own_s, question.now_s)
+
+    def came(self, tenant: Tenant | None, outlook: Outlook | None, first_token_s: float) -> None:
+        """Note how long the first token of a prompt took, to foresee others."""
+        if outlook is not None and tenant is not None and tenant.service is not None:
+            self.objectives.came(tenant.model, tenant.service, outlook.first_token_s, first_token_s)
 
     @staticmethod
     def predict(
@@ -320,7 +349,7 @@ class Placement:
             keys if block_size else [],
             wait_s,
             fetched_tokens=fetched_tokens,
-            stands_back=question.behind_s > 0,
+            stands_back=question.stands_back,
         )
         self._used(placed, block_size, keys, now_s)
         if question.tenant is not None:

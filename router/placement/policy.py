@@ -59,7 +59,7 @@ def choose(
     if question.readable or question.source is not None:
         add_pulls(question, candidates, rates)
     tokens = question.tokens if question.exact else 0
-    found = obstacles(candidates, tokens, question.tried, question.anyway, question.half, question.behind_s > 0)
+    found = obstacles(candidates, tokens, question.tried, question.anyway, question.half, question.stands_back)
     decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
     if None not in found:
         decision.rejection = _rejection(question, {*found} - {"role"})

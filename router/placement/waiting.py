@@ -159,10 +159,15 @@ class Waiting(Generic[Entry]):
 
     def estimated_wait_s(self, now_s: float) -> float:
         """Estimate a newcomer's wait for Retry-After, from the recent pace of taken entries."""
-        if not self._taken_s:
-            return LEAST_WAIT_S
-        per_entry_s = (now_s - self._taken_s[0]) / max(1, len(self._taken_s) - 1)
-        return min(MOST_WAIT_S, max(LEAST_WAIT_S, (len(self._places) + 1) * per_entry_s))
+        return min(MOST_WAIT_S, max(LEAST_WAIT_S, (len(self._places) + 1) * self._entry_s(now_s)))
+
+    def wait_of(self, rank_s: float, now_s: float) -> float:
+        """Estimate the wait of an entry of this rank; 0 while the pace is not known."""
+        return (bisect_left(self._places, (rank_s, 0)) + 1) * self._entry_s(now_s)
+
+    def _entry_s(self, now_s: float) -> float:
+        """Time for each entry, by those taken lately."""
+        return (now_s - self._taken_s[0]) / max(1, len(self._taken_s) - 1) if self._taken_s else 0.0
 
     def check(self) -> None:
         assert len(self._places) == len(self._deadlines) == len(self._tickets) == len(self._entries) <= self.capacity

@@ -47,6 +47,7 @@ class Peek(Struct):
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
+    service_tier: str | None = None
     n: int | None = None
     best_of: int | None = None
     max_tokens: int | None = None

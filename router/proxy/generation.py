@@ -160,7 +160,7 @@ class Generation(PromptedRequest):
                 return
             body = held
         if not self.first_byte_s:
-            self.first_byte_s = self.router.now_s()
+            self._first_byte()
         # A stream comes in many parts, and few of them have a report: only those are worth a call.
         if CACHED in body and self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
             self.hit.read(self.router, self.model, self.prompt, attempt.member, body)

@@ -44,6 +44,7 @@ class Notes:
                 question.is_fetched,
                 None if question.source is None else question.source.name,
                 question.behind_s,
+                question.stands_back,
             )
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from api.errors import ApiError
 from api.generation_apis import CHAT, GenerationApi
 from router.members.members import ServedModel, no_replica
+from router.placement.classes import ServiceClass, chosen
 from router.placement.decision import Decision
 from router.prompts.canonical import peek_of
 from router.prompts.prompt import Peek, Prompt, read_peek, salted_for
@@ -24,6 +25,7 @@ from router.proxy.prefill import Prefill
 from router.proxy.request import Request
 from router.proxy.sessions import session_of
 from router.proxy.token_use import Generated, generated_by, prompt_use
+from router.tenants.keys import Key
 from router.tenants.limits import NOTHING, Use
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,9 @@ class PromptedRequest(Request):
     def session(self) -> str | None:
         session = session_of(self.exchange.scope["headers"], self.peek.prompt_cache_key)
         return None if session is None else session.key
+
+    def _service_of(self, key: Key) -> ServiceClass | None:
+        return chosen(key.classes, self.peek.service_tier, self._priority)
 
     def serve(self, exchange: Exchange) -> None:
         """Begin with the whole body."""

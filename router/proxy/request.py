@@ -10,13 +10,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from api.errors import ApiError, queue_full, too_long
+from api.errors import ApiError, class_refused, queue_full, too_long
 from router.members.broken import Broken
 from router.members.members import no_replica
+from router.placement.classes import ServiceClass
 from router.placement.cost import NONE_TRIED, Candidate, Tenant
 from router.placement.decision import Decision
 from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
+from router.placement.objectives import Outlook
 from router.placement.placement import Prompt
 from router.placement.waiting import STEP_S
 from router.proxy.admission import Admitted
@@ -24,7 +26,8 @@ from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
-from router.proxy.withheld import may_have_withheld, without_withheld
+from router.proxy.withheld import PRIORITY, WITHHELD, may_have_withheld, priority_in, without_withheld
+from router.tenants.keys import Key
 from router.tenants.limits import Use
 
 if TYPE_CHECKING:
@@ -64,6 +67,8 @@ class Request(Owner):
     _fruitless: int = 0  # attempts since a replica answered
     _body: bytes = b""
     _client_is_full: bool = False
+    _outlook: Outlook | None = None  # None: it has no class
+    _priority: int | None = None  # that its client asked for, where the router is to obey it
 
     def __post_init__(self) -> None:
         self.came_s = self.arrived_s
@@ -114,7 +119,11 @@ class Request(Owner):
         if key.tenant_header is not None:
             value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
             name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
-        return Tenant(name, self.model_name or "", key.weight)
+        return Tenant(name, self.model_name or "", key.weight, self._service_of(key))
+
+    def _service_of(self, key: Key) -> ServiceClass | None:
+        """The request's class; None: there are no classes."""
+        return key.classes[0] if key.classes else None
 
     # ---- to a replica
 
@@ -131,6 +140,8 @@ class Request(Owner):
         try:
             while not self.is_over and self._is_ready():
                 decision = self.decision = self._choose()
+                if self._is_new and decision.rejection in (None, "full"):
+                    self._check_class(decision)
                 if decision.chosen is None:
                     self._wait(decision)
                     return
@@ -142,6 +153,23 @@ class Request(Owner):
                 self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
         except ApiError as error:
             self.give_up(error)
+
+    @property
+    def _is_new(self) -> bool:
+        """True until it waits for room or was sent: from then on it is not refused for its class's sake."""
+        return not (self._since_s or self.retries or self.tried or self.exchange.response_started)
+
+    def _check_class(self, decision: Decision) -> None:
+        """Raise ApiError 503 if its class, or one above, cannot be served in time."""
+        tenant = decision.question.tenant
+        if tenant is None or (service := tenant.service) is None:
+            return
+        router, question = self.router, decision.question
+        room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)
+        self._outlook = router.placement.outlook(decision, room_s)
+        if self._outlook is not None and (wait_s := self._outlook.refused_for_s) is not None:
+            router.counts.classes.refused(service)
+            raise class_refused(service.name, wait_s)
 
     def _charge_prompt(self) -> None:
         """Charge the key for the prompt; raise ApiError 429 if that is more than its limits leave."""
@@ -189,7 +217,7 @@ class Request(Owner):
                 tokens=self._tokens,
                 tried=self.tried,
                 not_before_s=again_s,
-                stands_back=decision.question.behind_s > 0,
+                stands_back=decision.question.stands_back,
             )
         if refused is not None:
             refused.give_up_waiting()
@@ -214,6 +242,11 @@ class Request(Owner):
         if self._queued_s:
             self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
         return attempt
+
+    def _first_byte(self) -> None:
+        now_s = self.first_byte_s = self.router.now_s()
+        if self._outlook is not None:
+            self.router.placement.came(self.tenant, self._outlook, now_s - self.came_s)
 
     def _is_answered(self) -> None:
         self._waits_until_s, self._fruitless = 0.0, 0
@@ -240,13 +273,20 @@ class Request(Owner):
     # ---- fields that only the router may set
 
     def _without_withheld(self, body: bytes) -> bytes:
-        return body if self.router.config.pass_kv_transfer_params else without_withheld(body)
+        self._priority = priority_in(body) if PRIORITY in self._withheld else None
+        return without_withheld(body, self._withheld)
+
+    @property
+    def _withheld(self) -> tuple[str, ...]:
+        names = () if self.router.config.pass_kv_transfer_params else WITHHELD
+        key = self.admitted.key
+        return (*names, PRIORITY) if key is not None and key.classes else names
 
     async def _withhold_apart(self, body: bytes) -> bytes:
         """Remove the fields from a body that takes long to parse."""
-        if self.router.config.pass_kv_transfer_params or not may_have_withheld(body):
-            return body
-        return await asyncio.to_thread(without_withheld, body)
+        return (
+            await asyncio.to_thread(self._without_withheld, body) if may_have_withheld(body, self._withheld) else body
+        )
 
     # ---- a prompt that is computed elsewhere
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from router.members.feeds import Moment
@@ -261,6 +261,8 @@ class DecisionRecord(Struct, frozen=True):
     session: str | None = None
     portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
     prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
+    service_class: str | None = field(name="class", default=None)
+    behind_s: float = 0.0  # it counted as come so much later, by its class and by what its key had been given
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -286,7 +288,7 @@ class PastDecision(Struct, frozen=True, gc=False):
 
     def record(self) -> DecisionRecord:
         decision = self.decision
-        matched = decision.question.matched
+        matched, tenant = decision.question.matched, decision.question.tenant
         return DecisionRecord(
             ts=self.ts,
             request_id=self.request_id,
@@ -316,6 +318,8 @@ class PastDecision(Struct, frozen=True, gc=False):
             session=decision.question.session,
             portions=decision.chosen_portions,
             prefill=self.prefill,
+            service_class=None if tenant is None or tenant.service is None else tenant.service.name,
+            behind_s=round(decision.question.behind_s, 6),
         )
 
 

@@ -1,33 +1,55 @@
-"""Fields that clients may not set: they name hosts that an engine connects to, and blocks that it reads there."""
+"""Fields that clients may not set: hosts that an engine connects to, and, beside classes, an order of their own."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from api.errors import invalid
-from router.prompts.prompt import UNREADABLE
+from router.prompts.prompt import UNREADABLE, lenient
 
 WITHHELD = ("kv_transfer_params", "ec_transfer_params")
-_MARK, _ESCAPE = b"_transfer_params", b"\\u00"  # or they are spelled with escapes
+PRIORITY = "priority"  # with classes the router reads it
+_ESCAPE = b"\\u00"  # or they are spelled with escapes
+_MARKS = dict.fromkeys(WITHHELD, b"_transfer_params") | {PRIORITY: b'"priority"'}
 
+
+class _Ordered(Struct):
+    priority: Any = None
+
+
+_decode_ordered = msgspec.json.Decoder(_Ordered).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-def may_have_withheld(body: bytes | bytearray) -> bool:
+def may_have_withheld(body: bytes | bytearray, names: Collection[str] = WITHHELD) -> bool:
     """Tell whether it takes parsing to see that none of these fields is there."""
-    return _MARK in body or _ESCAPE in body
+    return bool(names) and (_ESCAPE in body or any(mark in body for mark in {_MARKS[name] for name in names}))
 
 
-def without_withheld(body: bytes) -> bytes:
+def priority_in(body: bytes) -> int | None:
+    """The priority that a client asks for; None: it asks for none, or in no way that can be read."""
+    if not may_have_withheld(body, (PRIORITY,)):
+        return None
+    try:
+        found: int | None = lenient(_decode_ordered(body).priority, int)
+        return found
+    except UNREADABLE:
+        return None
+
+
+def without_withheld(body: bytes, names: Sequence[str] = WITHHELD) -> bytes:
     """The body without these fields; raise ApiError 400 if it may have some and cannot be parsed."""
-    if not may_have_withheld(body):
+    if not may_have_withheld(body, names):
         return body
     try:
         fields = _decode_fields(body)
     except UNREADABLE as error:
         if not bytes(body[:64]).lstrip().startswith(b"{"):
             return body  # no engine reads fields in it
-        why = f"it cannot be read ({error}), and seems to set {WITHHELD[0]}, which only the router may"
+        why = f"it cannot be read ({error}), and seems to set {names[0]}, which only the router may"
         raise invalid(f"the body is refused: {why}") from None
-    if fields.keys().isdisjoint(WITHHELD):
+    if fields.keys().isdisjoint(names):
         return body
-    return msgspec.json.encode({name: value for name, value in fields.items() if name not in WITHHELD})
+    return msgspec.json.encode({name: value for name, value in fields.items() if name not in names})

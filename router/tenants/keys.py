@@ -11,10 +11,14 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+
+from router.placement.classes import FIRST_TOKEN_S, USUAL, WEIGHTS, ServiceClass
+from router.placement.classes import NAMES as CLASS_NAMES
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SALT_CHARACTERS = 32  # 128 bits, as hexadecimal
@@ -25,6 +29,8 @@ LIMITS = (
 )
 LARGEST = 1e15
 MOST_WEIGHT = 1000
+MOST_FIRST_TOKEN_S = 3600
+_ONE_OF_THEM = f"{', '.join(CLASS_NAMES[:-1])} or {CLASS_NAMES[-1]}"
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
@@ -45,6 +51,7 @@ class Key(Struct, frozen=True, kw_only=True):
     tokens_per_day: float | None = None
     weight: float = 1.0  # its share of the replicas where requests wait, beside other keys' weights
     tenant_header: bytes | None = None  # names whoever the request is for, each of whom has a share of this weight
+    classes: tuple[ServiceClass, ...] = ()  # that its requests may have, its own first; none: no key has classes
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt of a request, derived from the client's own.
@@ -125,6 +132,7 @@ class KeyTable(Struct, forbid_unknown_fields=True):
     tokens_per_day: float | None = None
     weight: float = 1.0
     tenant_header: str | None = None
+    service_class: str | None = field(name="class", default=None)
 
     def digest(self, name: str) -> bytes:
         if (self.key is None) == (self.key_sha256 is None):
@@ -142,11 +150,11 @@ class KeyTable(Struct, forbid_unknown_fields=True):
     def check(self, name: str) -> None:
         if not name or name.startswith("("):
             raise ValueError(f"{name!r} cannot be the name of a key; write one that begins with no parenthesis")
-        for field in LIMITS:
-            limit, least = getattr(self, field), 0 if field == "requests_per_minute" else 1
+        for name_of_limit in LIMITS:
+            limit, least = getattr(self, name_of_limit), 0 if name_of_limit == "requests_per_minute" else 1
             if limit is not None and not (least <= limit < LARGEST and limit):
                 fix = "a number above 0" if not least else "1 or more"
-                raise ValueError(f"{field} of keys.{name} is {limit}; write {fix}, or leave it out")
+                raise ValueError(f"{name_of_limit} of keys.{name} is {limit}; write {fix}, or leave it out")
         if (weight := self.cached_token_weight) is not None:
             if not 0 <= weight <= 1:
                 raise ValueError(f"cached_token_weight of keys.{name} is {weight}; write a number from 0 to 1")
@@ -161,13 +169,51 @@ class KeyTable(Struct, forbid_unknown_fields=True):
             raise ValueError(
                 f"tenant_header of keys.{name} is {self.tenant_header!r}; write the name of a header, such as x-tenant"
             )
+        if self.service_class is not None and self.service_class not in CLASS_NAMES:
+            raise ValueError(f"class of keys.{name} is {self.service_class!r}; write {_ONE_OF_THEM}")
         if self.group is not None and not self.salt:
             raise ValueError(f"keys.{name} has the group {self.group!r} and salt = false; leave one of them out")
+
+
+class ClassTable(Struct, forbid_unknown_fields=True):
+    """`[classes.NAME]` in the file."""
+
+    first_token_s: float | None = None
+    weight: float | None = None
+
+    def service(self, name: str) -> ServiceClass:
+        if name not in CLASS_NAMES:
+            raise ValueError(f"classes.{name} is no class; write {_ONE_OF_THEM}")
+        first_token_s = FIRST_TOKEN_S[name] if self.first_token_s is None else self.first_token_s
+        if not 0 < first_token_s <= MOST_FIRST_TOKEN_S:
+            raise ValueError(
+                f"first_token_s of classes.{name} is {first_token_s}; "
+                f"write a number above 0, at most {MOST_FIRST_TOKEN_S}"
+            )
+        weight = WEIGHTS[name] if self.weight is None else self.weight
+        if not 0 < weight <= MOST_WEIGHT:
+            raise ValueError(f"weight of classes.{name} is {weight}; write a number above 0, at most {MOST_WEIGHT}")
+        return ServiceClass(name, CLASS_NAMES.index(name), first_token_s, weight)
 
 
 class KeysFile(Struct, forbid_unknown_fields=True):
     keys: dict[str, KeyTable]
     salt_secret: str | None = None  # keeps salts as they are when keys change
+    classes: dict[str, ClassTable] = {}
+
+    def services(self) -> list[ServiceClass]:
+        """The classes, the highest first; none unless the file speaks of some."""
+        given = {name: table.service(name) for name, table in self.classes.items()}
+        if not given and all(table.service_class is None for table in self.keys.values()):
+            return []
+        found = [given.get(name) or ClassTable().service(name) for name in CLASS_NAMES]
+        for higher, lower in pairwise(found):
+            if higher.first_token_s > lower.first_token_s:
+                raise ValueError(
+                    f"first_token_s of classes.{lower.name} is {lower.first_token_s:g}, less than the "
+                    f"{higher.first_token_s:g} of classes.{higher.name}, a higher class; write more here, or less there"
+                )
+        return found
 
 
 def parse_keys(path: str, text: str) -> list[Key]:
@@ -193,10 +239,13 @@ def _keys_from(file: KeysFile) -> list[Key]:
         if other != name:
             raise ValueError(f"keys.{other} and keys.{name} are the same key; give each its own")
     secrets = _group_secrets(file, {name: digest for digest, name in names.items()})
-    return [_key(name, digest, file, secrets) for digest, name in names.items()]
+    services = file.services()
+    return [_key(name, digest, file, secrets, services) for digest, name in names.items()]
 
 
-def _key(name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes]) -> Key:
+def _key(
+    name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes], services: Sequence[ServiceClass]
+) -> Key:
     table = file.keys[name]
     own = file.salt_secret.encode() if file.salt_secret else None
     if not table.salt:
@@ -206,14 +255,16 @@ def _key(name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes])
     else:
         salt = salt_of(own or digest, f"key {name}")
     weight = CACHED_TOKEN_WEIGHT if table.cached_token_weight is None else table.cached_token_weight
-    limits = {field: getattr(table, field) for field in LIMITS}
+    limits = {limit: getattr(table, limit) for limit in LIMITS}
+    classes = tuple(services[CLASS_NAMES.index(table.service_class or USUAL) :])
     return Key(
         name=name,
         digest=digest,
         salt=salt,
         admin=table.admin,
         cached_token_weight=weight,
-        weight=table.weight,
+        weight=table.weight * (classes[0].weight if classes else 1.0),
+        classes=classes,
         tenant_header=None if table.tenant_header is None else table.tenant_header.lower().encode(),
         **limits,
     )
@@ -235,7 +286,8 @@ def _explained(error: msgspec.ValidationError) -> str:
     unknown = re.search(r"unknown field `(.*)`", said)
     if unknown is None:
         return f"{where}: {said[:1].lower()}{said[1:]}"
-    known: Any = KeyTable.__struct_fields__ if where != "the file" else KeysFile.__struct_fields__
+    table = ClassTable if where.startswith("classes") else KeyTable if where != "the file" else KeysFile
+    known: Any = table.__struct_encode_fields__
     near = get_close_matches(unknown[1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys there are {', '.join(known)}"
     return f"{where}: {unknown[1]!r} is not known; {hint}"

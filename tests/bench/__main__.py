@@ -38,6 +38,7 @@ PARTS = (
 BY_NAME = (
     "agents",
     "bodies",
+    "classes",
     "compiled",
     "disk_kv",
     "kv_tiers",

@@ -24,7 +24,7 @@ from tests.lab.traffic import agents, conversations
 
 SETTINGS = Settings(replicas=4)
 CAPACITY = SETTINGS.replicas * SETTINGS.prefill_tokens_per_s
-NINE, FLOOD = [f"tenant-{number}" for number in range(9)], "flood"
+NINE, FLOOD = [Tenant(f"tenant-{number}") for number in range(9)], Tenant("flood")
 TIMES = 10  # its share
 COLD_TOKENS = 16_384
 LOAD = 0.7  # of the nine, cached or not
@@ -63,15 +63,15 @@ def dealt(trace: Trace) -> Trace:
 
 def of_tenants(requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
     """Give each new conversation to the tenant with the fewest tokens so far."""
-    tenant_of: dict[int, str] = {}  # by block
-    tokens = dict.fromkeys(NINE, 0)
+    tenant_of: dict[int, Tenant] = {}  # by block
+    tokens = dict.fromkeys([one.name for one in NINE], 0)
     for one in requests:
         known = next((i + 1 for i in reversed(range(len(one.blocks) - 1)) if one.blocks[i] in tenant_of), 0)
         goes_on = 2 * known > len(one.blocks)
-        tenant = tenant_of[one.blocks[known - 1]] if goes_on else min(NINE, key=tokens.__getitem__)
+        tenant = tenant_of[one.blocks[known - 1]] if goes_on else min(NINE, key=lambda one: tokens[one.name])
         for block in one.blocks:
             tenant_of.setdefault(block, tenant)
-        tokens[tenant] += one.input_tokens
+        tokens[tenant.name] += one.input_tokens
         yield one._replace(tenant=tenant)
 
 
@@ -107,17 +107,21 @@ def show(flood: str, name: str, jobs: Sequence[Job], trace: Trace, alone: Sequen
     times = sorted(job.ttft_s for job in nine)
     before = sorted(job.ttft_s for job in alone if job.request.at_s >= from_s)
     hits = 1 - sum(job.uncached_tokens for job in nine) / sum(job.request.input_tokens for job in nine)
-    given = dict.fromkeys([*NINE, FLOOD], 0)
+    given = dict.fromkeys([one.name for one in (*NINE, FLOOD)], 0)
     for job in jobs:
         if from_s <= job.first_s <= span_s and not job.is_refused:
-            given[job.request.tenant or ""] += job.uncached_tokens
+            given[name_of(job)] += job.uncached_tokens
     p99_s, ratio = percentile(times, 0.99), percentile(times, 0.99) / percentile(before, 0.99)
     print(
         f"| {flood} | {name} | {fmean(times):.2f} s | {p99_s:.1f} s | {ratio:.2f} | {hits:.1%} "
-        f"| {sum(given.values()) / (span_s - from_s):,.0f} | {given[FLOOD] / (span_s - from_s):,.0f} "
+        f"| {sum(given.values()) / (span_s - from_s):,.0f} | {given[FLOOD.name] / (span_s - from_s):,.0f} "
         f"| {sum(job.is_refused for job in jobs)} | {fairness(jobs, given, from_s, span_s):.3f} |",
         flush=True,
     )
+
+
+def name_of(job: Job) -> str:
+    return "" if job.request.tenant is None else job.request.tenant.name
 
 
 def fairness(jobs: Sequence[Job], given: Mapping[str, int], from_s: float, span_s: float) -> float:
@@ -125,7 +129,7 @@ def fairness(jobs: Sequence[Job], given: Mapping[str, int], from_s: float, span_
     wanted = dict.fromkeys(given, 0)
     for job in jobs:
         if from_s <= job.request.at_s <= span_s:
-            wanted[job.request.tenant or ""] += job.uncached_tokens or job.request.input_tokens
+            wanted[name_of(job)] += job.uncached_tokens or job.request.input_tokens
     left, fair = sum(given.values()), dict[str, float]()
     for tenant in sorted(wanted, key=wanted.__getitem__):
         fair[tenant] = min(wanted[tenant], left / (len(wanted) - len(fair)))

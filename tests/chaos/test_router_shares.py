@@ -28,14 +28,31 @@ key = "quiet"
 key = "gateway"
 tenant_header = "X-Tenant"
 """
+CLASSES = """
+[classes.standard]
+first_token_s = 3
+[classes.batch]
+first_token_s = {first_token_s}
+[keys.flood]
+key = "flood"
+class = "batch"
+[keys.quiet]
+key = "quiet"
+class = "interactive"
+"""
 FLOOD = 100  # prompts
 WORDS = 150  # of each
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[RouterProcess]:
+def text() -> str:
+    return KEYS
+
+
+@pytest.fixture
+def running(tmp_path: Path, text: str) -> Iterator[RouterProcess]:
     keys = tmp_path / "keys.toml"
-    keys.write_text(KEYS)
+    keys.write_text(text)
     with fleet(REPLICAS, *SIMULATED) as replicas, router(*replicas.as_options, "--api-keys", keys) as made:
         yield made
 
@@ -79,3 +96,30 @@ CASES = {
 def test_a_flood_delays_its_own_tenant_alone(running: RouterProcess, case: str) -> None:
     flood, other, goes_first = CASES[case]
     assert goes_before(running, flood, other) == goes_first
+
+
+@pytest.mark.parametrize("text", [CLASSES.format(first_token_s=600)])
+def test_batch_work_lets_interactive_prompts_pass(running: RouterProcess) -> None:
+    assert goes_before(running, ("flood",), ("quiet",))
+
+
+@pytest.mark.parametrize("text", [CLASSES.format(first_token_s=4)])
+def test_batch_work_that_would_be_late_is_refused_and_the_rest_is_answered_in_time(running: RouterProcess) -> None:
+    ask(running.url, "quiet", "a question, by which the speed is learned")
+
+    def answered(number: int) -> httpx2.Response:
+        content = " ".join(f"{number}-{word}" for word in range(WORDS))
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        headers = {"authorization": "Bearer flood"}
+        return httpx2.post(f"{running.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+    with ThreadPoolExecutor(FLOOD) as pool:
+        found = list(pool.map(answered, range(FLOOD)))
+    refused = [one for one in found if one.status_code != 200]
+    assert 0 < len(refused) < FLOOD
+    for one in refused:
+        assert (one.status_code, one.json()["error"]["code"]) == (503, "class_refused")
+        assert int(one.headers["retry-after"]) >= 1
+    metrics = httpx2.get(f"{running.url}/metrics").text
+    assert f'class_refusals_total{{class="batch"}} {len(refused)}.0' in metrics
+    assert 'class_answers_total{class="interactive"} 1.0' in metrics

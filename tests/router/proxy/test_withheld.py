@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from router.proxy.withheld import WITHHELD, without_withheld
+from router.proxy.withheld import PRIORITY, WITHHELD, without_withheld
 from tests.router.scripted import MODEL, Scripted, connect, says, served
 
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_port": 22}
@@ -46,6 +46,15 @@ def test_a_body_that_only_a_lenient_engine_can_read_is_refused(body: bytes) -> N
     with pytest.raises(ApiError, match="kv_transfer_params, which only the router may") as raised:
         without_withheld(body)
     assert raised.value.status == 400
+
+
+def test_a_priority_only_where_it_is_asked_for() -> None:
+    body = b'{"model":"m","priority":-5,"service_tier":"priority"}'
+    assert without_withheld(body) == body
+    assert without_withheld(body, (*WITHHELD, PRIORITY)) == b'{"model":"m","service_tier":"priority"}'
+    escaped = b'{"model":"m","\\u0070riority":-5}'
+    assert without_withheld(escaped, (PRIORITY,)) == b'{"model":"m"}'
+    assert without_withheld(escaped, ()) == escaped
 
 
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5)

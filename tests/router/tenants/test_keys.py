@@ -99,6 +99,37 @@ def test_the_clients_own_salt_divides_the_keys_cache_further() -> None:
     assert (open_.salted(None), open_.salted("x")) == (None, "x")
 
 
+def test_a_key_may_use_its_class_and_those_below() -> None:
+    text = """
+    [classes.interactive]
+    first_token_s = 1.5
+    [keys.a]
+    key = 'a'
+    class = 'interactive'
+    weight = 2
+    [keys.b]
+    key = 'b'
+    [keys.c]
+    key = 'c'
+    class = 'batch'
+    """
+    a, b, c = parse_keys("keys.toml", text)
+    assert [[one.name for one in key.classes] for key in (a, b, c)] == [
+        ["interactive", "standard", "batch"],
+        ["standard", "batch"],
+        ["batch"],
+    ]
+    assert [one.first_token_s for one in a.classes] == [1.5, 10.0, 120.0]
+    assert (a.weight, b.weight, c.weight) == (8.0, 1.0, 0.25)
+
+
+def test_without_a_class_in_the_file_there_are_none() -> None:
+    [key] = parse_keys("keys.toml", "[keys.a]\nkey = 'a'")
+    assert key.classes == ()
+    [key] = parse_keys("keys.toml", "[classes.batch]\n[keys.a]\nkey = 'a'")
+    assert [one.name for one in key.classes] == ["standard", "batch"]
+
+
 def test_keys_of_the_command_line_have_names_and_salts_and_no_limits() -> None:
     first, second, admin = keys_from_options(["a", "b", "a"], "c")
     assert (first.name, second.name, admin.name) == ("key-1", "key-2", "admin")
@@ -132,6 +163,13 @@ def test_keys_of_the_command_line_have_names_and_salts_and_no_limits() -> None:
         ("[keys.a]\nkey = 'a'\nweight = 0", "weight of keys.a is 0.0; write a number above 0, at most 1000"),
         ("[keys.a]\nkey = 'a'\nweight = 1e9", "at most 1000"),
         ("[keys.a]\nkey = 'a'\ntenant_header = 'x tenant'", "tenant_header of keys.a is 'x tenant'; write the name of"),
+        ("[keys.a]\nkey = 'a'\nclass = 'flex'", "class of keys.a is 'flex'; write interactive, standard or batch"),
+        ("[classes.flex]\n[keys.a]\nkey = 'a'", "classes.flex is no class; write interactive, standard or batch"),
+        ("[classes.batch]\nfirst_token = 5\n[keys.a]\nkey = 'a'", "did you mean 'first_token_s'?"),
+        ("[classes.batch]\nfirst_token_s = 0\n[keys.a]\nkey = 'a'", "first_token_s of classes.batch is 0.0"),
+        ("[classes.batch]\nfirst_token_s = 1\n[keys.a]\nkey = 'a'", "less than the 10 of classes.standard, a higher"),
+        ("[classes.batch]\nweight = nan\n[keys.a]\nkey = 'a'", "weight of classes.batch is nan; write a number above"),
+        ("[keys.a]\nkey = 'a'\nclas = 'batch'", "keys.NAME: 'clas' is not known; did you mean 'class'?"),
         ("[keys.a]\nkey = 'a'\ncached_token_weight = 0.5", "but no tokens_per_minute or tokens_per_day"),
         ("[keys.a]\nkey = 'a'\ngroup = 'g'\nsalt = false", "keys.a has the group 'g' and salt = false"),
         ("[keys.a]\nkey = 's3cret'\n[keys.b]\nkey = 's3cret'", "keys.a and keys.b are the same key"),
