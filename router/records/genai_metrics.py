@@ -81,13 +81,15 @@ class Instrument:
         self._series: dict[Labels, Series] = {}
 
     def observe(self, labels: Labels, value: float, now_ns: int) -> None:
-        (self._series.get(labels) or self._begin(labels, now_ns)).add(value, now_ns)
-
-    def _begin(self, labels: Labels, now_ns: int) -> Series:
+        series = self._series.get(labels)
+        if series is not None:
+            series.add(value, now_ns)
+            return
         if len(self._series) >= MOST_SERIES:  # replicas come and go, and each has an address
             del self._series[min(self._series, key=lambda one: self._series[one].used_ns)]
-        series = self._series[labels] = Series(self.bounds, labels.attributes(), now_ns)
-        return series
+        series = Series(self.bounds, labels.attributes(), now_ns)
+        series.add(value, now_ns)
+        self._series[labels] = series  # last, as another thread may be looking: none is empty
 
     def series(self) -> list[Series]:
         """Return the series, also to another thread: it may see a value that is not yet in its total."""

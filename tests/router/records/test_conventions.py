@@ -73,6 +73,12 @@ def test_the_counter_is_named_after_the_attribute_of_spans() -> None:
     assert ours.unit == "{token}"
 
 
+def test_the_page_lists_every_metric() -> None:
+    page = Path(__file__).parents[3] / "docs" / "monitoring.md"
+    listed = re.findall(r"^\| `(gen_ai\S+)` \| (\w+), `(\S+)` \|", page.read_text(), re.MULTILINE)
+    assert listed == [(one.name, "histogram" if one.bounds else "counter", one.unit) for one in GenaiMetrics()]
+
+
 def test_attributes_of_metrics_are_published() -> None:
     failed, answered = Labels("chat", "m", "500", "h", 1), Labels("chat", "m", None, "h", 1, "input", "text")
     assert (failed.attributes() | answered.attributes()).keys() - set(published()) == {MODALITY}

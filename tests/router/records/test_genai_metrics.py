@@ -117,6 +117,21 @@ async def test_tokens_of_other_engines_are_those_that_they_report(collector: Col
     assert FIRST_TOKEN_S not in metrics and TOKEN_S not in metrics  # the whole answer came at once
 
 
+async def test_an_api_that_only_engines_speak_is_a_chat(collector: Collector) -> None:
+    answer = b'{"type":"message","usage":{"input_tokens":24,"cache_read_input_tokens":16,"output_tokens":7}}'
+    async with (
+        served(*Script(says(answer)).replicas(1), otlp_endpoint=collector.url) as running,
+        connect(running.port) as client,
+    ):
+        assert (await client.post("/v1/messages", chat(max_tokens=9))).status == 200
+        await told(running)
+    metrics = collector.metrics
+    [request] = points(metrics[REQUEST_S])
+    assert attributes(request)["gen_ai.operation.name"] == "chat" and request.count == 1
+    assert {attributes(one)[TOKEN_TYPE]: one.sum for one in points(metrics[TOKENS])} == {"input": 40, "output": 7}
+    assert [point.as_int for point in points(metrics[CACHED])] == [16]
+
+
 async def test_an_attempt_that_failed_is_an_operation_of_its_own(collector: Collector) -> None:
     replicas = Script(drops, says(USAGE)).replicas(2)
     async with served(*replicas, otlp_endpoint=collector.url) as running, connect(running.port) as client:
