@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,24 +230,18 @@ async def test_a_missing_collector_disturbs_nothing(monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - begun_s < CLOSE_LIMIT_S + 5
 
 
-def drips(handler: BaseHTTPRequestHandler) -> None:
-    """Answer without an end, a byte at a time."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    try:
-        for _ in range(200):
-            handler.wfile.write(b"x")
-            time.sleep(0.05)
-    except OSError:
-        pass
-
-
 async def test_a_collector_whose_answer_never_ends_delays_no_request_and_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    replicas = Script(*[says(USAGE)] * 20).replicas(1)
-    with collecting(drips) as collector:
+    replicas, over = Script(*[says(USAGE)] * 20).replicas(1), Event()
+
+    def hangs(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nx")
+        over.wait(30)
+
+    with collecting(hangs) as collector:
         async with served(*replicas, otlp_endpoint=collector.url) as running, connect(running.port) as client:
             assert (await client.post(CHAT, chat())).status == 200
             await until(lambda: bool(collector.exports), "the answer has begun")
@@ -257,6 +252,7 @@ async def test_a_collector_whose_answer_never_ends_delays_no_request_and_no_end(
             begun_s = time.monotonic()
         assert time.monotonic() - begun_s < CLOSE_LIMIT_S + 3
         assert len(collector.exports) == 1  # it was still being answered
+        over.set()
 
 
 def summary(model: str) -> RequestSummary:
