@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from time import time
+from time import time, time_ns
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
@@ -50,6 +50,7 @@ from router.tenants.ledger import ledger_of
 
 if TYPE_CHECKING:
     from router.peers.links import Links
+    from router.records.genai_metrics import GenaiMetrics
     from router.records.tracing import Tracing
     from router.verification import Verification
     from router.workers.colleagues import Colleagues
@@ -103,6 +104,7 @@ class Router:
         self.request_log: RequestLog | None = None
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
+        self.genai_metrics: GenaiMetrics | None = None
         self.links: Links | None = None  # to other routers
         self.colleagues: Colleagues | None = None  # the other workers, if there are several
         self.responses = HeldResponses()
@@ -326,7 +328,7 @@ class Router:
             self._is_untold = True
 
     def over(self, summary: RequestSummary) -> None:
-        """Pass the summary of a finished request to counters, logs and traces."""
+        """Pass the summary of a finished request to counters, logs, traces and metrics."""
         self.open_requests -= 1
         if summary.used.generated and summary.attempts:
             self.placement.generated(summary.attempts[-1].placed, summary.used.generated)
@@ -338,6 +340,8 @@ class Router:
             self.request_log.over(summary)
         if summary.trace is not None:
             summary.trace.end(summary)
+        if self.genai_metrics is not None:
+            self.genai_metrics.over(summary, time_ns())
         if summary.chat is not None and summary.exchange.disconnected:
             self.counts.client_left += 1
         self.counts.retries += summary.retries

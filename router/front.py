@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from api.http.connection import Limits
 from api.http.routes import RouteTable
@@ -41,6 +42,9 @@ from router.upkeep import Upkeep
 from router.workers.colleagues import Colleagues
 from router.workers.processes import Place
 from router.workers.questions import CHANGES, RESPONSE
+
+if TYPE_CHECKING:
+    from router.records.metrics_export import MetricsExport
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +91,9 @@ class Front:
         self._access_log = AccessLog.open(config.access_log)
         self.router.on_answer = self._access_log.answered if self._access_log else None
         self.router.request_log = RequestLog.open(config)
+        self._metrics_export: MetricsExport | None = None
         if config.otlp_endpoint is not None:
-            from router.records.tracing import Tracing  # an extra
-
-            self.router.tracing = Tracing(config.otlp_endpoint)
+            self._tell_collector(config.otlp_endpoint, None if place is None else place.number)
         self.dashboard = Dashboard(self.router)
         more = named(config.client_paths)
         table = RouteTable((*ROUTES, *more))
@@ -101,6 +104,19 @@ class Front:
         self._server = http_server(self._app, limits, protocol, **tls)
         self._tasks: list[asyncio.Task[None]] = []
         self._adopted: set[asyncio.Task[None]] = set()  # that begin
+
+    def _tell_collector(self, endpoint: str, worker: int | None) -> None:
+        from router.records.genai_metrics import GenaiMetrics
+        from router.records.metrics_export import MetricsExport  # these need an extra
+        from router.records.otlp import Collector, is_sent
+        from router.records.tracing import Tracing
+
+        collector = Collector(endpoint, worker)
+        if is_sent("TRACES"):
+            self.router.tracing = Tracing(collector)
+        if is_sent("METRICS"):
+            self.router.genai_metrics = GenaiMetrics()
+            self._metrics_export = MetricsExport(self.router.genai_metrics, collector)
 
     async def start(self, *, ready_within_s: float = 0.0) -> None:
         """Start all tasks, and return once the router listens.
@@ -201,6 +217,8 @@ class Front:
         await self.router.ledger.close()
         if self.router.tracing is not None:
             self.router.tracing.close()
+        if self._metrics_export is not None:
+            self._metrics_export.close()
         for log_file in (self._access_log, self.router.request_log):
             if log_file is not None:
                 log_file.close()

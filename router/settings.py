@@ -343,7 +343,7 @@ SETTINGS: dict[str, list[Setting]] = {
             click.IntRange(0, 1000),
             "Number of keys with counters of their own in /metrics: those with most tokens.",
         ),
-        _row("otlp_endpoint", URL, "Send traces to this endpoint, by OTLP over HTTP."),
+        _row("otlp_endpoint", URL, "Send traces and GenAI metrics to this endpoint, by OTLP over HTTP."),
         _row(
             "log_level",
             click.Choice(["debug", "info", "warning", "error"]),

@@ -161,7 +161,7 @@ class Forwarding(Request):
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         if self.report is None:
-            self.report = Report()
+            self.report = attempt.report = Report()
         self.report.read(body)
         if complete:
             self._end_attempt(attempt)

@@ -4,33 +4,28 @@ Needs the extra `tracing`. Spans are built when the request has ended, from its 
 then only the ids exist, which replicas get in a header. If the collector is lost, so are its spans.
 """
 
-import os
 import random
 import re
 import time
 from collections.abc import Iterable
-from importlib.metadata import version
 from threading import Thread
 from typing import TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.members.upstream import Header
 from router.proxy.attempt import Attempt
 from router.proxy.headers import value_of
 from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.records.genai import PROVIDER, attempt_error, operation
+from router.records.otlp import CLOSE_LIMIT_S, EXPORT_LIMIT_S, TRACES_PATH, Collector
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
 
 TRACEPARENT = b"traceparent"
-TRACES_PATH = "/v1/traces"
-EXPORT_LIMIT_S = 5.0
-CLOSE_LIMIT_S = 2.0  # for the last spans; a lost collector must not delay the end
 NS = 1_000_000_000
 
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
@@ -40,13 +35,10 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 class Tracing:
     """Sends spans to a collector; `close` it at the end."""
 
-    def __init__(self, endpoint: str) -> None:
-        url = endpoint.rstrip("/")
-        exporter = OTLPSpanExporter(url if url.endswith(TRACES_PATH) else url + TRACES_PATH, timeout=EXPORT_LIMIT_S)
+    def __init__(self, collector: Collector) -> None:
+        exporter = OTLPSpanExporter(collector.url(TRACES_PATH), timeout=EXPORT_LIMIT_S)
         self._batches = BatchSpanProcessor(exporter)
-        name = os.environ.get("OTEL_SERVICE_NAME", "warmroute-router")
-        self._resource = Resource.create({"service.name": name, "service.version": version("warmroute")})
-        self._scope = InstrumentationScope("warmroute.router", version("warmroute"))
+        self._collector = collector
 
     def begin(self, headers: Iterable[Header]) -> "RequestTrace | None":
         """Begin a request's trace; None if its client decided against tracing."""
@@ -74,13 +66,13 @@ class Tracing:
                 name,
                 context,
                 parent,
-                self._resource,
+                self._collector.resource,
                 attributes,
                 kind=kind,
                 status=Status() if fault is None else Status(StatusCode.ERROR, fault or None),
                 start_time=times_ns[0],
                 end_time=times_ns[1],
-                instrumentation_scope=self._scope,
+                instrumentation_scope=self._collector.scope,
             )
         )
 
@@ -151,6 +143,7 @@ def request_attributes(summary: RequestSummary) -> Attributes:
         "url.path": exchange.scope["path"],
         "url.scheme": exchange.scope["scheme"],
         "gen_ai.operation.name": operation(summary),
+        "gen_ai.provider.name": PROVIDER,
         "warmroute.request_id": summary.admitted.request_id,
         "warmroute.retries": summary.retries,
         "warmroute.resumes": summary.resumes,
@@ -200,6 +193,7 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
         "server.address": target.host,
         "server.port": target.port,
         "gen_ai.operation.name": operation(summary),
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": summary.generation.peek.model if summary.generation else "",
         "warmroute.replica": attempt.member.name,
     }
@@ -211,9 +205,5 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
         tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
         attributes["gen_ai.usage.output_tokens"] = tokens
     if attempt.fault is not None:
-        attributes["error.type"] = str(attempt.status) if attempt.status >= 400 else "replica_lost"
+        attributes["error.type"] = attempt_error(attempt)
     return attributes
-
-
-def operation(summary: RequestSummary) -> str:
-    return "chat" if summary.chat else "text_completion"

@@ -6,21 +6,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `tracing` is not installed")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
-from router.records.tracing import CLOSE_LIMIT_S, Tracing
+from router.records import otlp
+from router.records.otlp import CLOSE_LIMIT_S
+from router.records.tracing import Tracing
+from tests.router.collector import Collector, attributes, collecting
 from tests.router.scripted import (
     CHAT,
     COMPLETIONS,
@@ -39,64 +37,15 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "a word of the prompt"
 
 
-class Collector:
-    """A collector that keeps all exported requests."""
-
-    def __init__(self) -> None:
-        self.requests: list[ExportTraceServiceRequest] = []
-        self.url = ""
-
-    @property
-    def spans(self) -> list[Span]:
-        """Spans in order of time, server spans first."""
-        found = [
-            span
-            for request in self.requests
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-        return sorted(found, key=lambda span: (span.kind != Span.SPAN_KIND_SERVER, span.start_time_unix_nano))
-
-
-@contextmanager
-def collecting() -> Iterator[Collector]:
-    collector = Collector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            assert self.path == "/v1/traces"
-            collector.requests.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        serving = Thread(target=server.serve_forever, args=(0.01,))
-        serving.start()
-        collector.url = f"http://127.0.0.1:{server.server_port}"
-        try:
-            yield collector
-        finally:
-            server.shutdown()
-            serving.join()
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with collecting() as running:
         yield running
 
 
-def attributes(span: Span) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value") or "") for one in span.attributes}
-
-
 async def told(running: Served, collector: Collector) -> list[Span]:
     await running.idle()
+    assert running.router.tracing is not None
     running.router.tracing._batches.force_flush()
     return collector.spans
 
@@ -203,16 +152,17 @@ async def test_a_missing_collector_disturbs_nothing() -> None:
     assert time.monotonic() - begun_s < CLOSE_LIMIT_S + 5
 
 
-@pytest.mark.parametrize("own", [None, "front-7"])
-def test_the_service_has_a_name(collector: Collector, monkeypatch: pytest.MonkeyPatch, own: str | None) -> None:
+@pytest.mark.parametrize("variable", [None, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"])
+def test_the_service_has_a_name(collector: Collector, monkeypatch: pytest.MonkeyPatch, variable: str | None) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
-    if own is not None:
-        monkeypatch.setenv("OTEL_SERVICE_NAME", own)
-    tracing = Tracing(collector.url + "/v1/traces")
+    own = None if variable is None else "front-7"
+    if variable is not None:
+        monkeypatch.setenv(variable, "front-7" if variable == "OTEL_SERVICE_NAME" else "service.name=front-7")
+    tracing = Tracing(otlp.Collector(collector.url + "/v1/traces"))
     tracing.tell("one", SpanKind.SERVER, SpanContext(1, 2, False, TraceFlags(1)), None, (1, 2), {}, None)
     tracing.close()  # exports the rest
     [resource] = collector.requests[0].resource_spans
-    named = {one.key: one.value.string_value for one in resource.resource.attributes}
+    named = attributes(resource.resource)
     assert named["service.name"] == (own or "warmroute-router") and named["service.version"]
 
 
