@@ -8,7 +8,7 @@ from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
 from replica.messages import KVSource
-from router.placement.cost import Question
+from router.placement.cost import Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.inbox import Inbox
@@ -58,6 +58,7 @@ class SimulatedRouter:
         self._ring = Ring(names)
         self._queue_timeout_s = settings.queue_timeout_s
         self._placed: dict[int, Placed] = {}  # by the job's number
+        self._tenants: set[Tenant | None] = set()
         self._inbox = Inbox(self._placement, dict(zip(names, self._loads, strict=True)).get, own=number)
         if settings.peer_delay_s is not None:
             self._placement.outbox = Outbox(number, wake)
@@ -92,7 +93,8 @@ class SimulatedRouter:
     def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
         session, came_s, counts = job.request.session, job.request.at_s, half == "decode" and job.prefill is None
         tenant = job.request.tenant
-        self._placement.shares.others_may_come = tenant is not None
+        self._tenants.add(tenant)
+        self._placement.shares.others_may_come = len(self._tenants) > 1
         question, _ = self._placement.question(
             job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts, tenant=tenant
         )

@@ -30,24 +30,58 @@ class Lead(Struct, gc=False):
     asked_s: float
 
 
+class _Leads(Struct):
+    """The leads of one model's tenants."""
+
+    of: dict[str, Lead] = {}  # by tenant
+    active: dict[str, Lead] = {}  # of those that have asked lately, who asked last is last
+    weight: float = 0.0  # of the active ones, added up
+
+    def asked(self, name: str, lead: Lead, weight: float, now_s: float) -> None:
+        self._leaves(name)
+        lead.weight, lead.asked_s = weight, now_s
+        self.active[name] = lead
+        self.weight += weight
+
+    def weight_beside(self, name: str, now_s: float) -> float:
+        """The weight of all others that have asked lately."""
+        while self.active:
+            first, lead = next(iter(self.active.items()))
+            if lead.asked_s > now_s - ACTIVE_S:
+                break
+            self._leaves(first)
+        own = self.active.get(name)
+        return self.weight if own is None else self.weight - own.weight if len(self.active) > 1 else 0.0
+
+    def _leaves(self, name: str) -> None:
+        lead = self.active.pop(name, None)
+        if lead is not None:
+            self.weight = self.weight - lead.weight if self.active else 0.0
+
+    def forget(self, now_s: float) -> None:
+        """Forget the tenants that have not asked lately."""
+        self.weight_beside("", now_s)
+        self.of = dict(self.active)
+
+
 class Shares:
     def __init__(self) -> None:
         self.routers = 1  # that place requests of the same tenants, as a load balancer deals them
         self.others_may_come = False  # there are several tenants, though they may not have asked yet
-        self._leads: dict[str, dict[str, Lead]] = {}  # by model, by tenant
+        self._leads: dict[str, _Leads] = {}  # by model
 
     def behind_s(self, tenant: Tenant, candidates: Sequence[Candidate], now_s: float) -> float:
         """Return how much later than its arrival a prompt of this tenant counts as come."""
         leads = self._leads.get(tenant.model)
-        if leads is None or (len(leads) < 2 and not self.others_may_come):
+        if leads is None or (len(leads.of) < 2 and not self.others_may_come):
             return 0.0
-        lead = leads.get(tenant.name)
+        lead = leads.of.get(tenant.name)
         if lead is None or not lead.tokens:
             return 0.0
         if not any(candidate.queue_positions.waiting or candidate.waiting for candidate in candidates):
             lead.tokens = 0.0  # there is room for everybody: nobody is given what another one lacks
             return 0.0
-        others = sum(one.weight for one in leads.values() if one is not lead and one.asked_s > now_s - ACTIVE_S)
+        others = leads.weight_beside(tenant.name, now_s)
         rate = sum(one.prefill_tokens_per_s or ASSUMED_TOKENS_PER_S for one in candidates) / self.routers
         shrunk = max(0.0, now_s - lead.at_s) * rate * lead.weight / (lead.weight + others)
         lead.tokens, lead.at_s = max(0.0, lead.tokens - shrunk), now_s
@@ -57,15 +91,17 @@ class Shares:
 
     def asked(self, tenant: Tenant, tokens: float, now_s: float) -> None:
         """Count tokens that are to be computed for a tenant."""
-        leads = self._leads.setdefault(tenant.model, {})
-        lead = leads.get(tenant.name)
+        leads = self._leads.get(tenant.model)
+        if leads is None:
+            leads = self._leads[tenant.model] = _Leads()
+        lead = leads.of.get(tenant.name)
         if lead is None:
-            if len(leads) >= MOST_TENANTS:
-                self._forget(leads, now_s)
-            if len(leads) >= MOST_TENANTS:
+            if len(leads.of) >= MOST_TENANTS:
+                leads.forget(now_s)
+            if len(leads.of) >= MOST_TENANTS:
                 return
-            lead = leads[tenant.name] = Lead(tenant.weight, 0.0, now_s, now_s)
-        lead.weight, lead.asked_s = tenant.weight, now_s
+            lead = leads.of[tenant.name] = Lead(tenant.weight, 0.0, now_s, now_s)
+        leads.asked(tenant.name, lead, tenant.weight, now_s)
         lead.tokens += tokens
 
     def generated(self, tenant: Tenant, tokens: int) -> None:
@@ -76,11 +112,7 @@ class Shares:
         self._add(tenant, -tokens)
 
     def _add(self, tenant: Tenant, tokens: float) -> None:
-        lead = self._leads.get(tenant.model, {}).get(tenant.name)
+        leads = self._leads.get(tenant.model)
+        lead = None if leads is None else leads.of.get(tenant.name)
         if lead is not None:
             lead.tokens = max(0.0, lead.tokens + tokens)
-
-    @staticmethod
-    def _forget(leads: dict[str, Lead], now_s: float) -> None:
-        for name in [name for name, lead in leads.items() if lead.asked_s <= now_s - ACTIVE_S]:
-            del leads[name]

@@ -1,4 +1,4 @@
-"""Simulate one tenant's flood of long cold prompts beside nine others, with fair shares and without.
+"""Simulate one tenant's flood of long cold prompts beside nine others: with fair shares, other rules, and classes.
 
 WARMROUTE_TRACES names a folder with traces, as in `policies`; of each the first requests are dealt to nine tenants by
 conversation. The tenth sends ten times its share of what the replicas can compute, from a quarter of the trace on.
@@ -8,7 +8,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from lab.percentiles import percentile
 from lab.simulation.fleet import simulated
@@ -17,6 +20,7 @@ from lab.simulation.settings import Settings
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate
+from router.placement.classes import FIRST_TOKEN_S, NAMES, WEIGHTS, ServiceClass
 from router.placement.cost import Candidate, Tenant
 from router.placement.shares import Shares
 from tests.bench.policies import FOLDER
@@ -38,7 +42,35 @@ class Nothing(Shares):
         return 0.0
 
 
-WAYS: Mapping[str, type[Shares]] = {"no": Nothing, "**yes**": Shares}
+class ByTurns(Shares):
+    """Round robin over tenants: each prompt counts the same, however long it is."""
+
+    EACH = 4096.0
+
+    def asked(self, tenant: Tenant, tokens: float, now_s: float) -> None:  # noqa: ARG002
+        super().asked(tenant, self.EACH, now_s)
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        """Count nothing."""
+
+    def spared(self, tenant: Tenant, tokens: float) -> None:  # noqa: ARG002
+        super().spared(tenant, self.EACH)
+
+
+class Way(NamedTuple):
+    shares: type[Shares]
+    has_classes: bool = False  # the nine are interactive, and the flood is batch work
+
+
+WAYS: Mapping[str, Way] = {
+    "no": Way(Nothing),
+    "by turns": Way(ByTurns),
+    "**yes**": Way(Shares),
+    "**classes**": Way(Shares, has_classes=True),
+}
+INTERACTIVE, BATCH = (
+    ServiceClass(name, NAMES.index(name), FIRST_TOKEN_S[name], WEIGHTS[name]) for name in (NAMES[0], NAMES[-1])
+)
 
 
 def run(rounds: int) -> None:
@@ -85,28 +117,39 @@ def flooded(trace: Trace) -> Trace:
     return Trace(trace.name, trace.block_tokens, sorted([*trace.requests, *added], key=lambda one: one.at_s))
 
 
+def of_classes(trace: Trace) -> Trace:
+    """Give each tenant its class, and its weight with it."""
+    requests = []
+    for one in trace.requests:
+        assert one.tenant is not None, "each has one"
+        service = BATCH if one.tenant.name == FLOOD.name else INTERACTIVE
+        requests.append(one._replace(tenant=replace(one.tenant, weight=service.weight, service=service)))
+    return Trace(trace.name, trace.block_tokens, requests)
+
+
 def measure(trace: Trace) -> None:
     print(f"\n{trace.name}, {len(trace.requests):,} requests of nine tenants in {trace.span_s:,.0f} s:\n")
     print(
         "| flood | shares | nine: mean TTFT | p99 | times the first | hits | computed tokens/s "
-        "| of these the flood's | refused | fairness |"
+        "| of these the flood's | refused, of these the nine's | fairness |"
     )
     print("| --- " * 10 + "|")
     alone: list[Job] = []
     for flood, sent in (("no", trace), ("yes", flooded(trace))):
-        for name, kind in WAYS.items():
-            with patch("router.placement.placement.Shares", kind):
-                jobs = simulated(sent, SETTINGS, "cost", 0)
+        for name, way in WAYS.items():
+            with patch("router.placement.placement.Shares", way.shares):
+                jobs = simulated(of_classes(sent) if way.has_classes else sent, SETTINGS, "cost", 0)
             alone = alone or jobs
             show(flood, name, jobs, trace, alone)
 
 
 def show(flood: str, name: str, jobs: Sequence[Job], trace: Trace, alone: Sequence[Job]) -> None:
     from_s, span_s = trace.span_s / 4, trace.span_s
-    nine = [job for job in jobs if job.request.tenant != FLOOD and job.request.at_s >= from_s and not job.is_refused]
+    nine = [job for job in jobs if name_of(job) != FLOOD.name and job.request.at_s >= from_s and not job.is_refused]
     times = sorted(job.ttft_s for job in nine)
     before = sorted(job.ttft_s for job in alone if job.request.at_s >= from_s)
     hits = 1 - sum(job.uncached_tokens for job in nine) / sum(job.request.input_tokens for job in nine)
+    refused = [job for job in jobs if job.is_refused]
     given = dict.fromkeys([one.name for one in (*NINE, FLOOD)], 0)
     for job in jobs:
         if from_s <= job.first_s <= span_s and not job.is_refused:
@@ -115,7 +158,8 @@ def show(flood: str, name: str, jobs: Sequence[Job], trace: Trace, alone: Sequen
     print(
         f"| {flood} | {name} | {fmean(times):.2f} s | {p99_s:.1f} s | {ratio:.2f} | {hits:.1%} "
         f"| {sum(given.values()) / (span_s - from_s):,.0f} | {given[FLOOD.name] / (span_s - from_s):,.0f} "
-        f"| {sum(job.is_refused for job in jobs)} | {fairness(jobs, given, from_s, span_s):.3f} |",
+        f"| {len(refused)}, {sum(name_of(job) != FLOOD.name for job in refused)} "
+        f"| {fairness(jobs, given, from_s, span_s):.3f} |",
         flush=True,
     )
 

@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, cycle
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -39,8 +39,9 @@ from tests.bench.measure import calls, cpu_us, heading, row, rows_of_calls
 
 REQUESTS = 2000
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-WITH_KEY = b"authorization: Bearer a-key\r\n"
-KEY = Key(name="a", digest=digest_of("a-key"))
+WITH_KEY = b"authorization: Bearer %b\r\n"
+KEYS = tuple(Key(name=f"key-{number}", digest=digest_of(f"key-{number}")) for number in range(1000))
+KEY = KEYS[0]
 LIMITED = msgspec.structs.replace(
     KEY, requests_per_minute=1e9, max_in_flight=10**6, tokens_per_minute=1e12, tokens_per_day=1e14, requests_per_day=1e9
 )
@@ -84,7 +85,8 @@ class FrontOnWires:
 
     def __init__(self, replicas: int = 2, shared: SharedLimits | None = None, **config_fields: Any) -> None:
         config = RouterConfig(**config_fields)
-        self._head = HEAD + (WITH_KEY if config.keys else b"") + b"\r\n"
+        keys = [WITH_KEY % key.name.encode() for key in config.keys] or [b""]
+        self._heads = cycle([HEAD + line + b"\r\n" for line in keys])
         placement = Placement(config.policy, optimistic_ttl_s=30.0, first_token_timeout_s=300.0)
         tokenizers = Tokenizers({}, {}, 10**6)
         self.router = Router(
@@ -120,7 +122,7 @@ class FrontOnWires:
         return connection
 
     def ask(self, body: bytes, answer: list[bytes]) -> None:
-        self.front.data_received(self._head % len(body) + body)
+        self.front.data_received(next(self._heads) % len(body) + body)
         for connection in self.connections:
             wire: Any = connection.transport
             if wire.written:
@@ -165,6 +167,7 @@ async def _run(rounds: int) -> None:
         for name, characters, stream, answer, more in (
             ("800 characters, one answer", 800, False, [PLAIN], {}),
             ("the same with a key", 800, False, [PLAIN], {"keys": (KEY,)}),
+            ("the same with 1,000 keys by turns", 800, False, [PLAIN], {"keys": KEYS}),
             ("the same with limits", 800, False, [PLAIN], {"keys": (LIMITED,)}),
             ("the same, 4 workers", 800, False, [PLAIN], {"keys": (LIMITED,), "shared": SharedLimits(4, lock)}),
             ("16,000 characters, 16 events", 16_000, True, STREAM, {}),

@@ -7,6 +7,7 @@ from router.placement.shares import ACTIVE_S, BURST_S, GENERATED_WEIGHT, MOST_TE
 
 RATE = 1000.0
 BURST = BURST_S * RATE
+WEIGHTS = {"a": 1.0, "b": 4.0, "c": 0.25}
 ONE, OTHER = Tenant("one"), Tenant("other")
 
 
@@ -106,9 +107,9 @@ def test_tenants_are_bounded() -> None:
     shares = Shares()
     for number in range(MOST_TENANTS + 5):
         shares.asked(Tenant(f"tenant-{number}"), 1, 0.0)
-    assert len(shares._leads[""]) == MOST_TENANTS
+    assert len(shares._leads[""].of) == MOST_TENANTS
     shares.asked(ONE, 1, ACTIVE_S + 1)
-    assert list(shares._leads[""]) == ["one"], "those who have not asked for long make room"
+    assert list(shares._leads[""].of) == ["one"], "those who have not asked for long make room"
 
 
 @given(
@@ -118,12 +119,15 @@ def test_tenants_are_bounded() -> None:
 )
 def test_a_lead_is_never_negative_nor_more_than_was_asked(asked: list[tuple[str, int, float]]) -> None:
     shares, given_tokens, now_s = Shares(), dict.fromkeys("abc", 0), 0.0
+    last_s: dict[str, float] = {}
     for name, tokens, pause_s in asked:
         now_s += pause_s
-        tenant = Tenant(name)
-        others = sum(1 for lead in shares._leads.get("", {}).values() if lead.asked_s > now_s - ACTIVE_S)
+        tenant = Tenant(name, weight=WEIGHTS[name])
+        others = sum(WEIGHTS[one] for one, asked_s in last_s.items() if one != name and asked_s > now_s - ACTIVE_S)
         behind_s = behind(shares, tenant, now_s)
-        assert 0 <= behind_s <= given_tokens[name] / RATE * others
+        assert 0 <= behind_s <= given_tokens[name] / RATE * others / WEIGHTS[name] + 1e-6
         shares.asked(tenant, tokens, now_s)
+        last_s[name] = now_s
+        assert shares._leads[""].weight_beside(name, now_s) == pytest.approx(others)
         given_tokens[name] += tokens
-        assert all(0 <= lead.tokens <= given_tokens[who] for who, lead in shares._leads[""].items())
+        assert all(0 <= lead.tokens <= given_tokens[who] for who, lead in shares._leads[""].of.items())

@@ -1,0 +1,51 @@
+"""Tenants and classes in simulated fleets: they change nothing where nothing waits."""
+
+import pytest
+
+from lab.simulation.fleet import simulated
+from lab.simulation.job import Job
+from lab.simulation.settings import Settings
+from lab.trace.requests import Trace
+from lab.trace.shaping import at_rate
+from router.placement.classes import FIRST_TOKEN_S, NAMES, WEIGHTS, ServiceClass
+from router.placement.cost import Tenant
+from tests.lab.traffic import conversations
+
+SETTINGS = Settings(replicas=3)
+CLASSES = [ServiceClass(name, level, FIRST_TOKEN_S[name], WEIGHTS[name]) for level, name in enumerate(NAMES)]
+TENANTS = [Tenant(f"tenant-{number}", weight=number + 1, service=CLASSES[number]) for number in range(3)]
+
+
+def run(trace: Trace, tenants: list[Tenant | None]) -> list[Job]:
+    requests = [one._replace(tenant=tenants[number % len(tenants)]) for number, one in enumerate(trace.requests)]
+    return simulated(Trace(trace.name, trace.block_tokens, requests), SETTINGS, "cost", 0)
+
+
+def paced(load: float) -> Trace:
+    return at_rate(conversations(300), load * SETTINGS.replicas * SETTINGS.prefill_tokens_per_s)
+
+
+def seen(jobs: list[Job]) -> list[tuple[int, float, float]]:
+    return [(job.replica, job.first_s, job.ended_s) for job in jobs]
+
+
+@pytest.mark.parametrize("tenants", [[Tenant("one")], [TENANTS[2]], [Tenant("a"), Tenant("b")]])
+def test_one_tenant_and_tenants_that_need_not_wait_change_no_decision(tenants: list[Tenant | None]) -> None:
+    trace = paced(0.02 if len(tenants) > 1 else 0.9)
+    assert seen(run(trace, tenants)) == seen(run(trace, [None]))
+
+
+def test_classes_that_need_not_wait_change_no_decision() -> None:
+    trace = paced(0.02)
+    assert seen(run(trace, [*TENANTS])) == seen(run(trace, [None]))
+
+
+def test_under_pressure_a_higher_class_comes_first_and_a_lower_one_within_its_bound() -> None:
+    jobs = run(paced(3.0), [*TENANTS])
+    mean_s = []
+    for tenant in TENANTS:
+        of_class = [job for job in jobs if job.request.tenant == tenant and not job.is_refused]
+        mean_s.append(sum(job.ttft_s for job in of_class) / len(of_class))
+    assert mean_s[0] < mean_s[1] < mean_s[2]
+    assert max(job.ttft_s for job in jobs if not job.is_refused) < 3 * FIRST_TOKEN_S["batch"]
+    assert any(job.is_refused for job in jobs if job.request.tenant == TENANTS[2])
