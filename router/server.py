@@ -18,7 +18,7 @@ from router.config import RouterConfig
 from router.front import Front
 from router.parts import part_of, workers_of
 from router.tenants.usage_file import prepare
-from router.workers.processes import Place, Processes
+from router.workers.processes import BEAT_S, Place, Processes
 
 READY_WITHIN_S = 10.0  # before a worker takes a part of the connections
 SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
@@ -48,11 +48,11 @@ def serve(config: RouterConfig) -> int:
         return uvloop.run(_serve(config, listener, lambda: _say(config, listener)))
 
 
-def _serve_part(config: RouterConfig, place: Place, listener: socket.socket, on_listening: Callable[[], None]) -> int:
+def _serve_part(config: RouterConfig, place: Place, listener: socket.socket, say_alive: Callable[[], None]) -> int:
     """The life of one of several workers."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {place.number}: %(message)s"))
-    return uvloop.run(_serve(part_of(config, place), listener, on_listening, place))
+    return uvloop.run(_serve(part_of(config, place), listener, say_alive, place))
 
 
 def _say(config: RouterConfig, listener: socket.socket) -> None:
@@ -64,7 +64,7 @@ def _say(config: RouterConfig, listener: socket.socket) -> None:
 
 
 async def _serve(
-    config: RouterConfig, listener: socket.socket, on_listening: Callable[[], None], place: Place | None = None
+    config: RouterConfig, listener: socket.socket, say_alive: Callable[[], None], place: Place | None = None
 ) -> int:
     signals, replaces = Signals(), place is not None and place.replaces
     try:
@@ -76,7 +76,8 @@ async def _serve(
         gc.collect()
         gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
         gc.set_threshold(50_000, 20, 50)
-        on_listening()
+        say_alive()
+        beats = None if place is None else asyncio.create_task(_again(say_alive))
         await _first(signals.end.wait(), front.failed())
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))
@@ -85,9 +86,17 @@ async def _serve(
         drained.cancel()
         if left:
             logging.getLogger(__name__).warning("%d requests have not ended; cutting them", left)
+        if beats is not None:
+            beats.cancel()
     finally:
         await front.close()
     return 0
+
+
+async def _again(say_alive: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        say_alive()
 
 
 async def _done(task: "asyncio.Task[int]") -> None:

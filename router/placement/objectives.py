@@ -28,6 +28,9 @@ class _Pressure(Struct, gc=False):
     asked_s: list[float] = []  # by level: the last prompt
     stretch: list[float] = []  # by level: how many times longer than foreseen prompts waited, as others overtook them
 
+    def is_there(self, level: int, now_s: float) -> bool:
+        return self.asked_s[level] > now_s - ACTIVE_S
+
 
 class Outlook(Struct, frozen=True, gc=False):
     """The expectation for one new prompt."""
@@ -42,9 +45,9 @@ class Objectives:
 
     def yields(self, model: str, service: ServiceClass, now_s: float) -> bool:
         """Note a prompt; return whether a higher class has sent some lately, which this one leaves room for."""
-        asked_s = self._of(model).asked_s
-        asked_s[service.level] = now_s
-        return any(last_s > now_s - ACTIVE_S for last_s in asked_s[: service.level])
+        pressure = self._of(model)
+        pressure.asked_s[service.level] = now_s
+        return any(pressure.is_there(above, now_s) for above in range(service.level))
 
     def outlook(self, model: str, service: ServiceClass, wait_s: float, own_s: float, now_s: float) -> Outlook:
         """Take or refuse a new prompt that would wait so long at the best replica, and then take its own time."""
@@ -57,7 +60,7 @@ class Objectives:
         foreseen_s = wait_s + own_s
         if service.level >= pressure.refused_from:
             return Outlook(foreseen_s, max(CALM_S, expected_s - own_s))
-        is_refused = late_s > 0 and not self._is_one_below(pressure, service.level, now_s)
+        is_refused = late_s > 0 and self._must_bear_it(pressure, service.level, now_s)
         return Outlook(foreseen_s, late_s if is_refused else None)
 
     def came(self, model: str, service: ServiceClass, foreseen_s: float, first_token_s: float) -> None:
@@ -72,9 +75,10 @@ class Objectives:
         if pressure.late_s < now_s - CALM_S:
             pressure.since_s = now_s
         pressure.late_s = now_s
-        if now_s >= pressure.since_s + STEP_S and pressure.refused_from > level + 1:
+        while now_s >= pressure.since_s + STEP_S and pressure.refused_from > level + 1:
             pressure.refused_from -= 1
-            pressure.since_s = now_s
+            if pressure.is_there(pressure.refused_from, now_s):
+                pressure.since_s = now_s
 
     @staticmethod
     def _relax(pressure: _Pressure, now_s: float) -> None:
@@ -83,11 +87,13 @@ class Objectives:
             pressure.late_s += CALM_S
 
     @staticmethod
-    def _is_one_below(pressure: _Pressure, level: int, now_s: float) -> bool:
-        """Tell whether a lower class is there that may be refused first, or has just been."""
-        if pressure.refused_from <= level + 1 and now_s >= pressure.since_s + STEP_S:
+    def _must_bear_it(pressure: _Pressure, level: int, now_s: float) -> bool:
+        """Tell whether late prompts of this class are refused: they have been late for a while, and none is below."""
+        if level == len(NAMES) - 1:
+            return True
+        if now_s < pressure.since_s + STEP_S:
             return False
-        return any(last_s > now_s - ACTIVE_S for last_s in pressure.asked_s[level + 1 :])
+        return not any(pressure.is_there(below, now_s) for below in range(level + 1, pressure.refused_from))
 
     def _of(self, model: str) -> _Pressure:
         found = self._models.get(model)

@@ -3,6 +3,8 @@
 This process serves nothing. Each worker is a fork of it that listens at the same port, by a socket of its own: among
 these the kernel divides new connections. The sockets stay open when a worker dies, and until another one takes its
 place, what clients connect there is handed to those that live: a death costs only the connections that it had.
+
+A worker says again and again that it is alive. One that hangs, by a fault of ours or by a signal, is killed.
 """
 
 import gc
@@ -27,6 +29,9 @@ from router.tenants.shared_limits import SharedLimits
 log = logging.getLogger(__name__)
 
 REST_S = 1.0  # between two starts of the same worker
+BEAT_S = 2.0  # between two times that a worker says that it is alive
+HUNG_S = 30.0  # without a word: its clients wait in vain
+MOST_BEATS = 4096  # read at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -41,7 +46,8 @@ class Place(NamedTuple):
     replaces: bool  # one that has ended: the others know what it has to know
 
 
-Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]  # the last is called when it listens
+# The last is called when it listens, and again and again while it is alive.
+Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]
 
 
 class Worker:
@@ -52,7 +58,8 @@ class Worker:
         self.pid = 0  # 0: it does not run
         self.started_s = 0.0
         self.starts = 0
-        self.say: int | None = None  # the end of a pipe: it says when it listens
+        self.say: int | None = None  # the end of a pipe: it says that it listens, and lives
+        self.heard_s = 0.0
         self.listens = False
         self.is_watched = False  # its connections are taken for it
 
@@ -60,10 +67,12 @@ class Worker:
 class Processes:
     """`serve` is called in each worker; what it returns is the worker's exit status."""
 
-    def __init__(self, host: str, port: int, count: int, serve: Serve) -> None:
+    def __init__(self, host: str, port: int, count: int, serve: Serve, hung_s: float = HUNG_S) -> None:
         self._host = host
         self._port = port
         self._serve = serve
+        self._hung_s = hung_s
+        self._looked_s = 0.0  # for workers that hang
         self._count = count
         self._workers: list[Worker] = []
         self._turn = 0
@@ -101,6 +110,7 @@ class Processes:
                     on_ready(self._workers[0].listener)
                 wait_s = self._start_again()
                 self._watch_orphans()
+                self._kill_hung()
                 self._wait(wait_s)
         return self._status
 
@@ -139,6 +149,20 @@ class Processes:
         worker.started_s, worker.starts, worker.say = time.monotonic(), worker.starts + 1, heard
         self._selector.register(heard, selectors.EVENT_READ, worker)
 
+    def _kill_hung(self) -> None:
+        """End the workers that say nothing any more; another one takes their place."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > self._hung_s / 2:  # this process stood still, and so may have all
+            for worker in self._workers:
+                worker.heard_s = now_s
+        self._looked_s = now_s
+        for worker in self._workers:
+            if worker.listens and not self._asked and now_s - worker.heard_s > self._hung_s:
+                who = worker.number, worker.pid
+                log.warning("worker %d (process %d) has hung for %.0f s; killing it", *who, self._hung_s)
+                worker.heard_s = now_s
+                os.kill(worker.pid, signal.SIGKILL)
+
     def _work(self, worker: Worker, handed: socket.socket, say: int) -> NoReturn:
         """The child's life. Nothing that the parent has begun must end here."""
         status = 1
@@ -156,6 +180,7 @@ class Processes:
                     other.listener.close()
             self._usage.begin(worker.number)
             place = Place(worker.number, self._count, self._folder, handed, self._usage, worker.starts > 0)
+            os.set_blocking(say, False)
             status = self._serve(place, worker.listener, lambda: _say(say))
         except KeyboardInterrupt:
             pass
@@ -213,7 +238,8 @@ class Processes:
     # ---- what happens
 
     def _wait(self, seconds: float | None) -> None:
-        for key, _ in self._selector.select(seconds):
+        most_s = self._hung_s / 4
+        for key, _ in self._selector.select(most_s if seconds is None else min(seconds, most_s)):
             worker: Worker | None = key.data
             if worker is None:
                 self._take(self._reading.recv(4096))
@@ -223,14 +249,22 @@ class Processes:
                 self._heard(worker)
 
     def _heard(self, worker: Worker) -> None:
-        """It listens, or has ended before."""
+        """It listens, lives, or has ended."""
         assert worker.say is not None
-        worker.listens = worker.pid > 0 and os.read(worker.say, 1) != b""
-        self._selector.unregister(worker.say)
-        os.close(worker.say)
-        worker.say = None
-        if worker.listens and worker.starts > 1:
-            log.info("worker %d serves again, as process %d", worker.number, worker.pid)
+        if not os.read(worker.say, MOST_BEATS):
+            self._hang_up(worker)
+            return
+        worker.heard_s = time.monotonic()
+        if not worker.listens:
+            worker.listens = True
+            if worker.starts > 1:
+                log.info("worker %d serves again, as process %d", worker.number, worker.pid)
+
+    def _hang_up(self, worker: Worker) -> None:
+        if worker.say is not None:
+            self._selector.unregister(worker.say)
+            os.close(worker.say)
+            worker.say = None
 
     def _take(self, numbers: bytes) -> None:
         for number in numbers:
@@ -258,6 +292,7 @@ class Processes:
     def _ended(self, worker: Worker, status: int) -> None:
         pid, has_listened = worker.pid, worker.listens
         worker.pid, worker.listens = 0, False
+        self._hang_up(worker)
         if worker.hand is not None:
             worker.hand.close()
         self._usage.ended(worker.number)
@@ -273,5 +308,5 @@ class Processes:
 
 
 def _say(pipe: int) -> None:
-    os.write(pipe, b".")
-    os.close(pipe)
+    with suppress(BlockingIOError):  # nobody has read for a day
+        os.write(pipe, b".")

@@ -49,6 +49,7 @@ BY_NAME = (
     "pictures",
     "pull",
     "ray_faults",
+    "scale",
     "schemas",
     "screenshots",
     "several_routers",

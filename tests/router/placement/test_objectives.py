@@ -46,9 +46,9 @@ def test_who_has_no_class_below_is_refused_when_late_by_as_much_as_it_would_be()
 
 def test_a_long_prompt_may_take_its_own_time() -> None:
     asked = Asked()
-    assert asked.refused_for_s(FIRST, 0.0, 30.0) is None
-    assert asked.refused_for_s(FIRST, 29.0, 30.0) is None
-    assert asked.refused_for_s(FIRST, OWN_TIMES * 30.0, 30.0) is not None
+    assert asked.refused_for_s(LAST, 0.0, 300.0) is None
+    assert asked.refused_for_s(LAST, 299.0, 300.0) is None
+    assert asked.refused_for_s(LAST, OWN_TIMES * 300.0, 300.0) is not None
 
 
 def test_the_lowest_class_is_refused_first_and_the_late_one_last() -> None:
@@ -99,13 +99,14 @@ def test_who_is_refused_for_others_comes_again_when_the_queue_is_done() -> None:
     assert asked.refused_for_s(LAST, 0.0) == CALM_S
 
 
-def test_a_class_that_is_not_there_is_no_reason_to_serve_late() -> None:
+def test_who_is_late_for_a_while_is_refused_unless_a_lower_class_is_there() -> None:
     asked = Asked()
-    assert asked.refused_for_s(FIRST, 10.0) is not None, "nobody lower has asked"
+    refused = [one is not None for one in asked.late_for(FIRST, 2 * STEP_S)]
+    assert refused == [number >= 4 for number in range(8)], "2 s, as nobody lower has asked"
+    asked = Asked()
     asked.refused_for_s(SECOND, 0.0)
-    assert asked.refused_for_s(FIRST, 10.0) is None
-    asked.now_s += ACTIVE_S
-    assert asked.refused_for_s(FIRST, 10.0) is not None
+    refused = [one is not None for one in asked.late_for(FIRST, 4 * STEP_S)]
+    assert refused == [number >= 8 for number in range(16)], "after 2 s the second class is, 2 s later it is itself"
 
 
 def test_a_class_leaves_room_while_a_higher_one_is_there() -> None:
