@@ -109,7 +109,6 @@ class UsagePage {
       empty: "No name is like that.",
     });
     fill(this._tables, this._table.node);
-    mark(this._csv, "href", asked(this._choice, Date.now(), { by: `day,${this._choice.by}`, format: "csv" }));
   }
 
   // ---- what is asked for
@@ -203,6 +202,7 @@ class UsagePage {
 
   _showSums({ usage, left_out: leftOut }) {
     if (this._isNew) this._newTable();
+    mark(this._csv, "href", asked(this._choice, Date.now(), { by: `day,${this._choice.by}`, format: "csv" }));
     const rows = usage.map(figured);
     const most = Math.max(1, ...rows.map((row) => row.tokens));
     const partsOf = (row) => SERIES.map(({ name, hue }) => ({ share: row[name] / most, hue }));
@@ -213,9 +213,11 @@ class UsagePage {
 
   _showRows() {
     const wanted = this._filter.value.trim().toLowerCase();
-    const matching = this._rows.filter(({ key = "", model = "" }) => `${key}\n${model}`.toLowerCase().includes(wanted));
+    const named = ({ key = "", model = "" }) => `${key}\n${model}`.toLowerCase().includes(wanted);
+    const matching = this._rows.filter(named);
     const noun = this._choice.by === "key,model" ? "row" : this._choice.by;
-    const among = this._leftOut > 0 ? ` of ${whole(this._rows.length + this._leftOut)}; these have the most tokens` : "";
+    const all = whole(this._rows.length + this._leftOut);
+    const among = this._leftOut > 0 ? ` of ${all}; these have the most tokens` : "";
     say(this._count, `${plural(matching.length, noun)}${among}`);
     this._table.show(ordered(matching, this._order.by, this._order.descending));
   }
