@@ -72,7 +72,7 @@ class Telling:
     async def _usage(self, told: Told) -> list[Row]:
         ledger = self._router.ledger
         await ledger.save()
-        return ledger.unsaved(about(told, Selection))
+        return await ledger.unsaved(about(told, Selection))
 
     async def _learn_again(self, told: Told) -> bool:
         servers = self._router.members.servers

@@ -62,8 +62,8 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = _answers("Prometheus text", {"text/plain": {}})
         case _, "/usage":
             content: dict[str, Any] = {"application/json": {}, "text/csv": {}}
-            found = _answers("By day, key and model", content)
-            found["parameters"] = [_in_query(name) for name in ("from", "to", "key", "model", "format")]
+            found = _answers("By day, key and model, or by some of these", content)
+            found["parameters"] = [*map(_in_query, ("from", "to", "key", "model", "by", "format")), _LIMIT]
         case "POST", "/replicas":
             found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
         case _, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":

@@ -28,7 +28,7 @@ from router.http.adapters import change_adapter
 from router.http.cache_resets import reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
-from router.http.usage import usage_answer
+from router.http.usage import MOST_ROWS, usage_answer
 from router.members.members import Member, Server, no_replica
 from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
@@ -89,7 +89,8 @@ class Endpoints:
         return json_response({"version": version("warmroute")})
 
     async def usage(self, request: Request) -> Response:
-        return await usage_answer(self._router, request.query_params, request.state.admitted)
+        limit = limit_of(request.query_params, MOST_ROWS)
+        return await usage_answer(self._router, request.query_params, limit, request.state.admitted)
 
     # ---- replicas
 

@@ -3,20 +3,22 @@
 import asyncio
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date, timedelta
 from functools import partial
+from heapq import nlargest
+from itertools import chain
 from time import time
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from api.errors import ApiError, invalid, quoted
 from router.core import Router
 from router.proxy.admission import Admitted
-from router.tenants.usage import COUNTED, NO_KEY, Row, Selection, day_of, merged
+from router.tenants.usage import COUNTED, NO_KEY, PLACE, Row, Selection, day_of, merged
 from router.workers.questions import USAGE
 
 USUAL_DAYS = 30
@@ -25,8 +27,11 @@ FORMATS = ("json", "csv")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 
 
-async def usage_answer(router: Router, query: QueryParams, admitted: Admitted) -> Response:
-    """The usage of all keys for an administrator, and for any other client that of its own key."""
+async def usage_answer(router: Router, query: QueryParams, limit: int, admitted: Admitted) -> Response:
+    """The usage of all keys for an administrator, and for any other client that of its own key.
+
+    Of more rows than `limit`, those with the most tokens.
+    """
     wanted = selection(query, admitted, day_of(time()))
     kind = query.get("format", "json")
     if kind not in FORMATS:
@@ -34,17 +39,19 @@ async def usage_answer(router: Router, query: QueryParams, admitted: Admitted) -
     rows = await _rows_of_all(router, wanted)
     if len(rows) > MOST_ROWS:
         raise invalid(f"that is more than {MOST_ROWS:,} rows; choose fewer days, a key or a model", "from")
-    write: Callable[[], bytes] = partial(as_csv, rows)
+    left_out, rows = max(0, len(rows) - limit), _most_used(rows, limit)
+    write: Callable[[], bytes] = partial(as_csv, rows, wanted.by)
     if kind == "json":
         ledger = router.ledger
-        about = {
+        about: dict[str, object] = {
             "from": wanted.first,
             "to": wanted.last,
             "kept_in": "memory" if ledger.file is None else "file",
             "since": ledger.since.isoformat() if ledger.file is None else None,
             "problem": ledger.problem if admitted.admin else None,
+            "left_out": left_out,
         }
-        write = partial(as_json, about, rows)
+        write = partial(as_json, about, rows, wanted.by)
     body = await asyncio.to_thread(write)
     return Response(body, media_type="application/json" if kind == "json" else "text/csv; charset=utf-8")
 
@@ -59,7 +66,12 @@ async def _rows_of_all(router: Router, wanted: Selection) -> list[Row]:
         told, _ = await asyncio.gather(colleagues.told(USAGE, wanted), ledger.save())
         others = list(told.values())
     saved = await ledger.saved(wanted, MOST_ROWS + 1)
-    return await asyncio.to_thread(merged, [*saved, *ledger.unsaved(wanted), *(row for rows in others for row in rows)])
+    rows = chain(saved, await ledger.unsaved(wanted), *others)
+    return await asyncio.to_thread(merged, rows, wanted.by)
+
+
+def _most_used(rows: list[Row], limit: int) -> list[Row]:
+    return rows if len(rows) <= limit else nlargest(limit, rows, key=lambda row: row.counts.tokens)
 
 
 def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:
@@ -77,7 +89,15 @@ def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:
             message = "a client sees only the usage of its own API key; send the admin key to see others"
             raise ApiError(403, message, code="admin_key_required")
         key = own.name
-    return Selection(first.isoformat(), last.isoformat(), key, model)
+    return Selection(first.isoformat(), last.isoformat(), key, model, _places(query))
+
+
+def _places(query: QueryParams) -> tuple[str, ...]:
+    text = query.get("by", ",".join(PLACE))
+    names = text.split(",")
+    if not {*names} <= {*PLACE}:
+        raise invalid(f"by is {quoted(text)}; write day, key or model, or several of them with commas between", "by")
+    return tuple(name for name in PLACE if name in names)
 
 
 def _day(query: QueryParams, name: str, usual: date) -> date:
@@ -90,20 +110,24 @@ def _day(query: QueryParams, name: str, usual: date) -> date:
         raise invalid(f"{name} is {quoted(text)}; write a day such as {usual}", name) from None
 
 
-def as_json(about: dict[str, str | None], rows: Sequence[Row]) -> bytes:
-    usage = [{"day": row.day, "key": row.key or NO_KEY, "model": row.model, **asdict(row.counts)} for row in rows]
+def as_json(about: dict[str, object], rows: Sequence[Row], by: Collection[str] = PLACE) -> bytes:
+    usage = [_place(row, by) | asdict(row.counts) for row in rows]
     return msgspec.json.encode({**about, "usage": usage})
 
 
-def as_csv(rows: Sequence[Row]) -> bytes:
+def as_csv(rows: Sequence[Row], by: Collection[str] = PLACE) -> bytes:
     """A table that a spreadsheet shows as it is: a name that looks like a formula gets an apostrophe in front."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\r\n")
-    table.writerow(("day", "key", "model", *COUNTED))
+    table.writerow((*(name for name in PLACE if name in by), *COUNTED))
     for row in rows:
-        day, key, model, *counts = row.values
-        table.writerow((day, _safe(str(key) or NO_KEY), _safe(str(model)), *counts))
+        table.writerow((*map(_safe, _place(row, by).values()), *astuple(row.counts)))
     return text.getvalue().encode()
+
+
+def _place(row: Row, by: Collection[str]) -> dict[str, str]:
+    place = {"day": row.day, "key": row.key or NO_KEY, "model": row.model}
+    return {name: text for name, text in place.items() if name in by}
 
 
 def _safe(text: str) -> str:

@@ -15,7 +15,7 @@ from router.tenants.charges import Account
 from router.tenants.key_totals import KeyTotals
 from router.tenants.limits import DAY_S, Use
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import Counts, Row, Selection, Usage, day_of
+from router.tenants.usage import Counts, Row, Selection, Usage, day_of, merged
 from router.tenants.usage_file import UsageFile
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,14 @@ class Ledger:
     def add(self, key: str, model: str, counts: Counts) -> None:
         self._fresh.add(self._wall(), key, model, counts)
 
-    def unsaved(self, wanted: Selection) -> list[Row]:
-        """The rows that are in no file; without a file, that is all since the start."""
+    async def unsaved(self, wanted: Selection) -> list[Row]:
+        """The rows that are in no file; without a file, that is all since the start.
+
+        Rows of the moment of the call: a save meanwhile takes none away.
+        """
         self._gather()
-        return [row for row in self._unsaved.rows() if wanted.fits(row)]
+        usage = self._unsaved
+        return await asyncio.to_thread(lambda: merged(filter(wanted.fits, usage.rows()), wanted.by))
 
     def totals(self) -> list[tuple[str, Counts]]:
         """The counters of keys since the start, for metrics."""

@@ -1,6 +1,6 @@
 """Usage by day, key and model: what is counted, and the counts since the last time that they were saved."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ MOST_ROWS = 50_000  # in memory; more are counted as one row of the day
 NO_KEY = "(none)"  # clients without a key
 OTHERS = "(others)"
 EPOCH = date(1970, 1, 1)
+PLACE = ("day", "key", "model")  # of a row
 
 
 class Counts(Struct):
@@ -68,6 +69,7 @@ class Selection(Struct, frozen=True):
     last: str
     key: str | None = None
     model: str | None = None
+    by: tuple[str, ...] = PLACE  # a row for each of these, summed over the others
 
     def fits(self, row: Row) -> bool:
         return self.first <= row.day <= self.last and self.key in (None, row.key) and self.model in (None, row.model)
@@ -107,15 +109,16 @@ class Usage:
             del self._counts[place]
 
     def rows(self) -> Iterator[Row]:
-        for (day, key, model), counts in self._counts.items():
+        for (day, key, model), counts in list(self._counts.items()):  # others may count meanwhile
             yield Row(day_text(day), key, model, counts)
 
 
-def merged(rows: Iterable[Row]) -> list[Row]:
-    """One row for each day, key and model, in this order."""
+def merged(rows: Iterable[Row], by: Collection[str] = PLACE) -> list[Row]:
+    """Return one row for each day, key and model, in this order. Those that `by` does not name are empty."""
+    by_day, by_key, by_model = (name in by for name in PLACE)
     found: dict[tuple[str, str, str], Row] = {}
     for row in rows:
-        place = row.day, row.key, row.model
+        place = row.day if by_day else "", row.key if by_key else "", row.model if by_model else ""
         if place in found:
             found[place].counts.add(row.counts)
         else:

@@ -6,11 +6,11 @@ raise `sqlite3.Error` or OSError, and open the file anew after that.
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
 
 from router.tenants.limits import Use
-from router.tenants.usage import COUNTED, Counts, Row, Selection, day_text
+from router.tenants.usage import COUNTED, PLACE, Counts, Row, Selection, day_text
 
 VERSION = 1
 LOCKED_S = 1.0  # how long to wait for another process
@@ -37,13 +37,18 @@ def _adding(table: str, place: tuple[str, ...], counted: tuple[str, ...]) -> str
     )
 
 
-_ADD_USAGE = _adding("usage", ("day", "key", "model"), COUNTED)
+_ADD_USAGE = _adding("usage", PLACE, COUNTED)
 _ADD_BUDGET = _adding("budgets", ("day", "key"), BUDGETED)
-_SELECT = (
-    f"SELECT day, key, model, {', '.join(COUNTED)} FROM usage WHERE day BETWEEN ?1 AND ?2 "
-    "AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4) ORDER BY day, key, model LIMIT ?5"
-)
 _SELECT_BUDGETS = f"SELECT key, {', '.join(BUDGETED)} FROM budgets WHERE day = ?"
+
+
+def _select(by: Collection[str]) -> str:
+    place = ", ".join(name if name in by else "''" for name in PLACE)
+    sums = ", ".join(f"sum({name})" for name in COUNTED)
+    return (
+        f"SELECT {place}, {sums} FROM usage WHERE day BETWEEN ?1 AND ?2 "
+        "AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT ?5"
+    )
 
 
 def prepare(path: str) -> None:
@@ -75,7 +80,7 @@ class UsageFile:
 
     def read(self, wanted: Selection, most: int) -> list[Row]:
         with _Transaction(self, "BEGIN") as connection:
-            found = connection.execute(_SELECT, (wanted.first, wanted.last, wanted.key, wanted.model, most))
+            found = connection.execute(_select(wanted.by), (wanted.first, wanted.last, wanted.key, wanted.model, most))
             return [Row(day, key, model, Counts(*counts)) for day, key, model, *counts in found]
 
     def forget_before(self, day: int) -> None:

@@ -58,6 +58,7 @@ BY_NAME = (
     "soak",
     "terminal",
     "tiered_policies",
+    "usage",
 )
 SIZED = ("native", "kv_tiers", "kv_tiers_beside", "peers", "heap")
 

@@ -14,7 +14,8 @@ from tests.bench.heap import conversations
 from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
 from tests.browser.recordings import viewing
 from tests.browser.traffic import DOCUMENTS, SUPPORT
-from tests.browser.world import LOSSY, World, begun, lose_events
+from tests.browser.used import made_up
+from tests.browser.world import LOSSY, World, another_router, begun, lose_events
 from tests.events.processes import tool
 from tests.replica.serving import MODEL
 
@@ -24,6 +25,7 @@ REPLICAS = 4
 TALKS = 40
 COLOURS = 256
 TALL = (1120, 1240)
+USAGE_SIZE = (1120, 970)
 CHART_S = 75.0  # of traffic before the charts are drawn
 MOST_BYTES, MOST_BYTES_IN_ALL = 150_000, 900_000
 
@@ -34,6 +36,7 @@ def run(rounds: int) -> None:
         recording, tokenizer = Path(folder, "incident.wre"), Path(folder, "tokenizer.json")
         with recorded(world, recording):
             live(world, browser)
+        used(world, browser, Path(folder, "usage.db"))
         words_of_bytes(tokenizer)
         with viewing(recording, "--tokenizer", tokenizer) as url, visit(browser, url, TALL) as tab:
             past(tab)
@@ -67,6 +70,16 @@ def overview(tab: Visit, name: str) -> None:
     tab.open()
     expect(tab.page.get_by_text("judged at")).to_be_visible()
     save(tab.page, name)
+
+
+def used(world: World, browser: Browser, path: Path) -> None:
+    """Months of usage are made up."""
+    made_up(path, 90)
+    with another_router(world, "--usage-db", path) as running, visit(browser, running.url, USAGE_SIZE) as tab:
+        tab.open("/usage")
+        expect(tab.page.get_by_text("8 keys")).to_be_visible()
+        tab.page.get_by_role("img", name="Tokens").hover()
+        save(tab.page, "dashboard-usage")
 
 
 def tree(tab: Visit) -> None:

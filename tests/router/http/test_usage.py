@@ -14,7 +14,7 @@ import pytest
 from router.http.usage import as_csv
 from router.tenants.draw import draw
 from router.tenants.keys import keys_from_options
-from router.tenants.usage import Counts, Row, day_of
+from router.tenants.usage import PLACE, Counts, Row, day_of
 from tests.router.scripted import CHAT, Client, Script, Served, chat, connect, says, served
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 40}}
@@ -94,10 +94,46 @@ async def test_rows_are_chosen_and_mistakes_are_named() -> None:
             ("?to=2020-02-30", "to", 'to is "2020-02-30"'),
             ("?from=2020-01-02&to=2020-01-01", "from", "write the earlier day first"),
             ("?format=xml", "format", 'format is "xml"; write json or csv'),
+            ("?by=week", "by", 'by is "week"; write day, key or model'),
+            ("?by=", "by", 'by is ""; write day'),
+            ("?limit=0", "limit", "write a whole number above 0"),
         ):
             answer = await client.get(f"/usage{query}", **ROOT)
             assert (answer.status, answer.error["param"]) == (400, param)
             assert said in answer.error["message"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_rows_are_added_up_over_what_is_not_named(tmp_path: Path, kept: bool) -> None:
+    today = {"day": day_of(time.time()).isoformat()}
+    async with running(tmp_path / "usage.db" if kept else None, Script(says(GOOD))) as (made, client):
+        for who in (ALICE, BOB, ALICE):
+            await client.post(CHAT, chat(), **who)
+        await made.idle()
+        for by, places in (
+            ("day", [today]),
+            ("key", [{"key": "=bob"}, {"key": "alice"}]),
+            ("model,key", [{"key": "=bob", "model": "m"}, {"key": "alice", "model": "m"}]),
+        ):
+            found = await usage(client, f"?by={by}")
+            assert [{name: row[name] for name in PLACE if name in row} for row in found] == places
+            assert sum(row["requests"] for row in found) == 3
+            assert sum(row["cached_tokens"] for row in found) == 120
+            [head, *rows] = csv_of((await client.get(f"/usage?by={by}&format=csv", **ROOT)).body)
+            assert (len(rows), head[: len(places[0])]) == (len(places), [*places[0]])
+        [own] = await usage(client, "?by=day", **ALICE)
+        assert own["requests"] == 2
+
+
+async def test_of_more_rows_than_the_limit_those_with_most_tokens_stay() -> None:
+    async with running(script=Script(says(GOOD))) as (made, client):
+        for who in (ALICE, BOB, ALICE, BOB, ALICE):
+            await client.post(CHAT, chat(), **who)
+        await made.idle()
+        answer = (await client.get("/usage?by=key&limit=1", **ROOT)).json
+        assert ([row["key"] for row in answer["usage"]], answer["left_out"]) == (["alice"], 1)
+        answer = (await client.get("/usage?by=key&limit=2", **ROOT)).json
+        assert ([row["key"] for row in answer["usage"]], answer["left_out"]) == (["=bob", "alice"], 0)
 
 
 async def test_a_broken_file_fails_no_request_and_is_told_to_administrators_only(tmp_path: Path) -> None:
@@ -121,10 +157,14 @@ async def test_names_of_keys_in_metrics_are_for_administrators() -> None:
             assert (b"alice" in answer.body) == sees
 
 
+def csv_of(body: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(body.decode(), newline="")))
+
+
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
 def test_no_cell_begins_like_a_formula(begin: str) -> None:
     rows = [Row("2026-01-31", f"{begin}1+1", f'{begin}m, "x"', Counts(3, saved_s=0.5))]
-    head, row = csv.reader(io.StringIO(as_csv(rows).decode(), newline=""))
+    head, row = csv_of(as_csv(rows))
     assert head[:4] == ["day", "key", "model", "requests"]
     assert row[1:4] == [f"'{begin}1+1", f'\'{begin}m, "x"', "3"]
     assert row[-1] == "0.5"

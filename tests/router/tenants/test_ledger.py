@@ -47,7 +47,7 @@ class Router:
         return self.ledger.problem
 
     async def rows(self) -> list[Row]:
-        return [*await self.ledger.saved(ALL, 100), *self.ledger.unsaved(ALL)]
+        return [*await self.ledger.saved(ALL, 100), *await self.ledger.unsaved(ALL)]
 
 
 @asynccontextmanager
@@ -142,7 +142,7 @@ async def test_while_the_file_is_broken_nothing_is_lost_and_one_line_is_logged(
         path.unlink()
         await one.ledger.save()
         assert one.problem() is None
-        assert one.ledger.unsaved(ALL) == []
+        assert await one.ledger.unsaved(ALL) == []
         assert await one.rows() == expected
         assert one.used().requests == 3
     async with router(path) as after:
@@ -165,12 +165,12 @@ async def test_a_full_file_is_tried_again_until_there_is_room(path: Path, caplog
             one.account.admit(0.0)
             await one.ledger.save()
         assert "full" in (one.problem() or "")
-        assert len(one.ledger.unsaved(ALL)) == 1000 and one.used().requests == 3
+        assert len(await one.ledger.unsaved(ALL)) == 1000 and one.used().requests == 3
         assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 1
         pages = 1000
         await one.ledger.save()
         assert one.problem() is None
-        assert one.ledger.unsaved(ALL) == [] and len(await one.ledger.saved(ALL, 5000)) == 1000
+        assert await one.ledger.unsaved(ALL) == [] and len(await one.ledger.saved(ALL, 5000)) == 1000
     async with router(path) as after:
         assert after.used().requests == 3
 

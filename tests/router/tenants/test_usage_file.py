@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.tenants.limits import Use
-from router.tenants.usage import Counts, Row, Selection
+from router.tenants.usage import Counts, Row, Selection, merged
 from router.tenants.usage_file import UsageFile, prepare
 
 ALL = Selection("0000-01-01", "9999-12-31")
@@ -52,6 +53,24 @@ def test_rows_are_chosen_by_day_key_and_model(path: str) -> None:
         ]
         file.forget_before(DAY - 1)  # 2024-10-03
         assert file.read(ALL, 100) == rows[8:]
+
+
+@pytest.mark.parametrize(
+    ("by", "places"),
+    [
+        (("day",), [("2024-10-01", "", ""), ("2024-10-02", "", "")]),
+        (("key",), [("", "a", ""), ("", "b", "")]),
+        (("day", "model"), [(f"2024-10-0{n}", "", model) for n in (1, 2) for model in "xy"]),
+    ],
+)
+def test_it_adds_up_as_memory_does(path: str, by: tuple[str, ...], places: list[tuple[str, ...]]) -> None:
+    rows = [Row(f"2024-10-0{n}", key, model, Counts(n, saved_s=0.5)) for n in (1, 2) for key in "ab" for model in "xy"]
+    with opened(path) as file:
+        file.write(rows, {})
+        found = file.read(msgspec.structs.replace(ALL, by=by), 100)
+        assert found == merged(rows, by)
+        assert [(row.day, row.key, row.model) for row in found] == places
+        assert sum(row.counts.requests for row in found) == 12
 
 
 def test_only_its_user_may_read_it(path: str) -> None:

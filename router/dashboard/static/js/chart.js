@@ -9,14 +9,26 @@ const TOP = 8;
 const BOTTOM = 22;
 const RIGHT = 26;
 const LEFT = 52;
-const TABLE_ROWS = 60;
+const TABLE_ROWS = 90;
 
 /**
  * A series is `{name, label, hue, dashed?}`; `format` writes a value with its unit; `top` fixes the axis' end; `counts`:
- * there are no halves. `picked(at)` is told of a moment that is clicked, or chosen with Enter.
+ * there are no halves. `picked(at)` is told of a moment that is clicked, or chosen with Enter. `moment(at)` writes one,
+ * under the head `axis` of the table.
  */
 export class Chart {
-  constructor({ title, about = "", series, format, top = null, counts = false, picked = null, leastSpanS = 30 }) {
+  constructor({
+    title,
+    about = "",
+    series,
+    format,
+    top = null,
+    counts = false,
+    picked = null,
+    leastSpanS = 30,
+    moment = clock,
+    axis = "Time",
+  }) {
     this._title = title;
     this._series = series.map((one) => ({ ...one, on: true }));
     this._format = format;
@@ -24,6 +36,8 @@ export class Chart {
     this._leastStep = counts ? 1 : 0; // of what there is no half of
     this._picked = picked;
     this._leastSpanS = leastSpanS;
+    this._moment = moment;
+    this._axis = axis;
     this._marks = []; // {at, hue}
     this._pinned = null;
     this._at = new Float64Array();
@@ -138,15 +152,24 @@ export class Chart {
     const rows = [];
     for (let place = this._at.length - 1; place >= first; place--) {
       const cells = this._series.map((one) => el("td", { class: "right" }, this._written(one, place)));
-      rows.push(el("tr", {}, el("th", { scope: "row" }, clock(this._at[place])), cells));
+      rows.push(el("tr", {}, el("th", { scope: "row" }, this._moment(this._at[place])), cells));
     }
     const heads = this._series.map((one) => el("th", { scope: "col", class: "right" }, one.label));
-    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Time"), heads));
+    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, this._axis), heads));
     fill(this._table, el("table", {}, head, el("tbody", {}, rows)));
   }
 
   _written(one, place) {
     return this._format(this._values.get(one.name)[place]);
+  }
+
+  _shown() {
+    return this._series.filter((one) => one.on);
+  }
+
+  /** Names and values of one moment. */
+  _told(place) {
+    return this._shown().map((one) => [one.label, this._written(one, place)]);
   }
 
   // ---- drawing
@@ -160,18 +183,23 @@ export class Chart {
       return;
     }
     this._scale(width);
-    fill(this._svg, this._axes(width), this._lines(), this._marked(), this._cursorMarks());
+    fill(this._svg, this._axes(width), this._drawn(), this._marked(), this._cursorMarks());
     this._showTip(width);
   }
 
   _scale(width) {
-    const shown = this._series.filter((one) => one.on);
-    const top = Math.max(0, ...shown.map((one) => most(this._values.get(one.name))));
-    this._ticks = ticks(this._fixedTop ?? top, 4, this._leastStep);
-    const [from, to] = [this._at[0], Math.max(this._at.at(-1), this._at[0] + this._leastSpanS)];
-    this._x = linear(from, to, LEFT, width - RIGHT);
+    this._ticks = ticks(this._fixedTop ?? this._top(), 4, this._leastStep);
+    this._span = this._ends();
+    this._x = linear(...this._span, LEFT, width - RIGHT);
     this._y = linear(0, this._ticks.at(-1), HEIGHT - BOTTOM, TOP);
-    this._span = [from, to];
+  }
+
+  _top() {
+    return Math.max(0, ...this._shown().map((one) => most(this._values.get(one.name))));
+  }
+
+  _ends() {
+    return [this._at[0], Math.max(this._at.at(-1), this._at[0] + this._leastSpanS)];
   }
 
   _axes(width) {
@@ -181,26 +209,28 @@ export class Chart {
       marks.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }));
       marks.push(svg("text", { class: "axis", x: LEFT - 7, y: y + 4, "text-anchor": "end" }, this._format(value)));
     }
-    const [from, to] = this._span;
-    const short = to - from < 300;
-    for (const at of timeTicks(from, to, Math.max(2, Math.floor(width / 90)))) {
+    for (const [at, label] of this._labels(Math.max(2, Math.floor(width / 90)))) {
       const x = this._x(at);
       marks.push(svg("line", { class: "grid", x1: x, x2: x, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
-      const label = short ? clock(at) : minutes(at);
       marks.push(svg("text", { class: "axis", x, y: HEIGHT - 4, "text-anchor": "middle" }, label));
     }
     return marks;
   }
 
-  _lines() {
-    return this._series
-      .filter((one) => one.on)
-      .map((one) => {
-        const style = { "--hue": one.hue };
-        const [path, dots] = this._path(this._values.get(one.name));
-        const alone = dots.map(([cx, cy]) => svg("circle", { class: "dot", cx, cy, r: 3, style }));
-        return [svg("path", { class: one.dashed ? "line dashed" : "line", d: path, style }), alone];
-      });
+  /** Moments with their labels, about `count` of them. */
+  _labels(count) {
+    const [from, to] = this._span;
+    const label = to - from < 300 ? clock : minutes;
+    return timeTicks(from, to, count).map((at) => [at, label(at)]);
+  }
+
+  _drawn() {
+    return this._shown().map((one) => {
+      const style = { "--hue": one.hue };
+      const [path, dots] = this._path(this._values.get(one.name));
+      const alone = dots.map(([cx, cy]) => svg("circle", { class: "dot", cx, cy, r: 3, style }));
+      return [svg("path", { class: one.dashed ? "line dashed" : "line", d: path, style }), alone];
+    });
   }
 
   /** A path that breaks where nothing is known, and the points that nothing leads to. */
@@ -233,8 +263,8 @@ export class Chart {
   _cursorMarks() {
     if (this._cursor === null) return [];
     const x = this._x(this._at[this._cursor]);
-    const dots = this._series
-      .filter((one) => one.on && !Number.isNaN(this._values.get(one.name)[this._cursor]))
+    const dots = this._shown()
+      .filter((one) => !Number.isNaN(this._values.get(one.name)[this._cursor]))
       .map((one) => {
         const cy = this._y(this._values.get(one.name)[this._cursor]);
         return svg("circle", { class: "dot", cx: x, cy, r: 4, style: { "--hue": one.hue } });
@@ -245,10 +275,8 @@ export class Chart {
   _showTip(width) {
     mark(this._tip, "hidden", this._cursor === null);
     if (this._cursor === null) return;
-    const figures = this._series
-      .filter((one) => one.on)
-      .map((one) => [el("dt", {}, one.label), el("dd", {}, this._written(one, this._cursor))]);
-    fill(this._tip, el("strong", {}, clock(this._at[this._cursor])), el("dl", {}, figures));
+    const figures = this._told(this._cursor).map(([label, value]) => [el("dt", {}, label), el("dd", {}, value)]);
+    fill(this._tip, el("strong", {}, this._moment(this._at[this._cursor])), el("dl", {}, figures));
     const x = this._x(this._at[this._cursor]);
     const left = x > width / 2 ? x - this._tip.offsetWidth - 12 : x + 12;
     this._tip.style.left = `${Math.max(0, left)}px`;
@@ -276,8 +304,8 @@ export class Chart {
     if (to === undefined || last < 0) return;
     event.preventDefault();
     this._moveTo(Math.max(0, Math.min(last, to)));
-    const told = this._series.filter((one) => one.on).map((one) => `${one.label} ${this._written(one, this._cursor)}`);
-    announce(`${clock(this._at[this._cursor])}: ${told.join(", ")}`);
+    const told = this._told(this._cursor).map((words) => words.join(" "));
+    announce(`${this._moment(this._at[this._cursor])}: ${told.join(", ")}`);
   }
 
   _moveTo(place) {

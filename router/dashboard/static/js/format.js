@@ -7,6 +7,8 @@ const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumSignif
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const MINUTES = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+const DATE = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
+const DATE_OF_YEAR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
@@ -34,6 +36,9 @@ export function seconds(value) {
   if (value < 100) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
   return `${WHOLE.format(value)} s`;
 }
+
+/** A sum of durations, which may be of any size. */
+export const duration = (value) => (value < 120 ? seconds(value) : age(value));
 
 /** How long ago, in whole units. */
 export function age(value) {
@@ -68,5 +73,9 @@ export const plural = (count, noun) => `${whole(count)} ${count === 1 ? noun : p
 export const clock = (unixS) => (known(unixS) ? CLOCK.format(unixS * 1000) : NONE);
 export const minutes = (unixS) => MINUTES.format(unixS * 1000);
 export const day = (unixS) => (known(unixS) ? DAY.format(unixS * 1000) : NONE);
+
+/** Days of the router's calendar, which is UTC. */
+export const date = (unixS) => DATE.format(unixS * 1000);
+export const dateOfYear = (unixS) => DATE_OF_YEAR.format(unixS * 1000);
 
 export const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}\u2026` : text);

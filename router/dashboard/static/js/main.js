@@ -12,6 +12,7 @@ import * as replica from "./pages/replica.js";
 import * as request from "./pages/request.js";
 import * as requests from "./pages/requests.js";
 import * as tree from "./pages/tree.js";
+import * as usage from "./pages/usage.js";
 import * as places from "./places.js";
 import { State } from "./state.js";
 import { themed } from "./theme.js";
@@ -21,9 +22,10 @@ const NAVIGATION = [
   ["Charts", places.charts, ["charts"]],
   ["Prefix tree", places.tree, ["tree"]],
   ["Requests", places.requests, ["requests", "request"]],
+  ["Usage", places.usage(), ["usage"]],
   ["Playground", places.playground, ["playground"]],
 ];
-const PAGES = { "": overview, charts, tree, replica, requests, request, playground };
+const PAGES = { "": overview, charts, tree, replica, requests, request, usage, playground };
 const WORDS = { connecting: "connecting", live: "live", gone: "no connection", refused: "key wanted" };
 
 const byId = (id) => document.getElementById(id);
@@ -54,11 +56,11 @@ class App {
   }
 
   _open(moved) {
-    const { name, argument } = places.place(location.hash);
+    const { name, argument, choice } = places.place(location.hash);
     this._page?.close();
     const view = byId("main");
     fill(view);
-    this._page = (PAGES[name] ?? missing).open({ view, argument, state: this.state, feed: this.feed });
+    this._page = (PAGES[name] ?? missing).open({ view, argument, choice, state: this.state, feed: this.feed });
     for (const { names, link } of this._links) mark(link, "aria-current", names.includes(name) ? "page" : null);
     const title = view.querySelector("h1")?.textContent ?? "";
     document.title = `${title} \u00b7 warmroute`;

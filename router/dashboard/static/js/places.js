@@ -6,14 +6,22 @@ export const tree = "#/tree";
 export const requests = "#/requests";
 export const playground = "#/playground";
 export const replica = (name) => `#/replica/${encodeURIComponent(name)}`;
+export const usage = (choice = {}) => `#/usage${searched(choice)}`;
 export const request = (id) => `#/request/${encodeURIComponent(id)}`;
 
-/** The page's name, and what it is asked for. */
+/** What is chosen, as the end of an address; nothing of what is empty. */
+export function searched(choice) {
+  const words = new URLSearchParams(Object.entries(choice).filter(([, value]) => value !== null)).toString();
+  return words === "" ? "" : `?${words}`;
+}
+
+/** The page's name, what it is asked for, and what is chosen there. */
 export function place(hash) {
-  const [name = "", ...rest] = hash.replace(/^#\/?/, "").split("/");
+  const [path, ...choice] = hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
   try {
-    return { name, argument: decodeURIComponent(rest.join("/")) };
+    return { name, argument: decodeURIComponent(rest.join("/")), choice: new URLSearchParams(choice.join("?")) };
   } catch {
-    return { name: "unknown", argument: "" };
+    return { name: "unknown", argument: "", choice: new URLSearchParams() };
   }
 }

@@ -7,7 +7,8 @@ import { whole } from "./format.js";
  * `key(row)` is what a row is known by; of equal ones each has a line, and only the order tells them apart.
  *
  * A column is `{title, cell, sort?, right?, head?, wrap?, about?}`. `cell(row)` returns text, or
- * `{text, href?, badge?, share?, hue?, title?, soft?}`. Of more rows than `most` the rest is behind a button.
+ * `{text, href?, badge?, share?, parts?, hue?, title?, soft?}`, with `parts` of one bar as `{share, hue}`. Of more rows
+ * than `most` the rest is behind a button.
  */
 export class Table {
   constructor({
@@ -102,20 +103,26 @@ function written(cell, content) {
   if (shown.get(cell) === text) return;
   shown.set(cell, text);
   mark(cell, "title", content.title);
-  fill(cell, parts(content));
+  fill(cell, pieces(content));
 }
 
-function parts({ text, href, badge, share, hue, soft }) {
+function pieces({ text, href, badge, share, parts, hue, soft }) {
   const swatch = hue === undefined ? null : el("span", { class: "swatch", style: { "--hue": hue } });
   let words = text;
   if (badge !== undefined) words = el("span", { class: `badge ${badge}` }, text);
   if (href !== undefined) words = el("a", { href }, text);
   if (soft) words = el("span", { class: "soft" }, words);
-  return [swatch, share === undefined ? null : [meter(share), " "], words];
+  const bar = share === undefined ? parts && meterOf(parts) : meter(share);
+  return [swatch, bar ? el("span", { class: "barred" }, bar, el("span", {}, words)) : words];
 }
 
 /** A share as a bar, beside its number. */
-export function meter(share) {
-  const width = `${Math.round(Math.max(0, Math.min(1, share ?? 0)) * 100)}%`;
-  return el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width } }));
+export const meter = (share) => meterOf([{ share }]);
+
+function meterOf(parts) {
+  const pieces = parts.map(({ share, hue }) => {
+    const width = `${Math.round(Math.max(0, Math.min(1, share ?? 0)) * 1000) / 10}%`;
+    return el("span", { style: hue === undefined ? { width } : { width, "--hue": hue } });
+  });
+  return el("span", { class: "meter", "aria-hidden": "true" }, pieces);
 }
