@@ -1,0 +1,99 @@
+"""What `warmroute shadow` predicts beside another router, against what happens when warmroute takes over.
+
+The other one is sglang-router 0.3.2 in the environment that WARMROUTE_SGLANG_ROUTER names; without it, ours with
+`--policy round-robin` stands for it. A mirror in front of it sends shadow a copy of each request: nginx if there is one
+(WARMROUTE_NGINX names the program), else a small proxy. Then the same requests go through warmroute to fresh replicas.
+`--small` tries it out in half a minute.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from lab.bench.conversations import replayed
+from lab.bench.figures import figures
+from lab.bench.load import Limits
+from lab.bench.measure import Plan, measured
+from lab.bench.probe import RequestSettings
+from lab.shadow.findings import Findings
+from lab.trace.requests import Trace
+from lab.trace.shaping import sped_up
+from router.members.target import parse_target
+from tests.bench.peers import PEERS, REPLICAS, SMALL, USUAL, Contender, ours, shrunk, speeds
+from tests.chaos.routers import Fleet, fleet
+from tests.lab.shadow.mirroring import NGINX, mirroring, shadow
+from tests.lab.traffic import agents, conversations
+from tests.replica.serving import MODEL, Replica
+
+WITHIN = 0.1
+TRACES: tuple[Callable[..., Trace], ...] = (conversations, agents)
+
+
+class Figures(NamedTuple):
+    hit_share: float
+    ttft_mean_s: float
+
+
+def run(rounds: int, *, small: bool = False) -> None:
+    size = SMALL if small else USUAL
+    other = next((Contender(peer.name, peer.started) for peer in PEERS[:1] if not peer.absent()), ours("round-robin"))
+    print(f"the other router: {other.name}; the mirror: {'nginx' if NGINX else 'a small proxy'}")
+    print("| trace | | as served | warmroute | gain |\n| --- | --- | --- | --- | --- |")
+    for make in TRACES:
+        for number in range(rounds):
+            trace = shrunk(make(size.requests, number))
+            paced = sped_up(trace, trace.span_s / size.span_s)
+            found, before = shadowed(other, paced, number)
+            after = taken_over(paced, number)
+            table(trace.name, found, before, after)
+
+
+def shadowed(other: Contender, paced: Trace, number: int) -> tuple[Findings, Figures]:
+    """Serve the trace by the other router with shadow beside it; return its findings and what was measured."""
+    with fleet(REPLICAS, *speeds(paced)) as replicas, other.started(replicas) as running:
+        options = (*replicas.as_options, "--listen", "127.0.0.1:0", "--interval", 60)
+        with ExitStack() as stack:
+            watching = stack.enter_context(shadow(*options))
+            front = stack.enter_context(mirroring(running.port, watching.port, nginx=NGINX is not None))
+            before = asked(front, replicas, paced, number)
+            return watching.findings(), before
+
+
+def taken_over(paced: Trace, number: int) -> Figures:
+    with fleet(REPLICAS, *speeds(paced)) as replicas, ours("cost").started(replicas) as running:
+        return asked(running, replicas, paced, number)
+
+
+def asked(running: Replica, replicas: Fleet, paced: Trace, number: int) -> Figures:
+    plan = Plan(
+        targets=[parse_target(running.url)],
+        models=[MODEL],
+        wish=RequestSettings(MODEL, f"shadow {number}"),
+        arrivals=lambda _: replayed(paced),
+        limits=Limits(len(paced.requests)),
+    )
+    found = measured(plan, lambda *_: None)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    [[ran]] = found.ran
+    counted = figures([ran.outcomes])
+    if counted.failed or counted.ttft_s.mean is None:
+        sys.exit(f"{counted.failed} requests failed: {counted.examples}")
+    pools = [replica.load()["pool"] for replica in replicas.replicas]
+    return Figures(
+        sum(pool["hit_tokens"] for pool in pools) / sum(pool["query_tokens"] for pool in pools), counted.ttft_s.mean
+    )
+
+
+def table(name: str, found: Findings, before: Figures, after: Figures) -> None:
+    predicted = found.served, found.warmroute
+    for what, (one, other) in (("predicted", predicted), ("measured", (before, after))):
+        hits = f"{one.hit_share:.1%} | {other.hit_share:.1%} | {100 * (other.hit_share - one.hit_share):+.1f} points"
+        times = f"{ms(one.ttft_mean_s)} | {ms(other.ttft_mean_s)} | {other.ttft_mean_s / one.ttft_mean_s - 1:+.1%}"
+        print(f"| {name} | hits, {what} | {hits} |\n| {name} | mean TTFT, {what} | {times} |", flush=True)
+    print(found.sure, found.speeds, found.measured, found.skipped, file=sys.stderr)
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
