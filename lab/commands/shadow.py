@@ -4,12 +4,12 @@ import logging
 import re
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import click
 import msgspec
 
-from api.http.server import listen as listen_at
 from api.options import SettingsCommand, option
 from api.settings import FiniteRange, Setting, Table, Unusable
 from fleet.display import progress
@@ -112,13 +112,15 @@ def shadow(
 
     from lab.shadow.findings import findings  # a web framework: not needed to refuse a setting
     from lab.shadow.report import lines
+    from lab.shadow.twin import FIT_RUNS, RUNS
     from lab.shadow.watch import Wanted, watched
 
     wanted = Wanted(config=config, requests=requests, follow=follow, listener=listener, interval_s=interval_s)
-    seen = uvloop.run(watched(wanted, _say))
+    with nullcontext() if listener is None else listener:
+        seen = uvloop.run(watched(wanted, _say))
     if seen is None:
         return 1
-    with progress("simulating", 2 * len(seen.placing.records)) as tell:
+    with progress("simulating", (RUNS + FIT_RUNS) * len(seen.placing.records)) as tell:
         found = findings(
             seen,
             config.policy,
@@ -131,8 +133,10 @@ def shadow(
 
 
 def _listening(host: str, port: int) -> socket.socket:
+    from api.http.server import listen  # a web framework: not needed to refuse a setting
+
     try:
-        return listen_at(host, port)
+        return listen(host, port)
     except OSError as error:
         raise Unusable(f"--listen: cannot listen on {host}:{port}: {error.strerror or error}") from error
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from heapq import nlargest
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from lab.shadow.cases import cases_of
 from lab.shadow.engines import changes, summed
 from lab.shadow.record import Miss, Record
 from lab.shadow.speeds import Speeds, speeds_of
 from lab.shadow.sums import AtOnceSums, at_once_sums, reported, sources
-from lab.shadow.twin import Side, Twin, twin_of
+from lab.shadow.twin import Side, fitted_pace, twin_of
 from lab.shadow.watch import Seen
 
 MOST_MISSES = 10
@@ -77,8 +79,14 @@ def findings(
     speeds = speeds_of(
         seen.replicas, counted, capacity_tokens=capacity_tokens, prefill_tokens_per_s=prefill_tokens_per_s
     )
-    twin = twin_of(records, seen.replicas, speeds, policy, on_request)
     told = reported(records)
+    ttft_mean_s = _share(told.ttft_s, told.first_tokens) or counted.first_token_s.value
+    if ttft_mean_s is not None and prefill_tokens_per_s is None:
+        cases, _ = cases_of(records, seen.replicas, speeds)
+        pace_tokens_per_s = fitted_pace(cases, speeds.pace_tokens_per_s, ttft_mean_s, on_request)
+        speeds = replace(speeds, pace_tokens_per_s=pace_tokens_per_s)
+    cases, left_out = cases_of(records, seen.replicas, speeds)
+    twin = twin_of(cases, policy, on_request)
     misses = [miss for record in records if (miss := record.miss) is not None]
     return Findings(
         seconds=seen.seconds,
@@ -87,32 +95,32 @@ def findings(
         skipped=dict(seen.skipped),
         simulated_requests=twin.served.requests,
         prompt_tokens=twin.served.tokens,
-        served=_run(twin.served),
-        warmroute=_run(twin.placed),
-        saved_prefill_s=twin.served.prefill_s - twin.placed.prefill_s,
+        served=_run(twin.served, speeds),
+        warmroute=_run(twin.placed, speeds),
+        saved_prefill_s=(twin.served.computed_tokens - twin.placed.computed_tokens) / speeds.prefill_tokens_per_s,
         measured=Measured(
             hit_share=_share(counted.hit_tokens, counted.query_tokens),
-            ttft_mean_s=_share(told.ttft_s, told.first_tokens) or counted.first_token_s.value,
+            ttft_mean_s=ttft_mean_s,
             reported_hit_share=_share(told.cached_tokens, told.tokens),
             by_replica={name: one.hit_tokens / one.query_tokens for name, one in by_server.items() if one.query_tokens},
         ),
         at_once=at_once_sums(records),
         misses=nlargest(MOST_MISSES, misses or twin.misses, key=lambda miss: miss.tokens),
         misses_of_twin=not misses,
-        sure=_sure(seen, records, twin, speeds),
+        sure=_sure(seen, records, left_out, twin.refused, speeds),
         speeds=speeds,
     )
 
 
-def _run(side: Side) -> Run:
-    return Run(side.hit_share, side.prefill_s, side.ttft_mean_s)
+def _run(side: Side, speeds: Speeds) -> Run:
+    return Run(side.hit_share, side.computed_tokens / speeds.prefill_tokens_per_s, side.ttft_mean_s)
 
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _sure(seen: Seen, records: Sequence[Record], twin: Twin, speeds: Speeds) -> Sure:
+def _sure(seen: Seen, records: Sequence[Record], left_out: int, refused: int, speeds: Speeds) -> Sure:
     doubts = {one.name: one.doubt for one in seen.replicas if one.doubt is not None}
     return Sure(
         exact_trees=len(seen.replicas) - len(doubts),
@@ -120,8 +128,8 @@ def _sure(seen: Seen, records: Sequence[Record], twin: Twin, speeds: Speeds) -> 
         exact_prompts=sum(record.exact for record in records),
         approximate=dict(seen.placing.approximate),
         replica_known=dict(sources(records)),
-        left_out=twin.left_out,
-        refused=twin.refused,
+        left_out=left_out,
+        refused=refused,
         dropped=seen.placing.records.dropped,
         late=seen.placing.late,
         assumed=speeds.assumed,

@@ -24,11 +24,14 @@ REQUEST_ID = "x-request-id"
 class Mirror:
     """An ASGI app whose answers matter to nobody: senders of copies do not wait for them."""
 
-    def __init__(self, most_body_bytes: int, most_bytes: int, skipped: Counter[str]) -> None:
+    def __init__(
+        self, most_body_bytes: int, most_bytes: int, skipped: Counter[str], *, most_queued: int = MOST_QUEUED
+    ) -> None:
         """`most_bytes`: of all bodies that are being received, and again of all that are queued."""
         self._most_body_bytes = most_body_bytes
         self._most_bytes = most_bytes
         self._bodies = Bodies(most_bytes)
+        self._most_queued = most_queued
         self._skipped = skipped
         self._queue: deque[Incoming] = deque()
         self._queued_bytes = 0
@@ -60,7 +63,7 @@ class Mirror:
         return taken
 
     def _offer(self, request: Request, body: bytes) -> None:
-        if len(self._queue) >= MOST_QUEUED or self._queued_bytes + len(body) > self._most_bytes:
+        if len(self._queue) >= self._most_queued or self._queued_bytes + len(body) > self._most_bytes:
             self._skipped["no room"] += 1
             return
         self._queued_bytes += len(body)

@@ -1,5 +1,6 @@
 """Makes a record of each request that comes: its prompt, and warmroute's choice by the caches of this moment."""
 
+import logging
 import re
 import time
 from array import array
@@ -24,6 +25,11 @@ SCHEME = re.compile("^https?://")
 MOST_WHY = 64  # reasons that are told apart
 
 
+OWN_MISTAKE = "failed here"
+
+log = logging.getLogger(__name__)
+
+
 class Placing:
     def __init__(self, router: Router, skipped: Counter[str]) -> None:
         self.records = Records()
@@ -42,10 +48,13 @@ class Placing:
             api = api_of(None if path is None else path.name, incoming.body)
             peek, prompt = await read_prompt(self._router, incoming.body, Admitted(incoming.request_id), api)
             model = self._router.members.model(peek.model)
+            self._keep(incoming, peek, prompt, model)
         except ApiError as error:
             self._skipped[error.code or str(error.status)] += 1
-            return
-        self._keep(incoming, peek, prompt, model)
+        except Exception:  # a mistake of our own costs only this request
+            if not self._skipped[OWN_MISTAKE]:  # logged once
+                log.exception("A request could not be placed; more of them are only counted")
+            self._skipped[OWN_MISTAKE] += 1
 
     def _keep(self, incoming: Incoming, peek: Peek, prompt: Prompt, model: ServedModel) -> None:
         if not prompt.exact:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from events.tool.words import printable
 from lab.shadow.findings import Findings, Measured, Run, Sure
+from lab.shadow.speeds import Speeds
 from router.formatting import duration
 
 SOURCES = {
@@ -36,7 +37,7 @@ def lines(found: Findings) -> Iterator[str]:
     yield ""
     yield from _checks(found)
     yield from _misses(found)
-    yield from _sure(found.sure)
+    yield from _sure(found.sure, found.speeds)
 
 
 def _run(name: str, run: Run) -> str:
@@ -90,7 +91,7 @@ def _misses(found: Findings) -> Iterator[str]:
         )
 
 
-def _sure(sure: Sure) -> Iterator[str]:
+def _sure(sure: Sure, speeds: Speeds) -> Iterator[str]:
     yield ""
     yield "how sure"
     yield f"  trees: {sure.exact_trees} of {sure.exact_trees + len(sure.doubts)} exact"
@@ -101,6 +102,8 @@ def _sure(sure: Sure) -> Iterator[str]:
         yield f"    {count:,}: {printable(why)}"
     known = ", ".join(f"{count:,} {SOURCES[source]}" for source, count in sure.replica_known.items())
     yield f"  where requests went: {known}"
+    yield f"  cache of each replica: {speeds.capacity_tokens:,} tokens"
+    yield f"  prefill: {speeds.prefill_tokens_per_s:,.0f} tokens/s, in the twin {speeds.pace_tokens_per_s:,.0f}"
     for assumption in sure.assumed:
         yield f"  assumed: {assumption}"
     for count, what in (

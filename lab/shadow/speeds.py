@@ -17,7 +17,8 @@ class Speeds(Struct, frozen=True, kw_only=True):
     """Means over the replicas; `assumed` says in words what nobody told."""
 
     capacity_tokens: int
-    prefill_tokens_per_s: float
+    prefill_tokens_per_s: float  # as told, or counted
+    pace_tokens_per_s: float  # of the twin, which computes one prompt at a time
     decode_tokens_per_s: float
     output_tokens: int  # of an answer whose length is unknown
     assumed: tuple[str, ...] = ()
@@ -31,27 +32,21 @@ def speeds_of(
     prefill_tokens_per_s: float | None = None,
 ) -> Speeds:
     """`counted`: the counters of all replicas together; the other two are what the user says."""
-    assumed: list[str] = []
-
-    def known(value: float | None, usual: float, what: str) -> float:
-        if not value:
-            assumed.append(what)
-        return value or usual
-
     gap_s = counted.between_tokens_s.value
+    capacity = capacity_tokens or _mean(one.capacity_tokens for one in replicas)
+    rate = prefill_tokens_per_s or _mean(one.prefill_tokens_per_s for one in replicas) or _counted_rate(counted)
+    assumed = [
+        f"{usual:,.0f} {what} in each replica; give {option}"
+        for value, usual, what, option in (
+            (capacity, USUAL.capacity_tokens, "tokens of KV cache", "--capacity-tokens"),
+            (rate, USUAL.prefill_tokens_per_s, "prefill tokens/s", "--prefill-rate"),
+        )
+        if value is None
+    ]
     return Speeds(
-        capacity_tokens=int(
-            known(
-                capacity_tokens or _mean(one.capacity_tokens for one in replicas),
-                USUAL.capacity_tokens,
-                f"a cache of {USUAL.capacity_tokens:,} tokens in each replica; give --capacity-tokens",
-            )
-        ),
-        prefill_tokens_per_s=known(
-            prefill_tokens_per_s or _mean(one.prefill_tokens_per_s for one in replicas) or _counted_rate(counted),
-            USUAL.prefill_tokens_per_s,
-            f"{USUAL.prefill_tokens_per_s:,.0f} prefill tokens/s in each replica; give --prefill-rate",
-        ),
+        capacity_tokens=int(capacity or USUAL.capacity_tokens),
+        prefill_tokens_per_s=rate or USUAL.prefill_tokens_per_s,
+        pace_tokens_per_s=rate or USUAL.prefill_tokens_per_s,
         decode_tokens_per_s=1 / gap_s if gap_s else USUAL.decode_tokens_per_s,
         output_tokens=round(counted.output_tokens.value or USUAL_OUTPUT_TOKENS),
         assumed=tuple(assumed),

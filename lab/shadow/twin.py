@@ -4,23 +4,23 @@ What was seen are caches as the other router has filled them. Only a simulation 
 had decided. Both runs start with empty caches.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from math import sqrt
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lab.shadow.following import Followed
-from lab.shadow.record import Miss, Record
-from lab.shadow.speeds import Speeds
+from lab.shadow.cases import Case
+from lab.shadow.record import Miss
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
-from lab.simulation.settings import Settings
-from lab.trace.formats import beginnings_named
-from lab.trace.requests import Trace, TraceRequest
-from router.placement.placement import APPROXIMATE, USUAL_APPROXIMATE_BLOCK_TOKENS
+from lab.trace.shaping import coarsened
 
 UNKNOWN_POLICY = "round-robin"  # for requests of which nobody knows where they went
+RUNS = 2  # of each case
+FIT_WITHIN = 8.0  # times as fast or slow
+FIT_RUNS = 9  # to within a hundredth
+FIT_BLOCKS = 64  # of a prompt: larger blocks make a run faster, and hits hardly any shorter
 
 
 class Side(Struct, frozen=True):
@@ -29,7 +29,6 @@ class Side(Struct, frozen=True):
     requests: int = 0
     tokens: int = 0
     computed_tokens: int = 0
-    prefill_s: float = 0.0
     ttft_s: float = 0.0  # of all requests together
 
     def __add__(self, other: "Side") -> "Side":
@@ -47,7 +46,6 @@ class Side(Struct, frozen=True):
 class Twin(Struct, frozen=True):
     served: Side = Side()
     placed: Side = Side()
-    left_out: int = 0  # requests with blocks of another size, or too long for the cache
     refused: int = 0  # requests that waited for room in vain in one of the runs; they count in neither
     misses: tuple[Miss, ...] = ()
 
@@ -55,99 +53,87 @@ class Twin(Struct, frozen=True):
         return Twin(
             self.served + other.served,
             self.placed + other.placed,
-            self.left_out + other.left_out,
             self.refused + other.refused,
             self.misses + other.misses,
         )
 
 
-def twin_of(
-    records: Iterable[Record],
-    replicas: Sequence[Followed],
-    speeds: Speeds,
-    policy: str,
-    on_request: Callable[[], None] = lambda: None,
-) -> Twin:
-    """Run each model's requests at the replicas that serve it."""
-    by_model: dict[str, list[Record]] = {}
-    for record in records:
-        by_model.setdefault(record.model, []).append(record)
+def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] = lambda: None) -> Twin:
     twin = Twin()
-    for model, own in by_model.items():
-        serving = [one for one in replicas if model in one.models]
-        twin += _of_model(own, serving, speeds, policy, on_request) if serving else Twin(left_out=len(own))
+    for case in cases:
+        twin += _of_case(case, policy, on_request)
     return twin
 
 
-def _of_model(
-    records: Sequence[Record], replicas: Sequence[Followed], speeds: Speeds, policy: str, on_request: Callable[[], None]
-) -> Twin:
-    size = Counter(record.block_tokens for record in records).most_common(1)[0][0]
-    block_tokens = size or USUAL_APPROXIMATE_BLOCK_TOKENS
-    most = speeds.capacity_tokens // block_tokens * block_tokens
-    kept = sorted(
-        (record for record in records if record.block_tokens == size and record.tokens <= most),
-        key=lambda record: record.ts,
-    )
-    if not kept:
-        return Twin(left_out=len(records))
-    names = [one.name for one in replicas]
-    trace = trace_of(kept, names, block_tokens, speeds.output_tokens)
-    settings = Settings(
-        replicas=len(names),
-        capacity_tokens=speeds.capacity_tokens,
-        prefill_tokens_per_s=speeds.prefill_tokens_per_s,
-        decode_tokens_per_s=speeds.decode_tokens_per_s,
-        events=size != APPROXIMATE,
-        ranked=all(one.native for one in replicas),
-    )
-    as_served = replace(settings, as_served=True, ranked=False, replica_limit=0)
-    served = simulated(trace, as_served, UNKNOWN_POLICY, 0, on_request)
-    placed = simulated(trace, settings, policy, 0, on_request)
+def fitted_pace(
+    cases: Iterable[Case],
+    pace_tokens_per_s: float,
+    ttft_mean_s: float,
+    on_request: Callable[[], None] = lambda: None,
+) -> float:
+    """The tokens/s of a prefill with which the requests, as they were served, wait as long as was measured."""
+    coarse = [case._replace(trace=coarsened(case.trace, _factor(case))) for case in cases]
+    slow, fast = pace_tokens_per_s / FIT_WITHIN, pace_tokens_per_s * FIT_WITHIN
+    for _ in range(FIT_RUNS):
+        middle = sqrt(slow * fast)
+        jobs = [job for case in coarse for job in _as_served(case, on_request, middle)]
+        if side_of(jobs).ttft_mean_s > ttft_mean_s:
+            slow = middle
+        else:
+            fast = middle
+    return sqrt(slow * fast)
+
+
+def _factor(case: Case) -> int:
+    """By how much to enlarge blocks so that prompts have few of them, and the longest still fits into a cache."""
+    requests, size = case.trace.requests, case.trace.block_tokens
+    factor = max(1, sum(len(request.blocks) for request in requests) // len(requests) // FIT_BLOCKS)
+    longest = max(request.input_tokens for request in requests)
+    while factor > 1 and case.settings.capacity_blocks(factor * size) * factor * size < longest:
+        factor //= 2
+    return factor
+
+
+def _of_case(case: Case, policy: str, on_request: Callable[[], None]) -> Twin:
+    served = _as_served(case, on_request)
+    placed = simulated(case.trace, case.settings, policy, 0, on_request)
     pairs = [
         (one, other) for one, other in zip(served, placed, strict=True) if not (one.is_refused or other.is_refused)
     ]
     return Twin(
-        _side((one for one, _ in pairs), speeds.prefill_tokens_per_s),
-        _side((other for _, other in pairs), speeds.prefill_tokens_per_s),
-        left_out=len(records) - len(kept),
-        refused=len(kept) - len(pairs),
-        misses=tuple(_misses(kept, pairs, names)),
+        side_of(one for one, _ in pairs),
+        side_of(other for _, other in pairs),
+        refused=len(case.records) - len(pairs),
+        misses=tuple(_misses(case, pairs)),
     )
 
 
-def trace_of(records: Sequence[Record], names: Sequence[str], block_tokens: int, output_tokens: int) -> Trace:
-    """The records, in the order of their times, as a trace that says where each request went."""
-    numbers = {name: number for number, name in enumerate(names)}
-    requests = [
-        TraceRequest(
-            record.ts - records[0].ts,
-            record.tokens,
-            record.output_tokens or output_tokens,
-            (*record.keys, -1 - number) if record.tokens > len(record.keys) * block_tokens else tuple(record.keys),
-            replica=None if record.replica is None else numbers.get(record.replica),
-        )
-        for number, record in enumerate(records)
-    ]
-    return Trace("watched", block_tokens, beginnings_named(requests))
+def _as_served(case: Case, on_request: Callable[[], None], pace_tokens_per_s: float | None = None) -> list[Job]:
+    settings = replace(
+        case.settings,
+        as_served=True,
+        ranked=False,
+        replica_limit=0,
+        prefill_tokens_per_s=pace_tokens_per_s or case.settings.prefill_tokens_per_s,
+    )
+    return simulated(case.trace, settings, UNKNOWN_POLICY, 0, on_request)
 
 
-def _side(jobs: Iterable[Job], prefill_tokens_per_s: float) -> Side:
+def side_of(jobs: Iterable[Job]) -> Side:
     side = Side()
     for job in jobs:
-        computed, ttft_s = job.uncached_tokens, job.ttft_s
-        side += Side(1, job.request.input_tokens, computed, computed / prefill_tokens_per_s, ttft_s)
+        side += Side(1, job.request.input_tokens, job.uncached_tokens, job.ttft_s)
     return side
 
 
-def _misses(records: Sequence[Record], pairs: Iterable[tuple[Job, Job]], names: Sequence[str]) -> Iterator[Miss]:
+def _misses(case: Case, pairs: Iterable[tuple[Job, Job]]) -> Iterator[Miss]:
     for served, placed in pairs:
         if placed.uncached_tokens < served.uncached_tokens:
             tokens = served.request.input_tokens
             yield Miss(
-                records[served.number].request_id,
-                names[served.replica],
+                case.records[served.number].request_id,
+                case.replicas[served.replica],
                 tokens - served.uncached_tokens,
-                names[placed.replica],
+                case.replicas[placed.replica],
                 tokens - placed.uncached_tokens,
             )

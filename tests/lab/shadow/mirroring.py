@@ -96,9 +96,12 @@ class Shadow(Replica):
     def __init__(self, *options: object) -> None:
         self._start([sys.executable, "-m", "fleet", "shadow", "--json", *map(str, options)])
 
-    def is_watching(self) -> bool:
+    def has_said(self, text: str) -> bool:
         assert self.process.poll() is None, self.err
-        return any(line.startswith("following") for line in self.err)
+        return any(text in line for line in self.err)
+
+    def is_watching(self) -> bool:
+        return self.has_said("following")
 
     @property
     def port(self) -> int:

@@ -3,19 +3,32 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from lab.shadow.cases import cases_of, trace_of
 from lab.shadow.following import Followed
 from lab.shadow.record import Record
 from lab.shadow.speeds import Speeds
-from lab.shadow.twin import Side, Twin, trace_of, twin_of
+from lab.shadow.twin import Side, Twin, fitted_pace, twin_of
 from tests.lab.shadow.records import BLOCK, record
 
-SPEEDS = Speeds(capacity_tokens=64 * BLOCK, prefill_tokens_per_s=1000.0, decode_tokens_per_s=100.0, output_tokens=4)
+SPEEDS = Speeds(
+    capacity_tokens=64 * BLOCK,
+    prefill_tokens_per_s=1000.0,
+    pace_tokens_per_s=1000.0,
+    decode_tokens_per_s=100.0,
+    output_tokens=4,
+)
 SPREAD_S = 10.0  # between requests: no queue
 
 
 def followed(*names: str, model: str = "m") -> list[Followed]:
     return [Followed(name, (model,), True, None, 0, 0.0) for name in names]
+
+
+def twin(records: list[Record], *replicas: str) -> Twin:
+    cases, _ = cases_of(records, followed(*replicas), SPEEDS)
+    return twin_of(cases, "cost")
 
 
 def at(number: int, keys: list[int], replica: str | None, **more: object) -> Record:
@@ -25,21 +38,21 @@ def at(number: int, keys: list[int], replica: str | None, **more: object) -> Rec
 def test_a_shared_prefix_that_went_everywhere_would_have_been_computed_once() -> None:
     shared = list(range(1, 11))
     records = [at(number, [*shared, 100 + number], "ab"[number % 2]) for number in range(6)]
-    twin = twin_of(records, followed("a", "b"), SPEEDS, "cost")
+    found = twin(records, "a", "b")
     tokens, rest = 11 * BLOCK + 1, BLOCK + 1
-    assert twin.served.computed_tokens == 2 * tokens + 4 * rest
-    assert twin.placed.computed_tokens == tokens + 5 * rest
-    assert twin.served.tokens == twin.placed.tokens == 6 * tokens
-    assert twin.served.ttft_mean_s == pytest.approx(twin.served.computed_tokens / 6 / 1000)
-    [miss] = twin.misses
+    assert found.served.computed_tokens == 2 * tokens + 4 * rest
+    assert found.placed.computed_tokens == tokens + 5 * rest
+    assert found.served.tokens == found.placed.tokens == 6 * tokens
+    assert found.served.ttft_mean_s == pytest.approx(found.served.computed_tokens / 6 / 1000)
+    [miss] = found.misses
     assert (miss.request_id, miss.tokens) == ("1", 10 * BLOCK)
 
 
 def test_where_nobody_knows_where_requests_went_they_are_taken_in_turn() -> None:
     records = [at(number, [1, 2, 3, 100 + number], None) for number in range(4)]
-    unknown = twin_of(records, followed("a", "b"), SPEEDS, "cost")
+    unknown = twin(records, "a", "b")
     in_turn = [at(number, list(one.keys), "ab"[number % 2]) for number, one in enumerate(records)]
-    known = twin_of(in_turn, followed("a", "b"), SPEEDS, "cost")
+    known = twin(in_turn, "a", "b")
     assert unknown.served == known.served
     assert unknown.served.computed_tokens > unknown.placed.computed_tokens
 
@@ -48,16 +61,36 @@ def test_requests_that_cannot_be_simulated_are_counted() -> None:
     too_long = at(1, list(range(100)), "a")
     other_size = at(2, [7], "a", block_tokens=2 * BLOCK)
     elsewhere = at(3, [8], "a", model="other")
-    twin = twin_of([at(0, [1], "a"), at(4, [2], "a"), too_long, other_size, elsewhere], followed("a"), SPEEDS, "cost")
-    assert (twin.served.requests, twin.left_out) == (2, 3)
-    assert twin_of([], followed("a"), SPEEDS, "cost") == Twin()
+    records = [at(0, [1], "a"), at(4, [2], "a"), too_long, other_size, elsewhere]
+    [case], left_out = cases_of(records, followed("a"), SPEEDS)
+    assert ([record.request_id for record in case.records], left_out) == (["0", "4"], 3)
+    assert cases_of([], followed("a"), SPEEDS) == ([], 0)
+    assert twin_of([], "cost") == Twin()
+
+
+@pytest.mark.parametrize("times", [0.2, 0.9, 7.0])
+def test_the_pace_is_fitted_to_the_measured_times(times: float) -> None:
+    records = [at(number, [1 + number // 3, 100 + number], "a") for number in range(9)]
+    cases, _ = cases_of(records, followed("a"), SPEEDS)
+    measured_s = twin_of(cases, "cost").served.ttft_mean_s * times
+    assert fitted_pace(cases, 1000.0, measured_s) == pytest.approx(1000.0 / times, rel=0.01)
 
 
 def test_prompts_without_tokens_are_simulated_by_their_bytes() -> None:
     records = [at(number, [1, 2, 3], "ab"[number % 2], block_tokens=0, tokens=200, exact=False) for number in range(4)]
-    twin = twin_of(records, followed("a", "b"), SPEEDS, "cost")
-    assert twin.served.requests == 4
-    assert twin.placed.computed_tokens < twin.served.computed_tokens
+    found = twin(records, "a", "b")
+    assert found.served.requests == 4
+    assert found.placed.computed_tokens < found.served.computed_tokens
+
+
+def test_the_pace_is_fitted_with_larger_blocks_that_still_fit_into_the_cache() -> None:
+    speeds = replace(SPEEDS, capacity_tokens=1000 * BLOCK)
+    records = [at(number, [*range(1, 900), 1000 + number], "a") for number in range(5)]
+    [case], _ = cases_of(records, followed("a"), speeds)
+    measured_s = twin_of([case], "cost").served.ttft_mean_s
+    assert fitted_pace([case], 2000.0, measured_s) == pytest.approx(1000.0, rel=0.05)
+    [full], _ = cases_of([at(0, list(range(999)), "a")], followed("a"), speeds)
+    assert fitted_pace([full], 1000.0, 999 * BLOCK / 1000) == pytest.approx(1000.0, rel=0.05)
 
 
 def test_a_trace_says_where_each_request_went() -> None:
@@ -67,7 +100,7 @@ def test_a_trace_says_where_each_request_went() -> None:
     assert len({request.blocks[-1] for request in trace.requests}) == 3, "a block that is not full is nobody else's"
 
 
-sides = st.builds(Side, *[st.integers(0, 10**6)] * 3, *[st.integers(0, 10**6).map(float)] * 2)
+sides = st.builds(Side, *[st.integers(0, 10**6)] * 3, st.integers(0, 10**6).map(float))
 
 
 @given(st.lists(sides), st.lists(sides))
@@ -85,9 +118,9 @@ def test_both_runs_have_the_same_requests_and_compute_each_at_least_in_part(
     for number, (path, replica) in enumerate(asked):
         keys = [paths.setdefault(tuple(path[: end + 1]), 1 + len(paths)) for end in range(len(path))]
         records.append(at(number, keys, replica))
-    twin = twin_of(records, followed("a", "b"), SPEEDS, "cost")
-    assert twin.served.requests == twin.placed.requests == len(records)
-    assert twin.served.tokens == twin.placed.tokens == sum(one.tokens for one in records)
-    for side in (twin.served, twin.placed):
+    found = twin(records, "a", "b")
+    assert found.served.requests == found.placed.requests == len(records)
+    assert found.served.tokens == found.placed.tokens == sum(one.tokens for one in records)
+    for side in (found.served, found.placed):
         assert len(records) <= side.computed_tokens <= side.tokens
-    assert len({miss.request_id for miss in twin.misses}) == len(twin.misses)
+    assert len({miss.request_id for miss in found.misses}) == len(found.misses)
