@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from heapq import nlargest
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from lab.shadow.cases import cases_of
 from lab.shadow.engines import changes, summed
 from lab.shadow.record import Miss, Record
-from lab.shadow.speeds import Speeds, speeds_of
+from lab.shadow.speeds import Speeds, at_pace, speeds_of
 from lab.shadow.sums import AtOnceSums, at_once_sums, reported, sources
 from lab.shadow.twin import Side, fitted_pace, twin_of
 from lab.shadow.watch import Seen
@@ -83,8 +82,7 @@ def findings(
     ttft_mean_s = _share(told.ttft_s, told.first_tokens) or counted.first_token_s.value
     if ttft_mean_s is not None and prefill_tokens_per_s is None:
         cases, _ = cases_of(records, seen.replicas, speeds)
-        pace_tokens_per_s = fitted_pace(cases, speeds.pace_tokens_per_s, ttft_mean_s, on_request)
-        speeds = replace(speeds, pace_tokens_per_s=pace_tokens_per_s)
+        speeds = at_pace(speeds, fitted_pace(cases, speeds.pace_tokens_per_s, ttft_mean_s, on_request))
     cases, left_out = cases_of(records, seen.replicas, speeds)
     twin = twin_of(cases, policy, on_request)
     misses = [miss for record in records if (miss := record.miss) is not None]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lab.shadow.engines import Counted
 from lab.shadow.following import Followed
@@ -11,6 +12,7 @@ from lab.simulation.settings import Settings
 
 USUAL = Settings()
 USUAL_OUTPUT_TOKENS = 128
+ASSUMED_RATE = f"{USUAL.prefill_tokens_per_s:,.0f} prefill tokens/s in each replica; give --prefill-rate"
 
 
 class Speeds(Struct, frozen=True, kw_only=True):
@@ -35,14 +37,11 @@ def speeds_of(
     gap_s = counted.between_tokens_s.value
     capacity = capacity_tokens or _mean(one.capacity_tokens for one in replicas)
     rate = prefill_tokens_per_s or _mean(one.prefill_tokens_per_s for one in replicas) or _counted_rate(counted)
-    assumed = [
-        f"{usual:,.0f} {what} in each replica; give {option}"
-        for value, usual, what, option in (
-            (capacity, USUAL.capacity_tokens, "tokens of KV cache", "--capacity-tokens"),
-            (rate, USUAL.prefill_tokens_per_s, "prefill tokens/s", "--prefill-rate"),
-        )
-        if value is None
-    ]
+    assumed = []
+    if capacity is None:
+        assumed.append(f"{USUAL.capacity_tokens:,} tokens of KV cache in each replica; give --capacity-tokens")
+    if rate is None:
+        assumed.append(ASSUMED_RATE)
     return Speeds(
         capacity_tokens=int(capacity or USUAL.capacity_tokens),
         prefill_tokens_per_s=rate or USUAL.prefill_tokens_per_s,
@@ -51,6 +50,13 @@ def speeds_of(
         output_tokens=round(counted.output_tokens.value or USUAL_OUTPUT_TOKENS),
         assumed=tuple(assumed),
     )
+
+
+def at_pace(speeds: Speeds, pace_tokens_per_s: float) -> Speeds:
+    """Take a pace that was fitted to measured times; it is the replicas' rate if nobody told that."""
+    others = tuple(each for each in speeds.assumed if each != ASSUMED_RATE)
+    rate = speeds.prefill_tokens_per_s if others == speeds.assumed else pace_tokens_per_s
+    return replace(speeds, pace_tokens_per_s=pace_tokens_per_s, prefill_tokens_per_s=rate, assumed=others)
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -17,6 +17,7 @@ from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.shadow.findings import Findings
+from lab.shadow.report import lines
 from lab.trace.requests import Trace
 from lab.trace.shaping import sped_up
 from router.members.target import parse_target
@@ -92,7 +93,7 @@ def table(name: str, found: Findings, before: Figures, after: Figures) -> None:
         hits = f"{one.hit_share:.1%} | {other.hit_share:.1%} | {100 * (other.hit_share - one.hit_share):+.1f} points"
         times = f"{ms(one.ttft_mean_s)} | {ms(other.ttft_mean_s)} | {other.ttft_mean_s / one.ttft_mean_s - 1:+.1%}"
         print(f"| {name} | hits, {what} | {hits} |\n| {name} | mean TTFT, {what} | {times} |", flush=True)
-    print(found.sure, found.speeds, found.measured, found.skipped, file=sys.stderr)
+    print("\n".join(["", *lines(found), ""]), file=sys.stderr)
 
 
 def ms(seconds: float) -> str:

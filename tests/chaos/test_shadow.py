@@ -91,6 +91,30 @@ def test_copies_of_requests_tell_what_was_missed(replicas: Fleet, nginx: bool) -
     wait_gone(*started)
 
 
+def test_engines_of_others_are_followed_by_their_own_protocol(tmp_path: Path) -> None:
+    """The replicas stand for vLLM: shadow reads their events, metrics and model list as it reads those of vLLM."""
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "fleet", "fetch", "demo", str(folder), "--tokenizer-only"]
+    subprocess.run(command, check=True, capture_output=True)
+    with fleet(2, "--model", folder, "--served-model-name", MODEL, *SPEED) as replicas, ExitStack() as stack:
+        specs = [
+            f"url={one.url},name=r{number},engine=vllm,events=tcp://127.0.0.1:{one.port + 1},"
+            f"replay=tcp://127.0.0.1:{one.port + 2}"
+            for number, one in enumerate(replicas.replicas)
+        ]
+        options = [word for spec in specs for word in ("--replica", spec)]
+        other = stack.enter_context(router(*replicas.as_options, "--policy", "round-robin"))
+        listen = ("--listen", "127.0.0.1:0", "--interval", 0.2)
+        watching = stack.enter_context(shadow(*options, *listen, "--model-dir", f"{MODEL}={folder}"))
+        count = asked(stack.enter_context(mirroring(other.port, watching.port)), replicas)
+        wait_until(lambda: watching.has_said(f"{count} requests; cached where they went"), "all are seen")
+        wait_until(lambda: watching.has_said("2 of 2 trees exact"), "both trees are exact")
+        found = watching.findings()
+        check(found, replicas)
+    assert found.sure.replica_known == {"stored": count}
+    assert found.sure.exact_prompts == count
+
+
 @pytest.fixture
 def log(replicas: Fleet, tmp_path: Path) -> Path:
     """The log of a router that has served all requests."""

@@ -4,7 +4,7 @@ import pytest
 
 from lab.shadow.engines import Counted, Sample, changes, sample_of, summed
 from lab.shadow.following import Followed
-from lab.shadow.speeds import USUAL, speeds_of
+from lab.shadow.speeds import USUAL, at_pace, speeds_of
 
 VLLM = """# HELP vllm:prefix_cache_queries_total Queries.
 vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="100"}} 1.0
@@ -76,3 +76,10 @@ def test_what_nobody_tells_is_assumed_and_named_with_its_option() -> None:
         "427,232 tokens of KV cache in each replica; give --capacity-tokens",
         "8,000 prefill tokens/s in each replica; give --prefill-rate",
     )
+
+
+def test_a_fitted_pace_is_the_rate_where_nobody_tells_it() -> None:
+    unknown = at_pace(speeds_of([vllm()], Counted()), 900.0)
+    assert (unknown.prefill_tokens_per_s, unknown.pace_tokens_per_s, unknown.assumed) == (900.0, 900.0, ())
+    told = at_pace(speeds_of([Followed("n", ("m",), True, None, 1600, 5000.0)], Counted()), 900.0)
+    assert (told.prefill_tokens_per_s, told.pace_tokens_per_s) == (5000.0, 900.0)
