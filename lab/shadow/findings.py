@@ -17,7 +17,7 @@ MOST_MISSES = 10
 
 
 class Run(Struct, frozen=True):
-    """One of the twin's two runs."""
+    """A run of the twin."""
 
     hit_share: float
     prefill_s: float
@@ -54,7 +54,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     simulated_requests: int
     prompt_tokens: int  # of those
     served: Run
-    warmroute: Run
+    warmroute: Run  # the mean of its runs, which differ by draws among equals
+    runs: list[Run]
     saved_prefill_s: float
     measured: Measured
     at_once: AtOnceSums
@@ -85,6 +86,8 @@ def findings(
         speeds = at_pace(speeds, fitted_pace(cases, speeds.pace_tokens_per_s, ttft_mean_s, on_request))
     cases, left_out = cases_of(records, seen.replicas, speeds)
     twin = twin_of(cases, policy, on_request)
+    tokens = twin.served.tokens
+    served, ours = _run(twin.served, tokens, speeds), _run(twin.mean, tokens, speeds)
     misses = [miss for record in records if (miss := record.miss) is not None]
     return Findings(
         seconds=seen.seconds,
@@ -92,10 +95,11 @@ def findings(
         requests=seen.placing.seen,
         skipped=dict(seen.skipped),
         simulated_requests=twin.served.requests,
-        prompt_tokens=twin.served.tokens,
-        served=_run(twin.served, speeds),
-        warmroute=_run(twin.placed, speeds),
-        saved_prefill_s=(twin.served.computed_tokens - twin.placed.computed_tokens) / speeds.prefill_tokens_per_s,
+        prompt_tokens=tokens,
+        served=served,
+        warmroute=ours,
+        runs=[_run(side, tokens, speeds) for side in twin.placed],
+        saved_prefill_s=served.prefill_s - ours.prefill_s,
         measured=Measured(
             hit_share=_share(counted.hit_tokens, counted.query_tokens),
             ttft_mean_s=ttft_mean_s,
@@ -110,8 +114,10 @@ def findings(
     )
 
 
-def _run(side: Side, speeds: Speeds) -> Run:
-    return Run(side.hit_share, side.computed_tokens / speeds.prefill_tokens_per_s, side.ttft_mean_s)
+def _run(side: Side, tokens: int, speeds: Speeds) -> Run:
+    """`tokens`: of all prompts; the side of several runs has each of them several times."""
+    prefill_s = (1 - side.hit_share) * tokens / speeds.prefill_tokens_per_s
+    return Run(side.hit_share, prefill_s, side.ttft_mean_s)
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -62,6 +62,12 @@ class Mirror:
         self._queued_bytes -= len(taken.body)
         return taken
 
+    def end(self) -> None:
+        """Count what is still queued as skipped."""
+        if self._queue:
+            self._skipped["left in the queue"] += len(self._queue)
+            self._queue.clear()
+
     def _offer(self, request: Request, body: bytes) -> None:
         if len(self._queue) >= self._most_queued or self._queued_bytes + len(body) > self._most_bytes:
             self._skipped["no room"] += 1

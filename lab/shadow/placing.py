@@ -50,7 +50,7 @@ class Placing:
             model = self._router.members.model(peek.model)
             self._keep(incoming, peek, prompt, model)
         except ApiError as error:
-            self._skipped[error.code or str(error.status)] += 1
+            self._skipped[error.code or f"status {error.status}"] += 1
         except Exception:  # a mistake of our own costs only this request
             if not self._skipped[OWN_MISTAKE]:  # logged once
                 log.exception("A request could not be placed; more of them are only counted")

@@ -33,6 +33,9 @@ def lines(found: Findings) -> Iterator[str]:
         _change(served.prefill_s, ours.prefill_s),
         _change(served.ttft_mean_s, ours.ttft_mean_s),
     )
+    if found.runs:
+        times_s = [run.ttft_mean_s for run in found.runs]
+        yield f"{len(times_s)} runs of warmroute: mean TTFT {duration(min(times_s))} to {duration(max(times_s))}"
     yield f"prefill saved: {duration(found.saved_prefill_s)} of the replicas' time"
     yield ""
     yield from _checks(found)

@@ -17,7 +17,8 @@ from lab.simulation.job import Job
 from lab.trace.shaping import coarsened
 
 UNKNOWN_POLICY = "round-robin"  # for requests of which nobody knows where they went
-RUNS = 2  # of each case
+SEEDS = 4  # runs of the placement, which draws among equals: their queues differ by a tenth
+RUNS = 1 + SEEDS
 FIT_WITHIN = 8.0  # times as fast or slow
 FIT_RUNS = 9  # to within a hundredth
 FIT_BLOCKS = 64  # of a prompt: larger blocks make a run faster, and hits hardly any shorter
@@ -45,17 +46,22 @@ class Side(Struct, frozen=True):
 
 class Twin(Struct, frozen=True):
     served: Side = Side()
-    placed: Side = Side()
-    refused: int = 0  # requests that waited for room in vain in one of the runs; they count in neither
-    misses: tuple[Miss, ...] = ()
+    placed: tuple[Side, ...] = (Side(),) * SEEDS  # of each run
+    refused: int = 0  # requests that waited for room in vain, in the first run; they count in no figure
+    misses: tuple[Miss, ...] = ()  # in the first run
 
     def __add__(self, other: "Twin") -> "Twin":
         return Twin(
             self.served + other.served,
-            self.placed + other.placed,
+            tuple(one + another for one, another in zip(self.placed, other.placed, strict=True)),
             self.refused + other.refused,
             self.misses + other.misses,
         )
+
+    @property
+    def mean(self) -> Side:
+        """The sums over all runs of the placement, for means."""
+        return sum(self.placed, Side())
 
 
 def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] = lambda: None) -> Twin:
@@ -96,15 +102,12 @@ def _factor(case: Case) -> int:
 
 def _of_case(case: Case, policy: str, on_request: Callable[[], None]) -> Twin:
     served = _as_served(case, on_request)
-    placed = simulated(case.trace, case.settings, policy, 0, on_request)
-    pairs = [
-        (one, other) for one, other in zip(served, placed, strict=True) if not (one.is_refused or other.is_refused)
-    ]
+    runs = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
     return Twin(
-        side_of(one for one, _ in pairs),
-        side_of(other for _, other in pairs),
-        refused=len(case.records) - len(pairs),
-        misses=tuple(_misses(case, pairs)),
+        side_of(served),
+        tuple(map(side_of, runs)),
+        refused=sum(job.is_refused for job in runs[0]),
+        misses=tuple(_misses(case, zip(served, runs[0], strict=True))),
     )
 
 
@@ -122,13 +125,15 @@ def _as_served(case: Case, on_request: Callable[[], None], pace_tokens_per_s: fl
 def side_of(jobs: Iterable[Job]) -> Side:
     side = Side()
     for job in jobs:
+        if job.is_refused:
+            continue
         side += Side(1, job.request.input_tokens, job.uncached_tokens, job.ttft_s)
     return side
 
 
 def _misses(case: Case, pairs: Iterable[tuple[Job, Job]]) -> Iterator[Miss]:
     for served, placed in pairs:
-        if placed.uncached_tokens < served.uncached_tokens:
+        if placed.uncached_tokens < served.uncached_tokens and not placed.is_refused:
             tokens = served.request.input_tokens
             yield Miss(
                 case.records[served.number].request_id,

@@ -127,6 +127,7 @@ class Watch:
         finally:
             server.should_exit = True
             await asyncio.wait([serving])
+            mirror.end()
 
     async def _settle(self) -> None:
         while True:

@@ -187,7 +187,8 @@ def test_ctrl_c_before_a_replica_is_found_ends_with_status_1() -> None:
 
 def test_hostile_copies_are_bounded_and_counted(replicas: Fleet) -> None:
     limits = ("--max-body-bytes", MEGABYTE, "--max-bodies-bytes", 2 * MEGABYTE, "--max-connections", 20)
-    with shadow(*replicas.as_options, "--listen", "127.0.0.1:0", *limits) as watching, ExitStack() as stack:
+    listen = ("--listen", "127.0.0.1:0", "--interval", 0.2)
+    with shadow(*replicas.as_options, *listen, *limits) as watching, ExitStack() as stack:
         before = resident_bytes(watching.process.pid)
         assert watching.post(CHAT, b"x" * (2 * MEGABYTE)).status == 413
         assert watching.post(CHAT, b"{").status == 204
@@ -203,6 +204,7 @@ def test_hostile_copies_are_bounded_and_counted(replicas: Fleet) -> None:
         for one in idle:
             one.close()
         wait_until(lambda: watching.post(CHAT, bodies()[1]).status == 204, "there is room again")
+        wait_until(lambda: watching.has_said("5 requests; "), "all are placed")
         assert resident_bytes(watching.process.pid) < before + 64 * MEGABYTE
         found = watching.findings()
     assert found.simulated_requests == 2

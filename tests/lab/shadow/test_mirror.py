@@ -73,3 +73,5 @@ async def test_what_the_queue_has_no_room_for_is_counted() -> None:
         for _ in range(MOST_QUEUED):
             await http.post(CHAT, content=b"")
     assert copies.skipped == {"no room": 3}
+    copies.mirror.end()
+    assert copies.skipped == {"no room": 3, "left in the queue": MOST_QUEUED}

@@ -9,7 +9,7 @@ from lab.shadow.cases import cases_of, trace_of
 from lab.shadow.following import Followed
 from lab.shadow.record import Record
 from lab.shadow.speeds import Speeds
-from lab.shadow.twin import Side, Twin, fitted_pace, twin_of
+from lab.shadow.twin import SEEDS, Side, Twin, fitted_pace, twin_of
 from tests.lab.shadow.records import BLOCK, record
 
 SPEEDS = Speeds(
@@ -41,9 +41,10 @@ def test_a_shared_prefix_that_went_everywhere_would_have_been_computed_once() ->
     found = twin(records, "a", "b")
     tokens, rest = 11 * BLOCK + 1, BLOCK + 1
     assert found.served.computed_tokens == 2 * tokens + 4 * rest
-    assert found.placed.computed_tokens == tokens + 5 * rest
-    assert found.served.tokens == found.placed.tokens == 6 * tokens
+    assert [run.computed_tokens for run in found.placed] == [tokens + 5 * rest] * SEEDS
+    assert found.served.tokens == 6 * tokens
     assert found.served.ttft_mean_s == pytest.approx(found.served.computed_tokens / 6 / 1000)
+    assert found.mean.hit_share == pytest.approx(found.placed[0].hit_share)
     [miss] = found.misses
     assert (miss.request_id, miss.tokens) == ("1", 10 * BLOCK)
 
@@ -54,7 +55,7 @@ def test_where_nobody_knows_where_requests_went_they_are_taken_in_turn() -> None
     in_turn = [at(number, list(one.keys), "ab"[number % 2]) for number, one in enumerate(records)]
     known = twin(in_turn, "a", "b")
     assert unknown.served == known.served
-    assert unknown.served.computed_tokens > unknown.placed.computed_tokens
+    assert unknown.served.computed_tokens > unknown.placed[0].computed_tokens
 
 
 def test_requests_that_cannot_be_simulated_are_counted() -> None:
@@ -80,7 +81,7 @@ def test_prompts_without_tokens_are_simulated_by_their_bytes() -> None:
     records = [at(number, [1, 2, 3], "ab"[number % 2], block_tokens=0, tokens=200, exact=False) for number in range(4)]
     found = twin(records, "a", "b")
     assert found.served.requests == 4
-    assert found.placed.computed_tokens < found.served.computed_tokens
+    assert found.placed[0].computed_tokens < found.served.computed_tokens
 
 
 def test_the_pace_is_fitted_with_larger_blocks_that_still_fit_into_the_cache() -> None:
@@ -119,8 +120,8 @@ def test_both_runs_have_the_same_requests_and_compute_each_at_least_in_part(
         keys = [paths.setdefault(tuple(path[: end + 1]), 1 + len(paths)) for end in range(len(path))]
         records.append(at(number, keys, replica))
     found = twin(records, "a", "b")
-    assert found.served.requests == found.placed.requests == len(records)
-    assert found.served.tokens == found.placed.tokens == sum(one.tokens for one in records)
-    for side in (found.served, found.placed):
+    assert {side.requests for side in (found.served, *found.placed)} == {len(records)}
+    assert {side.tokens for side in (found.served, *found.placed)} == {sum(one.tokens for one in records)}
+    for side in (found.served, *found.placed):
         assert len(records) <= side.computed_tokens <= side.tokens
     assert len({miss.request_id for miss in found.misses}) == len(found.misses)
