@@ -1,12 +1,12 @@
 """All findings of a watch, as they are printed in JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 
 from msgspec import Struct
 
 from lab.shadow.cases import cases_of
-from lab.shadow.engines import changes, summed
+from lab.shadow.engines import Counted, changes, summed
 from lab.shadow.record import Miss, Record
 from lab.shadow.speeds import Speeds, at_pace, speeds_of
 from lab.shadow.sums import AtOnceSums, at_once_sums, reported, sources
@@ -76,15 +76,14 @@ def findings(
     records = list(seen.placing.records)
     by_server = changes(seen.first, seen.last)
     counted = summed(by_server.values())
+    measured = _measured(records, by_server if _is_of_watch(records, seen.began_ts) else {})
     speeds = speeds_of(
         seen.replicas, counted, capacity_tokens=capacity_tokens, prefill_tokens_per_s=prefill_tokens_per_s
     )
-    told = reported(records)
-    ttft_mean_s = _share(told.ttft_s, told.first_tokens) or counted.first_token_s.value
-    if ttft_mean_s is not None and prefill_tokens_per_s is None:
-        cases, _ = cases_of(records, seen.replicas, speeds)
-        speeds = at_pace(speeds, fitted_pace(cases, speeds.pace_tokens_per_s, ttft_mean_s, on_request))
     cases, left_out = cases_of(records, seen.replicas, speeds)
+    if cases and measured.ttft_mean_s is not None and prefill_tokens_per_s is None:
+        speeds = at_pace(speeds, fitted_pace(cases, speeds.pace_tokens_per_s, measured.ttft_mean_s, on_request))
+        cases, _ = cases_of(records, seen.replicas, speeds)
     twin = twin_of(cases, policy, on_request)
     tokens = twin.served.tokens
     served, ours = _run(twin.served, tokens, speeds), _run(twin.mean, tokens, speeds)
@@ -100,17 +99,28 @@ def findings(
         warmroute=ours,
         runs=[_run(side, tokens, speeds) for side in twin.placed],
         saved_prefill_s=served.prefill_s - ours.prefill_s,
-        measured=Measured(
-            hit_share=_share(counted.hit_tokens, counted.query_tokens),
-            ttft_mean_s=ttft_mean_s,
-            reported_hit_share=_share(told.cached_tokens, told.tokens),
-            by_replica={name: one.hit_tokens / one.query_tokens for name, one in by_server.items() if one.query_tokens},
-        ),
+        measured=measured,
         at_once=at_once_sums(records),
         misses=nlargest(MOST_MISSES, misses or twin.misses, key=lambda miss: miss.tokens),
         misses_of_twin=not misses,
         sure=_sure(seen, records, left_out, twin.refused, speeds),
         speeds=speeds,
+    )
+
+
+def _is_of_watch(records: Sequence[Record], began_ts: float) -> bool:
+    """Tell whether most requests came during the watch, as those did that the replicas' counters counted."""
+    before = sum(record.ts < began_ts for record in records)
+    return 2 * before <= len(records)
+
+
+def _measured(records: Sequence[Record], by_server: Mapping[str, Counted]) -> Measured:
+    told, counted = reported(records), summed(by_server.values())
+    return Measured(
+        hit_share=_share(counted.hit_tokens, counted.query_tokens),
+        ttft_mean_s=_share(told.ttft_s, told.first_tokens) or counted.first_token_s.value,
+        reported_hit_share=_share(told.cached_tokens, told.tokens),
+        by_replica={name: one.hit_tokens / one.query_tokens for name, one in by_server.items() if one.query_tokens},
     )
 
 

@@ -23,8 +23,6 @@ from router.proxy.sessions import session_of
 LATE_S = 1.0  # after that, the caches may have changed, by this very request for one
 SCHEME = re.compile("^https?://")
 MOST_WHY = 64  # reasons that are told apart
-
-
 OWN_MISTAKE = "failed here"
 
 log = logging.getLogger(__name__)

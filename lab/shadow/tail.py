@@ -5,6 +5,7 @@ import os
 import stat
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 
 from api.settings import Unusable
@@ -78,7 +79,7 @@ async def lines_of_stdin(most_bytes: int) -> AsyncGenerator[bytes | None, None]:
 
     def read() -> None:
         data = b"?"
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError, CancelledError):  # the loop has ended
             while data:
                 data = os.read(0, CHUNK_BYTES)
                 asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()

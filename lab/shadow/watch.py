@@ -4,7 +4,8 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
 
 from msgspec import Struct
 
@@ -20,7 +21,7 @@ from lab.shadow.tail import lines_of_file, lines_of_stdin
 from router.config import RouterConfig
 from router.core import Router
 
-SETTLE_S = 0.05
+SETTLE_S = 0.1
 STDIN = "-"
 
 
@@ -40,6 +41,7 @@ class Seen(Struct, kw_only=True):
     replicas: list[Followed]
     first: dict[str, Sample]
     last: dict[str, Sample]
+    began_ts: float
     seconds: float
 
 
@@ -62,7 +64,7 @@ class Watch:
         self._placing = Placing(router, self._skipped)
 
     async def run(self, end: asyncio.Event) -> Seen:
-        first, began_s = await sampled(self._router), time.monotonic()
+        first, began_ts, began_s = await sampled(self._router), time.time(), time.monotonic()
         self._say(began_line(self._router, self._wanted.listener))
         sides = [asyncio.create_task(self._settle()), asyncio.create_task(self._tell())]
         try:
@@ -78,6 +80,7 @@ class Watch:
             replicas=followed(self._router, last),
             first=first,
             last=last,
+            began_ts=began_ts,
             seconds=time.monotonic() - began_s,
         )
 
@@ -100,6 +103,10 @@ class Watch:
             lines = lines_of_stdin(2 * most_bytes)
         else:
             lines = lines_of_file(path, 2 * most_bytes, follow=self._wanted.follow)
+        async with aclosing(lines):
+            await self._read_lines(path, lines, most_bytes)
+
+    async def _read_lines(self, path: str, lines: AsyncIterator[bytes | None], most_bytes: int) -> None:
         has_read = False
         async for line in lines:
             try:

@@ -15,6 +15,7 @@ from lab.bench.conversations import replayed
 from lab.bench.figures import figures
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
+from lab.bench.overhead import LAG_LIMIT_S
 from lab.bench.probe import RequestSettings
 from lab.shadow.findings import Findings
 from lab.shadow.report import lines
@@ -27,7 +28,6 @@ from tests.lab.shadow.mirroring import NGINX, mirroring, shadow
 from tests.lab.traffic import agents, conversations
 from tests.replica.serving import MODEL, Replica
 
-WITHIN = 0.1
 TRACES: tuple[Callable[..., Trace], ...] = (conversations, agents)
 
 
@@ -81,6 +81,8 @@ def asked(running: Replica, replicas: Fleet, paced: Trace, number: int) -> Figur
     counted = figures([ran.outcomes])
     if counted.failed or counted.ttft_s.mean is None:
         sys.exit(f"{counted.failed} requests failed: {counted.examples}")
+    if ran.own.lag_p99_s > LAG_LIMIT_S:
+        print(f"the load generator was up to {ms(ran.own.lag_p99_s)} late: the machine was too busy", file=sys.stderr)
     pools = [replica.load()["pool"] for replica in replicas.replicas]
     return Figures(
         sum(pool["hit_tokens"] for pool in pools) / sum(pool["query_tokens"] for pool in pools), counted.ttft_s.mean
@@ -91,7 +93,8 @@ def table(name: str, found: Findings, before: Figures, after: Figures) -> None:
     predicted = found.served, found.warmroute
     for what, (one, other) in (("predicted", predicted), ("measured", (before, after))):
         hits = f"{one.hit_share:.1%} | {other.hit_share:.1%} | {100 * (other.hit_share - one.hit_share):+.1f} points"
-        times = f"{ms(one.ttft_mean_s)} | {ms(other.ttft_mean_s)} | {other.ttft_mean_s / one.ttft_mean_s - 1:+.1%}"
+        change_s = other.ttft_mean_s - one.ttft_mean_s
+        times = f"{ms(one.ttft_mean_s)} | {ms(other.ttft_mean_s)} | {ms(change_s)}, {change_s / one.ttft_mean_s:+.0%}"
         print(f"| {name} | hits, {what} | {hits} |\n| {name} | mean TTFT, {what} | {times} |", flush=True)
     print("\n".join(["", *lines(found), ""]), file=sys.stderr)
 
