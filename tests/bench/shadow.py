@@ -9,31 +9,36 @@ The other one is sglang-router 0.3.2 in the environment that WARMROUTE_SGLANG_RO
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 from lab.bench.conversations import replayed
 from lab.bench.figures import figures
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
-from lab.bench.overhead import LAG_LIMIT_S
 from lab.bench.probe import RequestSettings
 from lab.shadow.findings import Findings
 from lab.shadow.report import lines
 from lab.trace.requests import Trace
 from lab.trace.shaping import sped_up
 from router.members.target import parse_target
-from tests.bench.peers import PEERS, REPLICAS, SMALL, USUAL, Contender, ours, shrunk, speeds
+from tests.bench.peers import PEERS, REPLICAS, SMALL, Contender, Size, ours, shrunk, speeds
 from tests.chaos.routers import Fleet, fleet
 from tests.lab.shadow.mirroring import NGINX, mirroring, shadow
 from tests.lab.traffic import agents, conversations
 from tests.replica.serving import MODEL, Replica
 
+USUAL = Size(300, 0, 36.0)
+TRIES = 6
+MOST_LAG_S = 0.05
 TRACES: tuple[Callable[..., Trace], ...] = (conversations, agents)
 
 
 class Figures(NamedTuple):
     hit_share: float
     ttft_mean_s: float
+    lag_s: float  # of the load generator
+    found: Findings | None = None
 
 
 def run(rounds: int, *, small: bool = False) -> None:
@@ -45,20 +50,29 @@ def run(rounds: int, *, small: bool = False) -> None:
         for number in range(rounds):
             trace = shrunk(make(size.requests, number))
             paced = sped_up(trace, trace.span_s / size.span_s)
-            found, before = shadowed(other, paced, number)
-            after = taken_over(paced, number)
-            table(trace.name, found, before, after)
+            before = quietly(partial(shadowed, other, paced, number))
+            table(trace.name, before, quietly(partial(taken_over, paced, number)))
 
 
-def shadowed(other: Contender, paced: Trace, number: int) -> tuple[Findings, Figures]:
-    """Serve the trace by the other router with shadow beside it; return its findings and what was measured."""
+def quietly(trial: Callable[[], Figures]) -> Figures:
+    """Repeat a trial during which something else kept the machine busy, as its times would say nothing."""
+    for _ in range(TRIES):
+        got = trial()
+        if got.lag_s <= MOST_LAG_S:
+            return got
+        print(f"repeated: the load generator was {ms(got.lag_s)} late, the machine was too busy", file=sys.stderr)
+    sys.exit("the machine is too busy to measure anything; try again later")
+
+
+def shadowed(other: Contender, paced: Trace, number: int) -> Figures:
+    """Serve the trace by the other router with shadow beside it."""
     with fleet(REPLICAS, *speeds(paced)) as replicas, other.started(replicas) as running:
         options = (*replicas.as_options, "--listen", "127.0.0.1:0", "--interval", 60)
         with ExitStack() as stack:
             watching = stack.enter_context(shadow(*options))
             front = stack.enter_context(mirroring(running.port, watching.port, nginx=NGINX is not None))
             before = asked(front, replicas, paced, number)
-            return watching.findings(), before
+            return before._replace(found=watching.findings())
 
 
 def taken_over(paced: Trace, number: int) -> Figures:
@@ -81,15 +95,14 @@ def asked(running: Replica, replicas: Fleet, paced: Trace, number: int) -> Figur
     counted = figures([ran.outcomes])
     if counted.failed or counted.ttft_s.mean is None:
         sys.exit(f"{counted.failed} requests failed: {counted.examples}")
-    if ran.own.lag_p99_s > LAG_LIMIT_S:
-        print(f"the load generator was up to {ms(ran.own.lag_p99_s)} late: the machine was too busy", file=sys.stderr)
     pools = [replica.load()["pool"] for replica in replicas.replicas]
-    return Figures(
-        sum(pool["hit_tokens"] for pool in pools) / sum(pool["query_tokens"] for pool in pools), counted.ttft_s.mean
-    )
+    hits, queries = (sum(pool[counter] for pool in pools) for counter in ("hit_tokens", "query_tokens"))
+    return Figures(hits / queries, counted.ttft_s.mean, ran.own.lag_p99_s)
 
 
-def table(name: str, found: Findings, before: Figures, after: Figures) -> None:
+def table(name: str, before: Figures, after: Figures) -> None:
+    found = before.found
+    assert found is not None, "shadow stood beside it"
     predicted = found.served, found.warmroute
     for what, (one, other) in (("predicted", predicted), ("measured", (before, after))):
         hits = f"{one.hit_share:.1%} | {other.hit_share:.1%} | {100 * (other.hit_share - one.hit_share):+.1f} points"
