@@ -1,4 +1,4 @@
-"""What the engines' own /metrics say of the watched time: hits, times, speeds. Pure but for `sampled`."""
+"""Hits, times and speeds of the watched time, from the engines' own /metrics. Pure but for `sampled`."""
 
 import asyncio
 from collections.abc import Iterable, Mapping

@@ -29,7 +29,7 @@ def at_once_sums(records: Iterable[Record]) -> AtOnceSums:
 
 
 class Reported(Struct, frozen=True):
-    """What the lines of a file say of how their requests were served."""
+    """Sums over the lines of a file that say how their requests were served."""
 
     tokens: int = 0  # of prompts whose cached tokens are reported
     cached_tokens: int = 0

@@ -26,7 +26,7 @@ STDIN = "-"
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What to watch; `requests` or `listener` is given, or both."""
+    """The replicas and requests to watch; `requests` or `listener` is given, or both."""
 
     config: RouterConfig
     requests: str | None = None  # a file, or STDIN

@@ -1,4 +1,4 @@
-"""What `warmroute shadow` predicts beside another router, against what happens when warmroute takes over.
+"""Predictions of `warmroute shadow` beside another router, against the figures once warmroute has taken over.
 
 The other one is sglang-router 0.3.2 in the environment that WARMROUTE_SGLANG_ROUTER names; without it, ours with
 `--policy round-robin` stands for it. A mirror in front of it sends shadow a copy of each request: nginx if there is one
