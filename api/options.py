@@ -75,7 +75,7 @@ class SettingsCommand(click.Command):
 
 
 def option_of(setting: Setting, table: Table) -> click.Option:
-    default = attrgetter(setting.field)(table.defaults) if setting.field else setting.default
+    default = default_of(setting, table)
     flag = setting.type is click.BOOL
     return SettingOption(
         [f"{setting.option}/--no-{setting.option[2:]}" if flag else setting.option, setting.key],
@@ -89,6 +89,10 @@ def option_of(setting: Setting, table: Table) -> click.Option:
         show_default=default is not False,
         **({} if default in (None, "", ()) and not flag else {"default": default}),  # a flag may be neither
     )
+
+
+def default_of(setting: Setting, table: Table) -> Any:
+    return attrgetter(setting.field)(table.defaults) if setting.field else setting.default
 
 
 def config_option(table: Table) -> click.Option:

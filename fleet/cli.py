@@ -41,6 +41,10 @@ COMMANDS = {
     "restart": ("fleet.commands.restart:restart", "Replace a model's replicas one by one, losing no request."),
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request with a warm cache."),
     "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
+    "shadow": (
+        "lab.commands.shadow:shadow",
+        "Stand beside a router of any kind, and tell what warmroute would have gained.",
+    ),
     "simulate": ("lab.commands.simulate:simulate", "Compare policies on a trace, in virtual time."),
     "size": ("lab.commands.size:size", "Compute how much KV cache fits beside a model on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from api.http.bodies import check_limits
-from api.options import nested_fields
+from api.options import default_of, nested_fields
 from api.settings import Unusable
 from events.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
@@ -25,7 +25,13 @@ from router.watched_file import WatchedFile
 
 def config_from(ctx: click.Context) -> RouterConfig:
     """Return the configuration from the options; raise a click error if they are invalid or contradict each other."""
-    values = ctx.params
+    return config_of(ctx.params)
+
+
+def config_of(given: Mapping[str, Any]) -> RouterConfig:
+    """Return the configuration from these settings and the defaults of all others; raise as `config_from`."""
+    usual: dict[str, Any] = {key: () if row.multiple else default_of(row, TABLE) for key, row in TABLE.all.items()}
+    values = usual | dict(given)
     _check_together(values)
     _check_files(values)
     return RouterConfig(

@@ -12,6 +12,7 @@ from api.http.connection import Limits
 from api.http.routes import RouteTable
 from api.http.server import connection_limits, http_server
 from events.curve import shared_keys
+from router.assembly import assembled, discoveries
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
@@ -19,26 +20,15 @@ from router.http.app import answering, build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
-from router.members.discovery.combined import CombinedDiscovery, StaticReplicas
-from router.members.discovery.desired import Discovery
-from router.members.discovery.file import FileDiscovery
-from router.members.discovery.kubernetes import KubernetesDiscovery
-from router.members.discovery.pods import pods_of
-from router.members.discovery.registry import RegistryDiscovery
-from router.members.discovery.slices import slices_of
-from router.members.feeds import Feeds
-from router.members.members import Members
+from router.members.discovery.combined import CombinedDiscovery
 from router.peers.links import Links
 from router.placement.load import ReplicaLoad
-from router.placement.placement import Placement
-from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission, WatchedKeys
 from router.proxy.responses import Held
 from router.records.access_log import AccessLog
 from router.records.request_log import RequestLog
 from router.status import not_ready
 from router.telling import Telling
-from router.upkeep import Upkeep
 from router.workers.colleagues import Colleagues
 from router.workers.processes import Place
 from router.workers.questions import CHANGES, RESPONSE
@@ -59,30 +49,10 @@ class Front:
         """`place`: if this is one of several workers."""
         self.config = config
         self.listener = listener
-        tokenizers = Tokenizers(
-            config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
-        )
-        placement = Placement(
-            config.policy,
-            optimistic_ttl_s=config.optimistic_ttl_s,
-            first_token_timeout_s=config.first_token_timeout_s,
-        )
         self._watched_keys = WatchedKeys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
-        feeds = Feeds(
-            placement.index,
-            lambda name, status: self.upkeep.heard(name, status),
-            lambda name: self.upkeep.sized(name),
-        )
-        members = Members(tokenizers.of)
-        self.router = Router(
-            config,
-            members,
-            feeds,
-            placement,
-            Admission(keys, demand_key=config.demand_key, shared=place and place.usage),
-        )
-        self.upkeep = Upkeep(self.router, tokenizers)
+        admission = Admission(keys, demand_key=config.demand_key, shared=place and place.usage)
+        self.router, self.upkeep = assembled(config, admission)
         self.links = self.router.links = links_of(config, self.router)
         self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
         if self.colleagues is not None:
@@ -245,18 +215,3 @@ def links_of(config: RouterConfig, router: Router) -> Links | None:
         return None if member is None else member.load
 
     return Links(router.placement, load_of, router.room, config.peer_listen, config.peers, keys)
-
-
-def discoveries(config: RouterConfig) -> list[Discovery]:
-    found: list[Discovery] = [StaticReplicas(config.replicas)]
-    if config.replicas_file is not None:
-        found.append(FileDiscovery(config.replicas_file))
-    if config.registry is not None:
-        found.append(RegistryDiscovery(config.registry))
-    if (kubernetes := config.kubernetes) is not None:
-        cluster = kubernetes.cluster
-        if kubernetes.service is not None:
-            found.append(KubernetesDiscovery(cluster, slices_of(cluster.namespace, kubernetes.service)))
-        if kubernetes.pods is not None:
-            found.append(KubernetesDiscovery(cluster, pods_of(cluster.namespace, kubernetes.pods)))
-    return found

@@ -8,7 +8,7 @@ from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
 from replica.messages import KVSource
-from router.placement.cost import Question, Tenant
+from router.placement.cost import Candidate, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.inbox import Inbox
@@ -48,6 +48,7 @@ class SimulatedRouter:
         if settings.prefill_replicas:
             for number, candidate in enumerate(self._candidates):
                 candidate.role = "prefill" if number < settings.prefill_replicas else "decode"
+        self._as_served, self._ranked = settings.as_served, settings.ranked
         self._splits = settings.prefill_replicas > 0
         if settings.pull_tokens_per_s:
             for number, load in enumerate(self._loads):
@@ -73,7 +74,7 @@ class SimulatedRouter:
         question = self._question(job, now_s)
         if job.prefill is not None:
             fetch(question, self._candidates, self._candidates[job.prefill.replica])
-        decision = self._placement.decide(question, self._candidates, self._ring)
+        decision = self._placement.decide(question, self._allowed(job), self._ring)
         job.behind_s, job.stands_back = question.behind_s, question.stands_back
         if job.is_new:
             room_s = 0.0 if decision.chosen else self.waiting.wait_of(question.counts_from_s, now_s)
@@ -90,6 +91,10 @@ class SimulatedRouter:
         self._send(job, decision, now_s)
         return job
 
+    def _allowed(self, job: Job) -> Sequence[Candidate]:
+        replica = job.request.replica if self._as_served else None
+        return self._candidates if replica is None else [self._candidates[replica]]
+
     def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
         session, came_s, counts = job.request.session, job.request.at_s, half == "decode" and job.prefill is None
         tenant = job.request.tenant
@@ -105,9 +110,9 @@ class SimulatedRouter:
         job.replica = self._candidates.index(decision.chosen)
         job.sources = [KVSource(one.endpoint, one.tokens) for one in decision.neighbours]
         load = self._loads[job.replica]
-        placed = self._placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=True)
+        placed = self._placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=self._ranked)
         self._placed[job.number] = placed
-        job.rank = now_s + decision.priority_s(now_s)
+        job.rank = now_s + (decision.priority_s(now_s) if self._ranked else 0.0)
 
     def wait(self, job: Job, now_s: float) -> Job | None:
         """Queue the job until there is room; return the job refused because the queue is full, if any."""

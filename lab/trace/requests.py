@@ -20,6 +20,7 @@ class TraceRequest(NamedTuple):
     blocks: tuple[int, ...]
     session: str | None = None  # that keeps requests together, where the trace says one
     tenant: Tenant | None = None  # that has a share of the replicas
+    replica: int | None = None  # that it went to, where the trace says one
 
 
 class Trace(Struct, frozen=True):

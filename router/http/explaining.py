@@ -52,7 +52,7 @@ async def explained(
 
     `named` is the API of the request; None: the one that its fields tell.
     """
-    peek, prompt = await read_prompt(router, body, admitted, _api_of(named, body))
+    peek, prompt = await read_prompt(router, body, admitted, api_of(named, body))
     model = router.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
     decision, matches = router.decide(model, prompt, None if session is None else session.key)
@@ -140,7 +140,7 @@ def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Ca
     )
 
 
-def _api_of(named: str | None, body: bytes) -> GenerationApi | None:
+def api_of(named: str | None, body: bytes) -> GenerationApi | None:
     """The API; None: a chat or a completion, whose body is too large to look into here."""
     if named is not None and named not in APIS:
         raise invalid(f"api is {quoted(named)}; write one of {', '.join(APIS)}", "api")

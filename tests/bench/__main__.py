@@ -53,6 +53,7 @@ BY_NAME = (
     "schemas",
     "screenshots",
     "several_routers",
+    "shadow",
     "fairness",
     "heap",
     "soak",
@@ -60,7 +61,7 @@ BY_NAME = (
     "tiered_policies",
     "usage",
 )
-SIZED = ("native", "kv_tiers", "kv_tiers_beside", "peers", "heap")
+SIZED = ("native", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
 
 
 def machine() -> str:
@@ -81,7 +82,7 @@ def main() -> None:
         help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}",
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
-    parser.add_argument("--small", action="store_true", help="native: a smaller model; peers, heap: a short trial")
+    parser.add_argument("--small", action="store_true", help="native: a smaller model; the others: a short trial")
     soak = parser.add_argument_group("soak")
     soak.add_argument("--minutes", type=float, default=60.0, help="how long")
     soak.add_argument("--out", type=Path, default=Path("build/soak"), help="the folder of the picture")

@@ -81,6 +81,7 @@ QWEN = (
     simulated("10.0.0.1", 8000, name="Qwen/Qwen3-8B"),
     simulated("10.0.0.2", 8000, name="Qwen/Qwen3-8B"),
 )
+SHADOW = "warmroute shadow --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000"
 IDLE = Ends((0, 2))  # 2: the replica has sent nothing meanwhile
 VLLM: dict[str, How] = {"vllm serve": NO_GPU, "warmroute fetch Qwen/Qwen3-8B": NO_HUB}
 
@@ -143,6 +144,13 @@ WALKS = {
         (
             Scene("", (*TWO, "python -m tests.docs.traces agents agents.jsonl.gz")),
             Scene("warmroute analyze requests.log", (asked(4),)),
+        ),
+    ),
+    "docs/shadow.md": Walk(
+        {f"{SHADOW} --listen": Serves("following 2 replicas"), f"{SHADOW} --requests": Ends((0,))},
+        (
+            Scene("", (simulated("10.0.0.1", 8000), simulated("10.0.0.2", 8000))),
+            Scene(f"{SHADOW} --requests", (f"""echo '{{"body": {QUESTION}}}' > requests.jsonl""",)),
         ),
     ),
     "docs/simulate.md": Walk({}, (Scene("", ("python -m tests.docs.traces conversations conversation.jsonl",)),)),

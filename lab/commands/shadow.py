@@ -1,0 +1,158 @@
+"""`warmroute shadow`: beside another router, what warmroute would have gained."""
+
+import logging
+import re
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import click
+import msgspec
+
+from api.options import SettingsCommand, option
+from api.settings import FiniteRange, Setting, Table, Unusable
+from fleet.display import progress
+from router.config import RouterConfig
+from router.configure import config_of
+from router.settings import SETTINGS, TABLE
+
+CHOOSING = ("policy", "message_cache_mb")
+TOLD_EVERY = 100  # requests
+COPIES = ("max_body_bytes", "max_bodies_bytes", "max_connections")
+
+
+def _rows(*keys: str) -> list[Setting]:
+    return [TABLE.all[key] for key in keys]
+
+
+SHADOW = Table(
+    "warmroute shadow",
+    {"Replicas": SETTINGS["Replicas"], "Choosing": _rows(*CHOOSING), "Copies of requests": _rows(*COPIES)},
+    RouterConfig(),
+)
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):([0-9]{1,5})", str(value))
+        if found is None or int(found[2]) > 65535:
+            self.fail(f"{value!r} is not HOST:PORT, such as 127.0.0.1:8900.", param, ctx)
+        return found[1].strip("[]"), int(found[2])
+
+
+@click.command(cls=SettingsCommand, table=SHADOW)
+@option(
+    "--requests",
+    "FILE|-",
+    "Requests with their bodies, one JSON object per line; -: standard input.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+)
+@click.option(
+    "--follow/--no-follow", default=True, show_default=True, help="At the end of FILE, wait for more lines, or end."
+)
+@option("--listen", "HOST:PORT", "Take copies of requests here, over HTTP.", type=Address())
+@option(
+    "--interval",
+    "SECONDS",
+    "How often to print a line.",
+    name="interval_s",
+    type=FiniteRange(min=0.2, max=3600),
+    default=5.0,
+    show_default="5",
+)
+@option(
+    "--capacity-tokens",
+    "C",
+    "Tokens of KV cache in each replica.  [default: as the replicas tell]",
+    type=click.IntRange(1, 10**12),
+)
+@option(
+    "--prefill-rate",
+    "R",
+    "Tokens/s that a replica prefills.  [default: as the replicas tell]",
+    name="prefill_tokens_per_s",
+    type=FiniteRange(min=1e-3, max=1e9),
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def shadow(
+    requests: str | None,
+    follow: bool,
+    listen: tuple[str, int] | None,
+    interval_s: float,
+    capacity_tokens: int | None,
+    prefill_tokens_per_s: float | None,
+    as_json: bool,
+    **settings: Any,
+) -> int:
+    """Stand beside a router that runs already, and tell what warmroute would have decided and gained.
+
+    It follows the cache events of the replicas, and takes the requests that they get: from a file or standard input
+    (the request log of warmroute router --log-prompts is one), or as copies over HTTP, which nginx, Envoy and
+    gateways call mirroring. It never sends a request to a model. Ctrl-C, or the end of the input, prints the report.
+
+    \b
+    Examples:
+      warmroute shadow --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000 --listen 0.0.0.0:8900
+      warmroute shadow --replicas-file replicas.toml --requests requests.jsonl
+      zcat requests.jsonl.gz | warmroute shadow --replicas-file replicas.toml --requests - --json
+
+    Exit status: 0 a report was printed, 1 it ended before there was anything to report, 2 an invalid value.
+    """
+    if requests is None and listen is None:
+        raise Unusable("there are no requests to watch; give --listen HOST:PORT, or --requests FILE")
+    config = config_of(settings)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    listener = None if listen is None else _listening(*listen)
+    import uvloop
+
+    from lab.shadow.findings import findings  # a web framework: not needed to refuse a setting
+    from lab.shadow.report import lines
+    from lab.shadow.twin import FIT_RUNS, RUNS
+    from lab.shadow.watch import Wanted, watched
+
+    wanted = Wanted(config=config, requests=requests, follow=follow, listener=listener, interval_s=interval_s)
+    with nullcontext() if listener is None else listener:
+        seen = uvloop.run(watched(wanted, _say))
+    if seen is None:
+        return 1
+    with progress("simulating", (RUNS + FIT_RUNS) * len(seen.placing.records)) as tell:
+        found = findings(
+            seen,
+            config.policy,
+            capacity_tokens=capacity_tokens,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            on_request=Steps(tell),
+        )
+    click.echo(msgspec.json.encode(found) if as_json else "\n".join(lines(found)))
+    return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    from api.http.server import listen  # a web framework: not needed to refuse a setting
+
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise Unusable(f"--listen: cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+class Steps:
+    """Counts calls, and tells of some of them."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._done = 0
+
+    def __call__(self) -> None:
+        self._done += 1
+        if self._done % TOLD_EVERY == 0:
+            self._tell(self._done)

@@ -1,0 +1,120 @@
+"""Hits, times and speeds of the watched time, from the engines' own /metrics. Pure but for `sampled`."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from router.core import Router
+from router.doctor.engine_metrics import HITS, QUERIES, MetricsDelta
+from router.doctor.samples import BadMetrics, Samples
+from router.learning import ask
+from router.members.broken import Broken
+from router.members.facts import scraped_pools
+from router.members.members import Server
+
+FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
+PREFILL = ("vllm:request_prefill_time_seconds",)
+BETWEEN_TOKENS = (
+    "vllm:inter_token_latency_seconds",
+    "vllm:time_per_output_token_seconds",
+    "sglang:inter_token_latency_seconds",
+)
+OUTPUT = ("vllm:request_generation_tokens", "sglang:generation_tokens")
+TIMED = (*FIRST_TOKEN, *PREFILL, *BETWEEN_TOKENS, *OUTPUT)
+READ = frozenset({*QUERIES, *HITS, *(f"{name}{kind}" for name in TIMED for kind in ("_sum", "_count"))})
+
+
+class Sample(Struct, frozen=True):
+    metrics: Samples
+    capacity_tokens: int  # of each of its caches; 0: unknown
+
+
+class Mean(Struct, frozen=True):
+    total: float = 0.0
+    count: float = 0.0
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+class Counted(Struct, frozen=True):
+    """One replica's counters: their growth during the watched time."""
+
+    query_tokens: float = 0.0
+    hit_tokens: float = 0.0
+    first_token_s: Mean = Mean()
+    prefill_s: float = 0.0
+    between_tokens_s: Mean = Mean()
+    output_tokens: Mean = Mean()
+
+
+def counted(first: Sample, last: Sample) -> Counted:
+    change = MetricsDelta(first.metrics, last.metrics)
+
+    def mean(names: Iterable[str]) -> Mean:
+        sums, counts = ([f"{name}{kind}" for name in names] for kind in ("_sum", "_count"))
+        return Mean(change.added(*sums), change.added(*counts))
+
+    return Counted(
+        query_tokens=change.added(*QUERIES),
+        hit_tokens=change.added(*HITS),
+        first_token_s=mean(FIRST_TOKEN),
+        prefill_s=mean(PREFILL).total,
+        between_tokens_s=mean(BETWEEN_TOKENS),
+        output_tokens=mean(OUTPUT),
+    )
+
+
+def summed(all_of_them: Iterable[Counted]) -> Counted:
+    each = list(all_of_them)
+
+    def mean(means: Iterable[Mean]) -> Mean:
+        known = list(means)
+        return Mean(sum(one.total for one in known), sum(one.count for one in known))
+
+    return Counted(
+        query_tokens=sum(one.query_tokens for one in each),
+        hit_tokens=sum(one.hit_tokens for one in each),
+        first_token_s=mean(one.first_token_s for one in each),
+        prefill_s=sum(one.prefill_s for one in each),
+        between_tokens_s=mean(one.between_tokens_s for one in each),
+        output_tokens=mean(one.output_tokens for one in each),
+    )
+
+
+def changes(first: Mapping[str, Sample], last: Mapping[str, Sample]) -> dict[str, Counted]:
+    """By replica; those that did not answer twice are left out."""
+    return {name: counted(first[name], last[name]) for name in first if name in last}
+
+
+def sample_of(metrics: bytes) -> Sample | None:
+    """Parse /metrics, of which only a few lines are read; None if that is no metrics text."""
+    kept = [line for line in metrics.split(b"\n") if _name(line) in READ]
+    pools = [pool for rank, pool in scraped_pools(metrics).items() if rank is not None]
+    pools = pools or list(scraped_pools(metrics).values())
+    capacity = max((pool.blocks * pool.block_tokens for pool in pools), default=0)
+    try:
+        return Sample(Samples(b"\n".join([*kept, b""]).decode(errors="replace")), capacity)
+    except BadMetrics:
+        return None
+
+
+def _name(line: bytes) -> str:
+    return line.partition(b"{")[0].partition(b" ")[0].decode(errors="replace")
+
+
+async def sampled(router: Router) -> dict[str, Sample]:
+    """Ask all replicas, by name; those that do not answer are left out."""
+    servers = list(router.members.servers.values())
+    found = await asyncio.gather(*map(_asked, servers))
+    return {server.name: sample for server, sample in zip(servers, found, strict=True) if sample is not None}
+
+
+async def _asked(server: Server) -> Sample | None:
+    try:
+        answer = await ask(server, "/metrics")
+    except Broken:
+        return None
+    return sample_of(answer.body) if answer.status == 200 else None

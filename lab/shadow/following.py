@@ -1,0 +1,75 @@
+"""A router that follows replicas as the real one does, and is sent no requests."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from msgspec import Struct
+
+from api.settings import Unusable
+from lab.shadow.engines import Sample
+from router.assembly import assembled, discoveries
+from router.config import RouterConfig
+from router.core import Router
+from router.members.discovery.combined import CombinedDiscovery
+from router.members.members import Member
+from router.proxy.admission import Admission
+from router.status import not_ready
+
+READY_WITHIN_S = 30.0
+LOOK_S = 0.05
+
+
+class Followed(Struct, frozen=True):
+    """A replica, as it is known at the end."""
+
+    name: str
+    models: tuple[str, ...]
+    native: bool
+    doubt: str | None  # why its tree may differ from its cache; None: it is exact
+    capacity_tokens: int  # 0: unknown
+    prefill_tokens_per_s: float  # 0: unknown
+
+
+@asynccontextmanager
+async def following(config: RouterConfig) -> AsyncIterator[Router]:
+    try:
+        router, upkeep = assembled(config, Admission())
+    except (OSError, ValueError) as error:
+        raise Unusable(str(error)) from error
+    discovery = CombinedDiscovery(discoveries(config))
+    tasks = [asyncio.create_task(discovery.run(upkeep.apply)), asyncio.create_task(upkeep.tick())]
+    try:
+        yield router
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await upkeep.close()
+        router.feeds.close()
+        await router.reading.close()
+        router.close()
+
+
+async def wait_ready(router: Router) -> None:
+    """Wait until all replicas are followed; some are enough after a while. Raise Unusable if there is none."""
+    until_s = router.now_s() + READY_WITHIN_S
+    while not_ready(router, all_of_them=True) is not None and router.now_s() < until_s:
+        await asyncio.sleep(LOOK_S)
+    if (why_not := not_ready(router)) is not None:
+        raise Unusable(f"{why_not}; check --replica")
+
+
+def followed(router: Router, samples: dict[str, Sample]) -> list[Followed]:
+    return [_followed(router, member, samples.get(member.server.name)) for member in router.members]
+
+
+def _followed(router: Router, member: Member, sample: Sample | None) -> Followed:
+    return Followed(
+        member.name,
+        member.models,
+        member.native,
+        router.doubt(member),
+        sample.capacity_tokens if sample is not None else 0,
+        member.candidate.prefill_tokens_per_s if member.native else 0.0,
+    )

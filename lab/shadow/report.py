@@ -1,0 +1,119 @@
+"""The findings as text."""
+
+from collections.abc import Iterator, Mapping
+
+from events.tool.words import printable
+from lab.shadow.findings import Findings, Measured, Run, Sure
+from lab.shadow.speeds import Speeds
+from router.formatting import duration
+
+SOURCES = {
+    "told": "told",
+    "stored": "by the events",
+    "held": "cached before at one replica",
+    "one of several": "cached before at several replicas",
+    "unknown": "unknown, taken in turn",
+}
+
+
+def lines(found: Findings) -> Iterator[str]:
+    yield f"{found.requests:,} requests in {duration(found.seconds)}{_skipped(found.skipped)}"
+    if not found.simulated_requests:
+        yield "no request could be placed, so there is nothing to compare"
+        return
+    served, ours = found.served, found.warmroute
+    yield f"the twin: {found.simulated_requests:,} requests, {found.prompt_tokens:,} prompt tokens"
+    yield ""
+    yield _row("", "hits", "prefill", "mean TTFT")
+    yield _run("as it was served", served)
+    yield _run(f"warmroute ({found.policy})", ours)
+    yield _row(
+        "gain",
+        f"{100 * (ours.hit_share - served.hit_share):+.1f} points",
+        _change(served.prefill_s, ours.prefill_s),
+        _change(served.ttft_mean_s, ours.ttft_mean_s),
+    )
+    if found.runs:
+        times_s = [run.ttft_mean_s for run in found.runs]
+        yield f"{len(times_s)} runs of warmroute: mean TTFT {duration(min(times_s))} to {duration(max(times_s))}"
+    yield f"prefill saved: {duration(found.saved_prefill_s)} of the replicas' time"
+    yield ""
+    yield from _checks(found)
+    yield from _misses(found)
+    yield from _sure(found.sure, found.speeds)
+
+
+def _run(name: str, run: Run) -> str:
+    return _row(name, f"{run.hit_share:.1%}", duration(run.prefill_s), duration(run.ttft_mean_s))
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"{name:<22}" + "".join(f"{cell:>14}" for cell in cells)
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.0%}" if before else "-"
+
+
+def _skipped(skipped: Mapping[str, int]) -> str:
+    if not skipped:
+        return ""
+    return f"; {sum(skipped.values()):,} skipped ({', '.join(f'{count:,} {why}' for why, count in skipped.items())})"
+
+
+def _checks(found: Findings) -> Iterator[str]:
+    """Say what holds the twin against what was measured."""
+    measured, once = found.measured, found.at_once
+    yield "measured, as it was served"
+    yield from _measured(measured)
+    if once.tokens:
+        served, chosen = once.served_hit / once.tokens, once.chosen_hit / once.tokens
+        yield f"  cached where it went, {once.requests:,} requests: {served:.1%}"
+        yield f"  cached where warmroute would have sent each, with the caches as they were: {chosen:.1%}"
+    for name, share in measured.by_replica.items():
+        yield f"  {name}: {share:.1%} hits"
+
+
+def _measured(measured: Measured) -> Iterator[str]:
+    if measured.hit_share is not None:
+        yield f"  hits, by the replicas' counters: {measured.hit_share:.1%}"
+    if measured.reported_hit_share is not None:
+        yield f"  hits, as the file says: {measured.reported_hit_share:.1%}"
+    if measured.ttft_mean_s is not None:
+        yield f"  mean TTFT: {duration(measured.ttft_mean_s)}"
+
+
+def _misses(found: Findings) -> Iterator[str]:
+    if found.misses:
+        yield ""
+        yield "worst misses" + (", in the twin" if found.misses_of_twin else "")
+    for miss in found.misses:
+        yield (
+            f"  {printable(miss.request_id)}: {miss.hit_tokens:,.0f} tokens cached at {miss.replica}, "
+            f"{miss.other_hit_tokens:,.0f} at {miss.other}"
+        )
+
+
+def _sure(sure: Sure, speeds: Speeds) -> Iterator[str]:
+    yield ""
+    yield "how sure"
+    yield f"  trees: {sure.exact_trees} of {sure.exact_trees + len(sure.doubts)} exact"
+    for name, doubt in sure.doubts.items():
+        yield f"    {name}: {doubt}"
+    yield f"  prompts: {sure.exact_prompts:,} exact, {sum(sure.approximate.values()):,} approximate"
+    for why, count in sure.approximate.items():
+        yield f"    {count:,}: {printable(why)}"
+    known = ", ".join(f"{count:,} {SOURCES[source]}" for source, count in sure.replica_known.items())
+    yield f"  where requests went: {known}"
+    yield f"  cache of each replica: {speeds.capacity_tokens:,} tokens"
+    yield f"  prefill: {speeds.prefill_tokens_per_s:,.0f} tokens/s, in the twin {speeds.pace_tokens_per_s:,.0f}"
+    for assumption in sure.assumed:
+        yield f"  assumed: {assumption}"
+    for count, what in (
+        (sure.late, "seen more than a second after they came: placed by the twin alone"),
+        (sure.left_out, "left out of the twin: blocks of another size, or too long for the cache"),
+        (sure.refused, "waited for room in vain in the twin"),
+        (sure.dropped, "the oldest, forgotten for newer ones"),
+    ):
+        if count:
+            yield f"  {count:,} requests {what}"

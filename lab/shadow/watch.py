@@ -1,0 +1,165 @@
+"""Takes requests and keeps what was seen, until it is told to end or its input ends."""
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+
+from msgspec import Struct
+
+from api.http.server import Signals, connection_limits, http_server
+from api.settings import Unusable
+from lab.shadow.engines import Sample, sampled
+from lab.shadow.following import Followed, followed, following, wait_ready
+from lab.shadow.incoming import BadLine, parse_line
+from lab.shadow.live import began_line, live_line
+from lab.shadow.mirror import Mirror
+from lab.shadow.placing import Placing
+from lab.shadow.tail import lines_of_file, lines_of_stdin
+from router.config import RouterConfig
+from router.core import Router
+
+SETTLE_S = 0.1
+STDIN = "-"
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """The replicas and requests to watch; `requests` or `listener` is given, or both."""
+
+    config: RouterConfig
+    requests: str | None = None  # a file, or STDIN
+    follow: bool = True
+    listener: socket.socket | None = None
+    interval_s: float = 5.0
+
+
+class Seen(Struct, kw_only=True):
+    placing: Placing
+    skipped: Counter[str]  # requests by reason
+    replicas: list[Followed]
+    first: dict[str, Sample]
+    last: dict[str, Sample]
+    began_ts: float
+    seconds: float
+
+
+async def watched(wanted: Wanted, say: Callable[[str], None]) -> Seen | None:
+    """Watch until a signal comes; None: it came before all was ready. Raise Unusable if nothing can be watched."""
+    end = Signals().end
+    async with following(wanted.config) as router:
+        ready = asyncio.create_task(wait_ready(router))
+        if await _first_of(ready, asyncio.create_task(end.wait())) is not ready:
+            return None
+        return await Watch(wanted, router, say).run(end)
+
+
+class Watch:
+    def __init__(self, wanted: Wanted, router: Router, say: Callable[[str], None]) -> None:
+        self._wanted = wanted
+        self._router = router
+        self._say = say
+        self._skipped: Counter[str] = Counter()
+        self._placing = Placing(router, self._skipped)
+
+    async def run(self, end: asyncio.Event) -> Seen:
+        first, began_ts, began_s = await sampled(self._router), time.time(), time.monotonic()
+        self._say(began_line(self._router, self._wanted.listener))
+        sides = [asyncio.create_task(self._settle()), asyncio.create_task(self._tell())]
+        try:
+            await _first_of(asyncio.create_task(self._sources()), asyncio.create_task(end.wait()))
+        finally:
+            await _cancelled(sides)
+        self._placing.whereabouts.settle(self._router.now_s())
+        self._placing.whereabouts.end()
+        last = await sampled(self._router)
+        return Seen(
+            placing=self._placing,
+            skipped=self._skipped,
+            replicas=followed(self._router, last),
+            first=first,
+            last=last,
+            began_ts=began_ts,
+            seconds=time.monotonic() - began_s,
+        )
+
+    async def _sources(self) -> None:
+        """Take requests from all sources until each has ended; that of copies never does."""
+        sources: list[Coroutine[None, None, None]] = []
+        if self._wanted.requests is not None:
+            sources.append(self._read(self._wanted.requests))
+        if self._wanted.listener is not None:
+            sources.append(self._listen(self._wanted.listener))
+        tasks = [asyncio.create_task(source) for source in sources]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _cancelled(tasks)
+
+    async def _read(self, path: str) -> None:
+        most_bytes = self._wanted.config.max_body_bytes
+        if path == STDIN:
+            lines = lines_of_stdin(2 * most_bytes)
+        else:
+            lines = lines_of_file(path, 2 * most_bytes, follow=self._wanted.follow)
+        async with aclosing(lines):
+            await self._read_lines(path, lines, most_bytes)
+
+    async def _read_lines(self, path: str, lines: AsyncIterator[bytes | None], most_bytes: int) -> None:
+        has_read = False
+        async for line in lines:
+            try:
+                incoming = None if line is None else parse_line(line, time.time())
+            except BadLine as error:
+                if not has_read:
+                    raise Unusable(f"--requests {path}: the first line cannot be used: {error}") from error
+                self._skipped["unreadable line"] += 1
+                continue
+            has_read = True
+            if incoming is None or len(incoming.body) > most_bytes:
+                self._skipped["too large"] += 1
+            else:
+                await self._placing.take(incoming)
+                await asyncio.sleep(0)  # a long file must not keep events and signals waiting
+
+    async def _listen(self, listener: socket.socket) -> None:
+        config = self._wanted.config
+        mirror = Mirror(config.max_body_bytes, config.max_bodies_bytes, self._skipped)
+        server = http_server(mirror, connection_limits(config.max_connections))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            while True:
+                await self._placing.take(await mirror.take())
+        finally:
+            server.should_exit = True
+            await asyncio.wait([serving])
+            mirror.end()
+
+    async def _settle(self) -> None:
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            self._placing.whereabouts.settle(self._router.now_s())
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(self._wanted.interval_s)
+            self._say(live_line(self._router, self._placing, self._skipped))
+
+
+async def _first_of(*tasks: asyncio.Task[object]) -> asyncio.Task[object]:
+    """Wait for the first of them, cancel the others, and return it; raise its error."""
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        done = [task for task in tasks if task.done()]
+        await _cancelled([task for task in tasks if not task.done()])
+    for task in done:
+        task.result()
+    return done[0]
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]] | list[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

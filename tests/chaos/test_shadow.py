@@ -1,0 +1,214 @@
+"""`warmroute shadow` beside routers and real simulated replicas, as users run it."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.shadow.findings import Findings
+from tests.chaos.replicas import children, resident_bytes, wait_gone
+from tests.chaos.routers import Fleet, fleet, router
+from tests.events.processes import wait_until
+from tests.lab.shadow.mirroring import NGINX, Shadow, mirroring, shadow
+from tests.replica.serving import MODEL, Replica
+
+pytestmark = pytest.mark.chaos
+
+FAMILIES, TURNS = 3, 4
+SHARED = 640  # bytes, which are tokens here: 40 blocks
+CHAT = "/v1/chat/completions"
+SPEED = ("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 2000)
+NO_NGINX = pytest.mark.skipif(NGINX is None, reason="there is no nginx; WARMROUTE_NGINX names one")
+MEGABYTE = 2**20
+
+
+@pytest.fixture
+def replicas() -> Iterator[Fleet]:
+    with fleet(2, *SPEED) as started:
+        yield started
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Prompts that share a long beginning with those of their family; each family's turns alternate."""
+    return [
+        {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": shared + f"turn {turn}" * 9}]}
+        for turn in range(TURNS)
+        for shared in (f"family {number} " * (SHARED // 9) for number in range(FAMILIES))
+    ]
+
+
+def asked(running: Replica, replicas: Fleet) -> int:
+    """Ask for all of them, one by one, until the replicas' counters tell so."""
+    answers = [running.post(CHAT, body) for body in bodies()]
+    assert {answer.status for answer in answers} == {200}
+    tokens = sum(answer.json["usage"]["prompt_tokens"] for answer in answers)
+    wait_until(lambda: counted(replicas, "query_tokens") == tokens, "the counters are up to date")
+    return len(answers)
+
+
+def counted(replicas: Fleet, counter: str) -> int:
+    return sum(replica.load()["pool"][counter] for replica in replicas.replicas)
+
+
+def hit_share(replicas: Fleet) -> float:
+    return counted(replicas, "hit_tokens") / counted(replicas, "query_tokens")
+
+
+def check(found: Findings, replicas: Fleet) -> None:
+    """The twin does as the replicas did, and warmroute computes each family's beginning once."""
+    assert (found.simulated_requests, found.skipped, found.sure.exact_trees) == (FAMILIES * TURNS, {}, 2)
+    assert found.measured.hit_share == pytest.approx(hit_share(replicas))
+    assert found.served.hit_share == pytest.approx(hit_share(replicas), abs=0.01)
+    assert found.served.hit_share < 0.7
+    assert found.warmroute.hit_share > found.served.hit_share + 0.1
+    assert found.saved_prefill_s > 0
+    assert found.sure.assumed == ()
+
+
+@pytest.mark.parametrize("nginx", [False, pytest.param(True, marks=NO_NGINX)], ids=["proxy", "nginx"])
+def test_copies_of_requests_tell_what_was_missed(replicas: Fleet, nginx: bool) -> None:
+    with ExitStack() as stack:
+        other = stack.enter_context(router(*replicas.as_options, "--policy", "round-robin"))
+        watching = stack.enter_context(shadow(*replicas.as_options, "--listen", "127.0.0.1:0", "--interval", 0.2))
+        front = stack.enter_context(mirroring(other.port, watching.port, nginx=nginx))
+        count = asked(front, replicas)
+        wait_until(lambda: watching.has_said(f"{count} requests; cached where they went"), "all are seen")
+        started = children(watching.process.pid)
+        found = watching.findings()
+    check(found, replicas)
+    assert found.sure.replica_known == {"stored": count}
+    assert found.at_once.requests == count
+    assert found.at_once.served_hit / found.at_once.tokens == pytest.approx(hit_share(replicas), abs=0.01)
+    assert 0 < len(found.misses) <= 10
+    assert not found.misses_of_twin
+    wait_gone(*started)
+
+
+def test_engines_of_others_are_followed_by_their_own_protocol(tmp_path: Path) -> None:
+    """The replicas stand for vLLM: shadow reads their events, metrics and model list as it reads those of vLLM."""
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "fleet", "fetch", "demo", str(folder), "--tokenizer-only"]
+    subprocess.run(command, check=True, capture_output=True)
+    with fleet(2, "--model", folder, "--served-model-name", MODEL, *SPEED) as replicas, ExitStack() as stack:
+        specs = [
+            f"url={one.url},name=r{number},engine=vllm,events=tcp://127.0.0.1:{one.port + 1},"
+            f"replay=tcp://127.0.0.1:{one.port + 2}"
+            for number, one in enumerate(replicas.replicas)
+        ]
+        options = [word for spec in specs for word in ("--replica", spec)]
+        other = stack.enter_context(router(*replicas.as_options, "--policy", "round-robin"))
+        listen = ("--listen", "127.0.0.1:0", "--interval", 0.2)
+        watching = stack.enter_context(shadow(*options, *listen, "--model-dir", f"{MODEL}={folder}"))
+        count = asked(stack.enter_context(mirroring(other.port, watching.port)), replicas)
+        wait_until(lambda: watching.has_said(f"{count} requests; cached where they went"), "all are seen")
+        wait_until(lambda: watching.has_said("2 of 2 trees exact"), "both trees are exact")
+        found = watching.findings()
+        check(found, replicas)
+    assert found.sure.replica_known == {"stored": count}
+    assert found.sure.exact_prompts == count
+
+
+@pytest.fixture
+def log(replicas: Fleet, tmp_path: Path) -> Path:
+    """The log of a router that has served all requests."""
+    path = tmp_path / "requests.jsonl"
+    with router(*replicas.as_options, "--policy", "round-robin", "--request-log", path, "--log-prompts") as other:
+        asked(other, replicas)
+    return path
+
+
+def test_a_request_log_says_where_requests_went(replicas: Fleet, log: Path) -> None:
+    with shadow(*replicas.as_options, "--requests", log, "--no-follow") as watching:
+        watching.process.wait(30)
+        found = watching.findings()
+    assert found.sure.replica_known == {"told": FAMILIES * TURNS}
+    assert found.measured.reported_hit_share == pytest.approx(hit_share(replicas), abs=0.05)
+    assert found.served.hit_share == pytest.approx(hit_share(replicas), abs=0.01)
+    assert found.warmroute.hit_share > found.served.hit_share + 0.1
+    assert found.misses
+    assert found.misses_of_twin
+
+
+def test_a_log_is_followed_until_ctrl_c(replicas: Fleet, log: Path) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:5]))
+    with shadow(*replicas.as_options, "--requests", log, "--interval", 0.2) as watching:
+        wait_until(lambda: watching.has_said("5 requests"), "what is there is read")
+        with log.open("ab") as file:
+            file.writelines(lines[5:])
+        wait_until(lambda: watching.has_said(f"{len(lines)} requests"), "what comes is read")
+        assert watching.findings().requests == len(lines)
+
+
+def run(*options: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "fleet", "shadow", *map(str, options)]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=50, check=False)
+
+
+def test_standard_input_is_read_to_its_end_and_reported_as_text(replicas: Fleet) -> None:
+    lines = [json.dumps({"path": CHAT, "body": body}) for body in bodies()]
+    told = run(*replicas.as_options, "--requests", "-", stdin="\n".join(["", *lines, "{", '{"ts": 1}']).encode())
+    assert told.returncode == 0, told.stderr
+    text = told.stdout.decode()
+    assert f"{FAMILIES * TURNS} requests in " in text
+    assert "2 skipped (2 unreadable line)" in text
+    assert "as it was served" in text
+    assert "warmroute (cost)" in text
+    assert f"where requests went: {FAMILIES * TURNS} unknown, taken in turn" in text
+
+
+def test_a_log_without_bodies_is_refused_at_once(replicas: Fleet) -> None:
+    told = run(*replicas.as_options, "--requests", "-", stdin=b'{"ts":1,"request_id":"r","replica":"r0"}\n')
+    assert told.returncode == 2
+    assert b"it has no body; without its body a request cannot be placed; write the log with" in told.stderr
+    assert b"Traceback" not in told.stderr
+
+
+def test_ctrl_c_without_any_request_reports_nothing_and_ends_well(replicas: Fleet) -> None:
+    with shadow(*replicas.as_options, "--listen", "127.0.0.1:0") as watching:
+        found = watching.findings()
+    assert (found.requests, found.simulated_requests, found.misses) == (0, 0, [])
+
+
+def test_ctrl_c_before_a_replica_is_found_ends_with_status_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        waiting = Shadow("--replica", f"http://127.0.0.1:{silent.getsockname()[1]}", "--listen", "127.0.0.1:0")
+        silent.accept()[0].close()
+        assert waiting.end(signal.SIGINT) == 1
+        assert not any("Traceback" in line for line in waiting.err), waiting.err
+
+
+def test_hostile_copies_are_bounded_and_counted(replicas: Fleet) -> None:
+    limits = ("--max-body-bytes", MEGABYTE, "--max-bodies-bytes", 2 * MEGABYTE, "--max-connections", 20)
+    listen = ("--listen", "127.0.0.1:0", "--interval", 0.2)
+    with shadow(*replicas.as_options, *listen, *limits) as watching, ExitStack() as stack:
+        before = resident_bytes(watching.process.pid)
+        assert watching.post(CHAT, b"x" * (2 * MEGABYTE)).status == 413
+        assert watching.post(CHAT, b"{").status == 204
+        assert watching.post(CHAT, b'{"model":"demo","messages":' + b"[" * 100_000).status == 204
+        assert watching.post(CHAT, {"model": "unknown", "messages": []}).status == 204
+        assert watching.post("/v1/embeddings", {"model": MODEL, "input": "x"}).status == 204
+        assert watching.post(CHAT, bodies()[0], **{"x-warmroute-replica": "nobody"}).status == 204
+        with socket.create_connection(("127.0.0.1", watching.port)) as broken:
+            broken.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            assert b"400" in broken.recv(4096)
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", watching.port))) for _ in range(500)]
+        assert idle[-1].recv(1) == b"", "beyond the limit connections are closed"
+        for one in idle:
+            one.close()
+        wait_until(lambda: watching.post(CHAT, bodies()[1]).status == 204, "there is room again")
+        wait_until(lambda: watching.has_said("5 requests; "), "all are placed")
+        assert resident_bytes(watching.process.pid) < before + 64 * MEGABYTE
+        found = watching.findings()
+    assert found.simulated_requests == 2
+    assert found.skipped["too large"] == 1
+    assert found.skipped["model_not_found"] == 1
+    assert sum(found.skipped.values()) == 4
+    assert not any("Traceback" in line for line in watching.err), watching.err

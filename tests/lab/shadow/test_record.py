@@ -1,0 +1,35 @@
+"""Records of requests: their misses, and how many are kept."""
+
+from lab.shadow.record import Miss, Records
+from lab.shadow.sums import AtOnceSums, Reported, at_once_sums, reported, sources
+from tests.lab.shadow.records import record, seen
+
+HITS = {"a": 16.0, "b": 48.0}
+
+
+def test_a_miss_is_what_was_cached_elsewhere() -> None:
+    assert seen("a", HITS, "b").miss == Miss("r", "a", 16.0, "b", 48.0)
+    assert seen("b", HITS, "b").miss is None
+    assert seen("b", HITS, "a").miss is None
+    assert seen(None, HITS, "b").miss is None
+    assert seen("gone", HITS, "b").miss is None
+    assert record(replica="a").miss is None
+
+
+def test_the_oldest_requests_make_room() -> None:
+    records = Records(most_requests=3, most_blocks=4)
+    for number in range(3):
+        records.add(record([1], request_id=str(number)))
+    records.add(record([1, 2], request_id="3"))
+    assert [one.request_id for one in records] == ["1", "2", "3"]
+    records.add(record([1] * 4, request_id="4"))
+    assert [one.request_id for one in records] == ["4"]
+    assert records.dropped == 4
+
+
+def test_sums_take_only_what_is_known() -> None:
+    known = [seen("a", HITS, "b", tokens=50), seen("b", HITS, "b", tokens=60)]
+    assert at_once_sums([*known, record(), seen(None, HITS, "a")]) == AtOnceSums(2, 110, 64.0, 96.0)
+    told = record(cached_tokens=16, ttft_s=0.5, source="told")
+    assert reported([told, record()]) == Reported(told.tokens, 16, 1, 0.5)
+    assert sources([told, record()]) == {"told": 1, "unknown": 1}
