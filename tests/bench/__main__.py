@@ -55,6 +55,7 @@ BY_NAME = (
     "several_routers",
     "shadow",
     "fairness",
+    "fronts",
     "heap",
     "soak",
     "terminal",

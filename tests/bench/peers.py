@@ -76,6 +76,10 @@ class Contender(NamedTuple):
     started: Callable[[Fleet], AbstractContextManager[Replica]]
 
 
+def beside(peer: "Peer") -> Contender:
+    return Contender(peer.name, lambda replicas: peer.started(replicas.urls))
+
+
 class Peer(NamedTuple):
     package: str
     pinned: str
@@ -105,8 +109,8 @@ class Peer(NamedTuple):
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout.strip()
 
     @contextmanager
-    def started(self, replicas: Fleet) -> Iterator[Replica]:
-        running = PeerProcess(f"{self.folder}/bin/{self.package}", replicas.urls, self.options)
+    def started(self, urls: Sequence[str]) -> Iterator[Replica]:
+        running = PeerProcess(f"{self.folder}/bin/{self.package}", urls, self.options)
         try:
             wait_until(running.is_ready, f"{self.package} is ready")
             yield running
@@ -174,7 +178,7 @@ def run(rounds: int, *, small: bool = False) -> None:
     for peer in present:
         found = peer.version()
         print(f"{peer.package} {found}" + ("" if found == peer.pinned else f", and not {peer.pinned} as usual"))
-    contenders = [ours("cost"), ours("round-robin"), *(Contender(peer.name, peer.started) for peer in present)]
+    contenders = [ours("cost"), ours("round-robin"), *map(beside, present)]
     by_trace: dict[str, dict[str, list[Figures]]] = {}
     for make in sources(size.requests):
         measured_runs: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}

@@ -22,7 +22,7 @@ from lab.shadow.report import lines
 from lab.trace.requests import Trace
 from lab.trace.shaping import sped_up
 from router.members.target import parse_target
-from tests.bench.peers import PEERS, REPLICAS, SMALL, Contender, Size, ours, shrunk, speeds
+from tests.bench.peers import PEERS, REPLICAS, SMALL, Contender, Size, beside, ours, shrunk, speeds
 from tests.chaos.routers import Fleet, fleet
 from tests.lab.shadow.mirroring import NGINX, mirroring, shadow
 from tests.lab.traffic import agents, conversations
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
 
 def run(rounds: int, *, small: bool = False) -> None:
     size = SMALL if small else USUAL
-    other = next((Contender(peer.name, peer.started) for peer in PEERS[:1] if not peer.absent()), ours("round-robin"))
+    other = next((beside(peer) for peer in PEERS[:1] if not peer.absent()), ours("round-robin"))
     print(f"the other router: {other.name}; the mirror: {'nginx' if NGINX else 'a small proxy'}")
     print("| trace | | as served | warmroute | gain |\n| --- | --- | --- | --- | --- |")
     for make in TRACES:
