@@ -93,6 +93,18 @@ def test_the_estimated_wait_follows_how_fast_others_left() -> None:
     assert waiting.estimated_wait_s(1e6) == MOST_WAIT_S  # nobody leaves any more
 
 
+def test_the_wait_of_a_rank_counts_those_before_it() -> None:
+    waiting: Waiting[str] = Waiting(100)
+    assert waiting.wait_of(0.0, 0.0) == 0, "the pace is not known"
+    for number in range(20):
+        waiting.offer(f"{number}", 0, 0.0, since_s=float(number))
+    for second in range(1, 11):
+        waiting.take(second * 2.0)
+    assert waiting.wait_of(9.0, 20.0) == pytest.approx(2.0)
+    assert waiting.wait_of(14.5, 20.0) == pytest.approx(6 * 2.0)
+    assert waiting.wait_of(100.0, 20.0) == pytest.approx(11 * 2.0)
+
+
 def test_a_quiet_hour_does_not_count_as_slowness() -> None:
     waiting: Waiting[str] = Waiting(100)
     waiting.offer("old", 0, 0.0)
