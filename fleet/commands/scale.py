@@ -24,7 +24,7 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
     Examples:
       warmroute scale demo 4
       warmroute scale demo 0 --no-wait
-      warmroute scale llama-3.1-8b 6 --fleet http://10.0.0.5:8790
+      warmroute scale llama-3.1-8b 6 --fleet 10.0.0.5:8790
 
     Ctrl-C stops waiting, not the change. Exit status: 0 done (with --no-wait: accepted), 1 refused, or changed by
     someone else meanwhile.

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from fleet.commands.client import Poller
-from fleet.commands.options import fleet_options, locate
+from fleet.commands.options import fleet_argument, locate
 from fleet.commands.picture import Picture
 from fleet.commands.view import View
 from fleet.commands.words import age_of
@@ -20,7 +20,7 @@ REFRESH_S = 1.0
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Show the controller's answer as it is.")
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
-@fleet_options
+@fleet_argument
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
     """Show a fleet: the ready replicas of each model, the state of every replica, and its problems.
 
@@ -33,7 +33,7 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
     Examples:
       warmroute status
       warmroute status --watch
-      warmroute status --fleet http://10.0.0.5:8790
+      warmroute status 10.0.0.5:8790
       warmroute status --json | jq '.replicas[] | select(.life != "ready") | .name'
 
     Exit status: 0 all replicas are ready, 1 some are not, the controller does not answer, or the fleet is ending.

@@ -43,6 +43,7 @@ NO_RAY = (
     "Ray is not installed. Install it with: pip install 'warmroute[ray]'\n"
     "Or go without it, with plain processes on this machine: warmroute up --no-ray"
 )
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but asked at one
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -293,6 +294,7 @@ class Telling:
             key=self.key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
             found=started.found,
             folders=() if self.settings.log_dir else (str(self.folder),),
+            router=url_here(self.listener),
         )
         record_fleet(local)
         self.after.callback(partial(remove_record, local))
@@ -304,7 +306,7 @@ class Telling:
         if self.listener is None:
             say(f"\n{_replicas(self.plan)} of the cluster are ready; routers find them with\n")
             say(f"  warmroute router --registry {self.controller}\n")
-            say(f"warmroute down --fleet {self.controller} ends them.")
+            say(f"warmroute down {self.controller} ends them.")
             return
         url = f"http://{authority(*self.listener.getsockname()[:2])}"
         say(announcement(url, view, remarks_on(self.plan), guarded=KEY in os.environ))
@@ -316,6 +318,12 @@ class Telling:
 def _replicas(plan: FleetPlan) -> str:
     counts = [(first_count(model), model.name) for model in plan.models]
     return ", ".join(f"{count} replica{'s' * (count != 1)} of {name}" for count, name in counts)
+
+
+def url_here(listener: socket.socket) -> str:
+    """Return a URL that clients on this machine can ask."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{authority(EVERY_ADDRESS.get(host, host), port)}"
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -203,7 +203,9 @@ def test_json_is_the_controllers_own_answer(script: Script) -> None:
 def test_without_any_fleet_it_says_what_to_do() -> None:
     ran = run(status)
     assert ran.status == 1
-    assert ran.errors == "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
+    assert ran.errors == (
+        "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: `status HOST:PORT`"
+    )
 
 
 def test_a_refusal_is_one_line(script: Script) -> None:
