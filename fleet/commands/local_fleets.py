@@ -68,6 +68,7 @@ class Where(NamedTuple):
     url: str
     key: str | None
     local: LocalFleet | None
+    routers: tuple[str, ...] = ()  # URLs of its routers on this machine
 
 
 _encode = msgspec.json.Encoder().encode
@@ -144,7 +145,7 @@ def find(which: str | None) -> Where:
     """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
     fleets = running_fleets()
     if which is None:
-        return _where(_only(fleets))
+        return _where(_only(fleets), fleets)
     found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
     if len(found) > 1:
         raise click.ClickException(
@@ -152,7 +153,7 @@ def find(which: str | None) -> Where:
         )
     if not found and which.isdecimal():
         raise click.ClickException(f"no fleet on this machine has port {which}; running: {listed(fleets)}")
-    return _where(found[0]) if found else Where(which, None, None)
+    return _where(found[0], fleets) if found else Where(which, None, None)
 
 
 def listed(fleets: list[LocalFleet]) -> str:
@@ -275,8 +276,9 @@ def _read_text(path: Path) -> str:
 # ---- which one
 
 
-def _where(fleet: LocalFleet) -> Where:
-    return Where(fleet.controller, fleet.key, fleet)
+def _where(fleet: LocalFleet, fleets: list[LocalFleet]) -> Where:
+    routers = tuple(each.router_url for each in fleets if each.controller == fleet.controller)
+    return Where(fleet.controller, fleet.key, fleet, routers)
 
 
 def _only(fleets: list[LocalFleet]) -> LocalFleet:

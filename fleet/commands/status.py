@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
@@ -22,7 +23,7 @@ REFRESH_S = 1.0
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
 @fleet_argument
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
-    """Show a fleet: the ready replicas of each model, the state of every replica, and its problems.
+    """Show a fleet: its addresses, the ready replicas of each model, the state of every replica, and its problems.
 
     "cached" is the share of a replica's KV cache that holds prefixes, and their tokens; "hits" the share of the
     prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
@@ -44,13 +45,23 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
         answer = poller.fleet.answer()
         view = poller.fleet.read(answer)
         if not watch:
-            show(console, answer if as_json else Picture(view, time.time()))
+            show(console, answer if as_json else pictured(poller, view))
             return 0 if view.complete else 1
         if as_json or not has_cursor(console):
             print_again_and_again(console, poller, as_json=as_json)
         else:
             draw_again_and_again(console, poller, view)
     return 0
+
+
+def pictured(poller: Poller, view: View, remark: str = "") -> Picture:
+    return Picture(view, time.time(), remark, addresses(poller.routers, poller.fleet.url))
+
+
+def addresses(routers: Sequence[str], controller: str) -> str:
+    """Name the routers on this machine, and the controller."""
+    named = f"router{'s' * (len(routers) > 1)} {', '.join(routers)}, " if routers else ""
+    return f"{named}controller {controller}"
 
 
 def show(console: Console, what: bytes | Picture) -> None:
@@ -68,7 +79,7 @@ def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) ->
             if poller.is_news:
                 click.echo(f"Note: {away(poller)}", err=True)
         else:
-            show(console, poller.answer if as_json else Picture(view, time.time()))
+            show(console, poller.answer if as_json else pictured(poller, view))
             if not as_json:
                 click.echo()
         time.sleep(REFRESH_S)
@@ -76,7 +87,7 @@ def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) ->
 
 def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
     """Use the alternate screen, so that nothing flickers; the last picture stays in the terminal."""
-    picture = Picture(view, time.time())
+    picture = pictured(poller, view)
     try:
         with Live(picture, console=console, screen=True, auto_refresh=False) as live:
             live.refresh()
@@ -84,7 +95,7 @@ def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
                 time.sleep(REFRESH_S)
                 now = poller.look()
                 view = now or view
-                picture = Picture(view, time.time(), "" if now else away(poller))
+                picture = pictured(poller, view, "" if now else away(poller))
                 live.update(picture, refresh=True)
     finally:
         console.print(picture, crop=False)

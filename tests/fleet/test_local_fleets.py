@@ -377,7 +377,7 @@ def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_only_fleet_needs_no_name() -> None:
     fleet = fleet_of(key="secret")
     record_fleet(fleet)
-    assert find(None) == Where("http://127.0.0.1:8001", "secret", fleet)
+    assert find(None) == Where("http://127.0.0.1:8001", "secret", fleet, ("http://127.0.0.1:8000",))
 
 
 @pytest.mark.parametrize("which", ["8000", "8001", "http://127.0.0.1:8001", "http://localhost:8000"])
