@@ -18,7 +18,7 @@ from fleet.commands.address import Address
 from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet
 from fleet.commands.local_routers import locate_router
 from fleet.commands.prefixes import prefixes
-from fleet.up.command import bind, url_here
+from fleet.up.starting import bind, url_here
 from lab.commands.bench import bench
 from lab.commands.doctor import doctor
 from tests.fleet.scripted import Ran, machine_without_fleets, run
