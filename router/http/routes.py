@@ -63,6 +63,7 @@ OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward)
 APP_ROUTES = (
     _route(GET, "/v1/models", CLIENT, Endpoints.models),
     _route(GET, "/v1/models/{model:path}", CLIENT, Endpoints.model_named, encoded_slashes=True),
+    _route(PAGE, "/", ANYONE, Endpoints.root, in_document=False),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),
     _route(GET, "/metrics", ANYONE, Endpoints.metrics),

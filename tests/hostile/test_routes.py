@@ -258,7 +258,7 @@ async def test_an_absolute_target_is_the_same_path_on_this_host_and_no_other() -
             "http://other.example/replicas": 400,
             f"http://user@{LOCAL}/replicas": 400,
             f"ftp://{LOCAL}/replicas": 400,
-            f"http://{LOCAL}": 404,
+            f"http://{LOCAL}": 200,
             f"http://{LOCAL}/prefixes": 403,
         }.items():
             answered = await asked_of(running.port, "GET", target, {"host": LOCAL, **CALLERS["a client"]})

@@ -32,7 +32,7 @@ KEY, ADMIN = "client-key", "admin-key"
 KEYS = tuple(keys_from_options([KEY], ADMIN))
 PAGES = {(method, path) for method in ("GET", "HEAD") for path in ("/dashboard", "/dashboard/index.html")}
 REDIRECTED = {("GET", "/dashboard/"), ("HEAD", "/dashboard/")}
-OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
+OPEN = {("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
 FEED = ("GET", "/dashboard/feed")  # for clients; it has no end, and tests of its own
 FOR_CLIENTS = {
     ("GET", "/usage"),
@@ -170,7 +170,7 @@ async def test_every_answer_has_the_id_of_its_request() -> None:
 # ---- what is not served
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/v2/models", "/v1", "/replicas/r0", "/debug", "/favicon.ico"])
+@pytest.mark.parametrize("path", ["/nothing", "/v2/models", "/v1", "/replicas/r0", "/debug", "/favicon.ico"])
 async def test_an_unknown_path_is_a_404_in_openai_shape(path: str) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
         answer = await client.get(path, host="localhost")
@@ -464,6 +464,27 @@ async def test_a_long_prompt_is_explained_by_another_process(long: bool, monkeyp
         text = "long" * 1_000_000 if long else "short"
         assert (await client.post("/explain", chat(text), **LOCAL)).json["chosen"] == "a"
     assert threads == ([] if long else [threading.main_thread()])
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+async def test_a_browser_comes_from_the_root_to_the_dashboard() -> None:
+    async with served(named("a"), keys=KEYS, demand_key=True) as running, connect(running.port) as client:
+        answer = await client.get("/", accept=BROWSER)
+        assert (answer.status, answer.headers["location"]) == (307, "dashboard")
+        assert answer.headers["vary"] == "Accept"
+        page = await client.get("/dashboard", accept=BROWSER)
+        assert page.status == 200 and page.body.startswith(b"<!doctype html>")
+
+
+@pytest.mark.parametrize("headers", [{}, {"accept": "*/*"}, {"accept": "application/json"}])
+async def test_a_program_is_told_at_the_root_what_there_is(headers: dict[str, str]) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.get("/", **headers)
+        assert answer.status == 200 and answer.json["server"] == "warmroute router"
+        for place in ("dashboard", "docs", "health", "metrics"):
+            assert (await client.get(answer.json[place])).status == 200, place
 
 
 async def test_the_last_decisions_are_told_the_newest_first() -> None:
