@@ -66,8 +66,8 @@ EXTRAS = {
 }
 BASE_MODULES = frozenset(
     (
-        *("fastapi", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client", "rich", "starlette"),
-        *("textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
+        *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client"),
+        *("rich", "starlette", "textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
     )
 )
 

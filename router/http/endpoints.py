@@ -230,6 +230,9 @@ class Endpoints:
     async def redoc(self, _: Request) -> Response:
         return await documents.redoc(TITLE)
 
+    async def docs_file(self, request: Request) -> Response:
+        return await documents.file(request.path_params["file"], request.scope["path"])
+
     async def openapi(self, request: Request) -> Response:
         return await documents.openapi(request.app.state.documenting())
 

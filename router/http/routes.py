@@ -7,7 +7,7 @@ at is for administrators (decision 0022).
 from collections.abc import Iterable
 from typing import Any
 
-from api.http.documents import OPENAPI
+from api.http.documents import FILES, OPENAPI
 from api.http.routes import Role, Route, RouteTable
 from router.http.endpoints import Endpoints
 from router.http.opening import Openings
@@ -94,6 +94,7 @@ APP_ROUTES = (
     _route(PAGE, "/dashboard/", ANYONE, Endpoints.dashboard_without_slash, in_document=False),
     _route(PAGE, "/dashboard/{path:path}", ANYONE, Endpoints.dashboard_file, in_document=False),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, FILES, ANYONE, Endpoints.docs_file, in_document=False),
     _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )
