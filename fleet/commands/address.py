@@ -53,7 +53,7 @@ def optional_argument(name: str, parameter: str, kind: Address) -> Callable[[Com
     """Take the value of the option --NAME as the command's first argument, too."""
 
     def decorate(command: Command) -> Command:
-        @click.argument(name, required=False, type=kind, metavar=f"[{name.upper()}]")
+        @click.argument(name, required=False, type=kind)
         @wraps(command)
         def merged(**given: Any) -> Any:
             said = given.pop(name)

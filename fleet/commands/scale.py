@@ -60,8 +60,7 @@ def refuse_too_many(view: View, name: str, wanted: int) -> None:
     if wanted > fit:
         beside = f" beside the {count(others, 'replica')} of other models" if others else ""
         raise click.ClickException(
-            f"{wanted} replicas of {name} are more than this machine takes: {fit} fit{beside}; "
-            f"type `warmroute scale {name} {fit}`, or give --force"
+            f"{wanted} replicas of {name} are too many: {fit} fit on this machine{beside}; give fewer, or --force"
         )
 
 

@@ -179,8 +179,8 @@ def test_more_replicas_than_fit_are_refused_unless_forced(script: Script) -> Non
     ran = run(scale, "demo", "100", "--no-wait", "--fleet", script.url)
     assert (ran.status, ran.errors) == (
         1,
-        "100 replicas of demo are more than this machine takes: 13 fit beside the 3 replicas of other models; "
-        "type `warmroute scale demo 13`, or give --force",
+        "100 replicas of demo are too many: 13 fit on this machine beside the 3 replicas of other models; "
+        "give fewer, or --force",
     )
     assert script.changes == []
     assert run(scale, "demo", "13", "--no-wait", "--fleet", script.url).status == 0
