@@ -83,7 +83,7 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 @click.option(
     "--router/--no-router",
     default=True,
-    envvar="WARMROUTE_ROUTER",
+    envvar="WARMROUTE_WITH_ROUTER",  # WARMROUTE_ROUTER is the address that other commands ask
     help="Run a router here; without one, leave a cluster's fleet running once it is ready.",
     show_default=True,
 )
@@ -104,9 +104,9 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     replica that dies or hangs is restarted. Options after -- go to every replica (see `warmroute
     replica --help`); several models, GPUs and automatic scaling need a --config.
 
-    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there, and --config is
-    WARMROUTE_FLEET_FILE. The settings of replicas and of the router in the environment count too, but for what the
-    fleet itself says.
+    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there, --config is
+    WARMROUTE_FLEET_FILE, and --router is WARMROUTE_WITH_ROUTER. The settings of replicas and of the router in the
+    environment count too, but for what the fleet itself says.
 
     \b
     Examples:
