@@ -33,10 +33,13 @@ COMMANDS = {
     "down": ("fleet.commands.down:down", "End a fleet, on this machine or elsewhere."),
     "drain": ("fleet.commands.drain:drain", "Stop or resume sending new requests to a replica."),
     "events": ("fleet.commands.events:events", "Read, check, record and replay the cache events of replicas."),
-    "explain": ("router.cli:explain", "Show where a router would send a request now, and why."),
+    "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
-    "prefixes": ("router.cli:prefixes", "Show prefixes that recent prompts share, and the replicas that hold them."),
+    "prefixes": (
+        "fleet.commands.prefixes:prefixes",
+        "Show prefixes that recent prompts share, and the replicas that hold them.",
+    ),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
     "restart": ("fleet.commands.restart:restart", "Replace a model's replicas one by one, losing no request."),
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request with a warm cache."),
@@ -48,8 +51,8 @@ COMMANDS = {
     "simulate": ("lab.commands.simulate:simulate", "Compare policies on a trace, in virtual time."),
     "size": ("lab.commands.size:size", "Compute how much KV cache fits beside a model on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
-    "usage": ("router.cli:usage", "Show how many tokens each API key has used, by day and model."),
-    "top": ("router.cli:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
+    "usage": ("fleet.commands.usage:usage", "Show how many tokens each API key has used, by day and model."),
+    "top": ("fleet.commands.top:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
     "up": (
         "fleet.up.command:up",
         "Start replicas, here or over a Ray cluster, and a router with the OpenAI API.",
@@ -67,8 +70,8 @@ EXTRAS = {
 }
 BASE_MODULES = frozenset(
     (
-        *("fastapi", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client", "rich", "starlette"),
-        *("textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
+        *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client"),
+        *("rich", "starlette", "textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
     )
 )
 

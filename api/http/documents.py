@@ -5,12 +5,25 @@ FastAPI writes them, and is imported by the first who asks for one: it takes as 
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse, Response
 
+from api.errors import not_found
+
 OPENAPI = "/openapi.json"
+FILES = "/docs/files/{file}"
+TYPES = {"css": "text/css", "js": "text/javascript", "png": "image/png"}
+# The pages have scripts and styles of their own; Redoc would ask another server for its logo.
+ONLY_FROM_HERE = {
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
+    )
+}
 
 
 class Operation(NamedTuple):
@@ -49,18 +62,61 @@ async def docs(title: str) -> Response:
     def make() -> Response:
         from fastapi.openapi.docs import get_swagger_ui_html
 
-        return get_swagger_ui_html(openapi_url=OPENAPI, title=title)
+        return get_swagger_ui_html(
+            openapi_url=_beside(OPENAPI),
+            title=title,
+            swagger_js_url=_file("swagger-ui-bundle.js"),
+            swagger_css_url=_file("swagger-ui.css"),
+            swagger_favicon_url=_file("favicon.png"),
+        )
 
-    return await asyncio.to_thread(make)
+    return _closed(await asyncio.to_thread(make))
 
 
 async def redoc(title: str) -> Response:
     def make() -> Response:
         from fastapi.openapi.docs import get_redoc_html
 
-        return get_redoc_html(openapi_url=OPENAPI, title=title)
+        return get_redoc_html(
+            openapi_url=_beside(OPENAPI),
+            title=title,
+            redoc_js_url=_file("redoc.standalone.js"),
+            redoc_favicon_url=_file("favicon.png"),
+            with_google_fonts=False,
+        )
 
-    return await asyncio.to_thread(make)
+    return _closed(await asyncio.to_thread(make))
+
+
+async def file(name: str, path: str) -> Response:
+    """A file of these pages; 404 for the path if there is none."""
+    content = (await asyncio.to_thread(_files)).get(name)
+    if content is None:
+        raise not_found(path)
+    headers = {"Cache-Control": "max-age=3600", "X-Content-Type-Options": "nosniff"}
+    return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    """All files, read once: a request's path is never used on the file system."""
+    entries = (files("fastapi_offline") / "static").iterdir()
+    return {entry.name: entry.read_bytes() for entry in entries if entry.name.rpartition(".")[2] in TYPES}
+
+
+def _file(name: str) -> str:
+    return _beside(FILES.replace("{file}", name))
+
+
+def _beside(path: str) -> str:
+    """The path as a page at the root finds it, also behind a proxy's prefix."""
+    return path.removeprefix("/")
+
+
+def _closed(page: Response) -> Response:
+    """The page, allowed to load only this server's files."""
+    page.headers.update(ONLY_FROM_HERE)
+    return page
 
 
 async def openapi(make: Callable[[], dict[str, Any]]) -> Response:

@@ -76,8 +76,7 @@ class Poller:
         self.answer = b""  # the last one, as it came
         self._locate = locate
         self._away_since_s: float | None = None
-        where = locate()
-        self.fleet = FleetClient(where.url, where.key)
+        self._connect(locate())
 
     @property
     def away_s(self) -> float:
@@ -111,7 +110,11 @@ class Poller:
             return
         if where.url != self.fleet.url:
             self.fleet.close()
-            self.fleet = FleetClient(where.url, where.key)
+            self._connect(where)
+
+    def _connect(self, where: Where) -> None:
+        self.fleet = FleetClient(where.url, where.key)
+        self.routers = where.routers
 
     def __enter__(self) -> Self:
         return self

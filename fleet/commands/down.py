@@ -21,7 +21,7 @@ from fleet.commands.local_fleets import (
     running_fleets,
     was_killed,
 )
-from fleet.commands.options import fleet_options
+from fleet.commands.options import fleet_argument
 from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.display import Display
@@ -36,7 +36,7 @@ GONE_S = 2.0  # a controller that is silent for so long has ended
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="End all fleets that this user has started on this machine.")
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
-@fleet_options
+@fleet_argument
 def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) -> None:
     """End a fleet: its replicas finish their running requests and leave, then everything else ends.
 
@@ -47,14 +47,14 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     \b
     Examples:
       warmroute down
-      warmroute down --fleet 9000 --now
+      warmroute down 9000 --now
       warmroute down --all
-      warmroute down --fleet http://10.0.0.5:8790
+      warmroute down 10.0.0.5:8790
 
     Ctrl-C stops waiting; the fleet still ends. Exit status: 0 ended, 1 there is no such fleet.
     """
     if everything and which is not None:
-        raise click.UsageError("--all means all fleets of this machine; give either --all or --fleet")
+        raise click.UsageError("--all means all fleets of this machine; give either --all or FLEET")
     killed = [fleet for fleet in recorded_fleets() if was_killed(fleet)]
     living = running_fleets()  # which removes what was left, and says so
     if everything and not living and not killed:
@@ -135,7 +135,7 @@ def ended(fleet: LocalFleet, killed: bool) -> str:
     how = "was killed; its files are removed" if killed else "has ended"
     if not fleet.found:
         return f"The fleet of port {fleet.port} {how}"
-    goes_on = f"the fleet goes on: warmroute down --fleet {fleet.controller} ends it"
+    goes_on = f"the fleet goes on: warmroute down {fleet.controller} ends it"
     return f"The router of port {fleet.port} {how}; {goes_on}"
 
 

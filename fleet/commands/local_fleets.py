@@ -19,6 +19,8 @@ import click
 import msgspec
 from msgspec import Meta, Struct, field
 
+from fleet.commands.address import example
+
 FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
 MOST_BYTES = 64 * 1024
 CONNECT_TIMEOUT_S = 1.0
@@ -53,6 +55,11 @@ class LocalFleet(Struct, frozen=True, kw_only=True):
     pid_namespace: str = field(default_factory=_pid_namespace)
     ending: bool = False  # whether `warmroute down` has asked it to end: to be asked twice means something else
     found: bool = False  # whether the fleet was there already: it goes on when this process, with its router, ends
+    router: Annotated[str, Meta(pattern=r"\A(https?://[!-~]+)?\Z")] = ""  # its URL; empty: at 127.0.0.1
+
+    @property
+    def router_url(self) -> str:
+        return self.router or f"http://127.0.0.1:{self.port}"
 
 
 class Where(NamedTuple):
@@ -61,6 +68,7 @@ class Where(NamedTuple):
     url: str
     key: str | None
     local: LocalFleet | None
+    routers: tuple[str, ...] = ()  # URLs of its routers on this machine
 
 
 _encode = msgspec.json.Encoder().encode
@@ -129,7 +137,7 @@ def running_fleets() -> list[LocalFleet]:
             clean_up(fleet)
             _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); its remains are removed")
             if _answers(fleet.controller):  # in a cluster it needs no `warmroute up`
-                _say(f"its controller still answers; end it with: warmroute down --fleet {fleet.controller}")
+                _say(f"its controller still answers; end it with: warmroute down {fleet.controller}")
     return sorted(living, key=lambda fleet: (fleet.port, fleet.started))
 
 
@@ -137,17 +145,15 @@ def find(which: str | None) -> Where:
     """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
     fleets = running_fleets()
     if which is None:
-        found, several = fleets, f"several fleets run on this machine: {listed(fleets)}; name one with --fleet PORT"
-        none = "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
-    else:
-        found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
-        several = f"{which} matches several fleets: {listed(found)}; name one with --fleet URL"
-        none = f"no fleet on this machine has port {which}; running: {listed(fleets)}"
-    if len(found) == 1:
-        return Where(found[0].controller, found[0].key, found[0])
-    if found or which is None or which.isdecimal():
-        raise click.ClickException(several if found else none)
-    return Where(which, None, None)
+        return _where(_only(fleets), fleets)
+    found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
+    if len(found) > 1:
+        raise click.ClickException(
+            f"{which} matches several fleets: {listed(found)}; name one by the URL of its controller"
+        )
+    if not found and which.isdecimal():
+        raise click.ClickException(f"no fleet on this machine has port {which}; running: {listed(fleets)}")
+    return _where(found[0], fleets) if found else Where(which, None, None)
 
 
 def listed(fleets: list[LocalFleet]) -> str:
@@ -268,6 +274,25 @@ def _read_text(path: Path) -> str:
 
 
 # ---- which one
+
+
+def _where(fleet: LocalFleet, fleets: list[LocalFleet]) -> Where:
+    routers = tuple(each.router_url for each in fleets if each.controller == fleet.controller)
+    return Where(fleet.controller, fleet.key, fleet, routers)
+
+
+def _only(fleets: list[LocalFleet]) -> LocalFleet:
+    if not fleets:
+        raise click.ClickException(
+            "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: "
+            f"{example('fleet', 'HOST:PORT')}"
+        )
+    if len(fleets) > 1:
+        raise click.ClickException(
+            f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
+            f"{example('fleet', str(fleets[0].port))}"
+        )
+    return fleets[0]
 
 
 def _at_port(fleets: list[LocalFleet], port: int) -> list[LocalFleet]:

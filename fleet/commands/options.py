@@ -6,22 +6,11 @@ from typing import Any, TypeVar
 import click
 
 from api.options import SettingOption
+from fleet.commands.address import FleetAddress, optional_argument
 from fleet.commands.local_fleets import Where, find
-from router.settings import SECRET, Url
+from router.settings import SECRET
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class PortOrUrl(Url):
-    name = "port or url"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536:
-            return str(int(text))
-        if "://" not in text:
-            self.fail(f"{text!r} is neither a port nor a URL; write 8000 or http://HOST:PORT.", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 def fleet_options(command: Command) -> Command:
@@ -39,13 +28,18 @@ def fleet_options(command: Command) -> Command:
         "--fleet",
         "which",
         cls=SettingOption,
-        type=PortOrUrl(),
-        metavar="PORT|URL",
+        type=FleetAddress(),
+        metavar="ADDRESS",
         envvar="WARMROUTE_FLEET",
-        help="Which fleet: the port of its router, if it runs on this machine, or the URL of its controller.  "
-        "[default: the only one on this machine]",
+        help="The fleet: its router's PORT on this machine, or its controller's URL or HOST:PORT.  "
+        "[default: the only fleet on this machine]",
     )
     return fleet(key(command))
+
+
+def fleet_argument(command: Command) -> Command:
+    """The fleet as the first argument or as --fleet, and its key."""
+    return optional_argument("fleet", "which", FleetAddress())(fleet_options(command))
 
 
 def locate(which: str | None, fleet_key: str | None) -> Where:

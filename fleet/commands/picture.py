@@ -60,12 +60,15 @@ COLUMNS = (
 class Picture:
     """A fleet to print or redraw, as wide as the console."""
 
-    def __init__(self, view: View, now_s: float, remark: str = "") -> None:
+    def __init__(self, view: View, now_s: float, remark: str = "", addresses: str = "") -> None:
         self._view = view
+        self._addresses = addresses
         self._now_s = now_s
         self._remark = remark
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._addresses:
+            yield from sentences(console, [Text(self._addresses, style="dim")])
         yield from sentences(console, heading(self._view))
         if self._view.replicas:
             yield Text()

@@ -1,42 +1,77 @@
 """`warmroute scale`: set how many replicas a model has."""
 
+import sys
+
 import click
 
 from fleet.commands.client import Poller
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.progress import Step, follow
 from fleet.commands.view import View
+from router.formatting import count
 
 
 @click.command()
 @click.argument("model")
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0))
 @click.option("--no-wait", is_flag=True, help="Do not wait for the replicas.")
+@click.option("--yes", is_flag=True, help="Scale to 0 without a question; needed where nobody can answer one.")
+@click.option("--force", is_flag=True, help="Start more replicas than fit on this machine.")
 @fleet_options
-def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key: str | None) -> None:
+def scale(
+    model: str, replicas: int, no_wait: bool, yes: bool, force: bool, which: str | None, fleet_key: str | None
+) -> None:
     """Set the number of MODEL's replicas to N, and wait until they are ready.
 
     New replicas get requests when they are ready. When scaling down, those with the least valuable caches leave; their
     running requests finish within the model's drain timeout. For a model with autoscaling, N must be between its
-    bounds, and autoscaling continues from there.
+    bounds, and autoscaling continues from there. A single machine takes 8 replicas for each of its CPUs.
 
     \b
     Examples:
       warmroute scale demo 4
-      warmroute scale demo 0 --no-wait
-      warmroute scale llama-3.1-8b 6 --fleet http://10.0.0.5:8790
+      warmroute scale demo 0 --yes --no-wait
+      warmroute scale llama-3.1-8b 6 --fleet 10.0.0.5:8790
 
     Ctrl-C stops waiting, not the change. Exit status: 0 done (with --no-wait: accepted), 1 refused, or changed by
     someone else meanwhile.
     """
     with Poller(lambda: locate(which, fleet_key)) as poller:
         before = poller.fleet.view()
+        if not force:
+            refuse_too_many(before, model, replicas)
+        if replicas == 0 and not yes:
+            confirm_none(before, model)
         poller.fleet.scale(model, replicas)
         if no_wait:
             click.echo(f"{model} is set to {replicas} replicas; see `warmroute status`")
             return
         follow(poller, before, model, f"Scaling {model}", lambda view: so_far(before, view, model, replicas))
     click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas")
+
+
+def refuse_too_many(view: View, name: str, wanted: int) -> None:
+    """Refuse to add replicas beyond the machine's room; fewer than now are always fine."""
+    now = view.model(name)
+    if view.room is None or now is None or wanted <= now.wanted:
+        return
+    others = sum(model.wanted for model in view.models) - now.wanted
+    fit = max(0, view.room - others)
+    if wanted > fit:
+        beside = f" beside the {count(others, 'replica')} of other models" if others else ""
+        raise click.ClickException(
+            f"{wanted} replicas of {name} are too many: {fit} fit on this machine{beside}; give fewer, or --force"
+        )
+
+
+def confirm_none(view: View, name: str) -> None:
+    now = view.model(name)
+    if now is None or now.wanted == 0:  # unknown to the controller, which says so, or nothing would end
+        return
+    effect = f"this ends {count(now.wanted, 'replica')} of {name}, and requests for it fail until you scale it up"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{effect}; give --yes")
+    click.confirm(f"{effect[0].upper()}{effect[1:]}. Go on?", abort=True, err=True)
 
 
 def so_far(before: View, now: View, name: str, wanted: int) -> Step:

@@ -2,13 +2,14 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
 from rich.live import Live
 
 from fleet.commands.client import Poller
-from fleet.commands.options import fleet_options, locate
+from fleet.commands.options import fleet_argument, locate
 from fleet.commands.picture import Picture
 from fleet.commands.view import View
 from fleet.commands.words import age_of
@@ -20,9 +21,9 @@ REFRESH_S = 1.0
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Show the controller's answer as it is.")
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
-@fleet_options
+@fleet_argument
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
-    """Show a fleet: the ready replicas of each model, the state of every replica, and its problems.
+    """Show a fleet: its addresses, the ready replicas of each model, the state of every replica, and its problems.
 
     "cached" is the share of a replica's KV cache that holds prefixes, and their tokens; "hits" the share of the
     prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
@@ -33,7 +34,7 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
     Examples:
       warmroute status
       warmroute status --watch
-      warmroute status --fleet http://10.0.0.5:8790
+      warmroute status 10.0.0.5:8790
       warmroute status --json | jq '.replicas[] | select(.life != "ready") | .name'
 
     Exit status: 0 all replicas are ready, 1 some are not, the controller does not answer, or the fleet is ending.
@@ -44,13 +45,23 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
         answer = poller.fleet.answer()
         view = poller.fleet.read(answer)
         if not watch:
-            show(console, answer if as_json else Picture(view, time.time()))
+            show(console, answer if as_json else pictured(poller, view))
             return 0 if view.complete else 1
         if as_json or not has_cursor(console):
             print_again_and_again(console, poller, as_json=as_json)
         else:
             draw_again_and_again(console, poller, view)
     return 0
+
+
+def pictured(poller: Poller, view: View, remark: str = "") -> Picture:
+    return Picture(view, time.time(), remark, addresses(poller.routers, poller.fleet.url))
+
+
+def addresses(routers: Sequence[str], controller: str) -> str:
+    """Name the routers on this machine, and the controller."""
+    named = f"router{'s' * (len(routers) > 1)} {', '.join(routers)}, " if routers else ""
+    return f"{named}controller {controller}"
 
 
 def show(console: Console, what: bytes | Picture) -> None:
@@ -68,7 +79,7 @@ def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) ->
             if poller.is_news:
                 click.echo(f"Note: {away(poller)}", err=True)
         else:
-            show(console, poller.answer if as_json else Picture(view, time.time()))
+            show(console, poller.answer if as_json else pictured(poller, view))
             if not as_json:
                 click.echo()
         time.sleep(REFRESH_S)
@@ -76,7 +87,7 @@ def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) ->
 
 def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
     """Use the alternate screen, so that nothing flickers; the last picture stays in the terminal."""
-    picture = Picture(view, time.time())
+    picture = pictured(poller, view)
     try:
         with Live(picture, console=console, screen=True, auto_refresh=False) as live:
             live.refresh()
@@ -84,7 +95,7 @@ def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
                 time.sleep(REFRESH_S)
                 now = poller.look()
                 view = now or view
-                picture = Picture(view, time.time(), "" if now else away(poller))
+                picture = pictured(poller, view, "" if now else away(poller))
                 live.update(picture, refresh=True)
     finally:
         console.print(picture, crop=False)

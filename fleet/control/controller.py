@@ -48,6 +48,7 @@ class Controller:
         self.ended = asyncio.Event()  # everything has left
         self.waits: dict[str, str] = {}  # replica -> why it has not been placed
         self.replaced = 0
+        self.room: int | None = None  # replicas that fit on one machine; None: a cluster, which may grow
         self._hosts = hosts
         self._store = store
         self.host_of: dict[str, Host] = {}

@@ -27,6 +27,7 @@ def view(controller: Controller, *, logs: bool) -> dict[str, Any]:
         "ending": reconciler.ending,
         "models": [model_view(controller, name) for name in models],
         "replicas": [_replica_view(controller, replica, logs) for replica in reconciler.replicas.values()],
+        "room": controller.room,
     }
 
 

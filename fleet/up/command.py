@@ -2,62 +2,27 @@
 
 import importlib.util
 import os
-import secrets
-import shutil
-import socket
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
-import uvloop
 
 from api.options import SettingOption
 from api.settings import TEXT
-from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet, remove_record
-from fleet.commands.view import View
-from fleet.control.reconcile import first_count
-from fleet.display import Display
-from fleet.on_ray.orders import Launched
-from fleet.output import say
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
-from fleet.up.announcement import announcement, authority, remarks_on
-from fleet.up.following import Following
-from fleet.up.launching import InThisProcess, Launcher, OnRay
-from fleet.up.planning import KEY, check_alone, complete, one_model, router_config, with_kv_secrets
-from fleet.up.running import FleetRun, Job
-from fleet.up.watching import CannotStart
+from fleet.up.planning import KEY, check_alone, complete, one_model, with_kv_secrets
+from fleet.up.settings import FLEET_KEY, Settings
 from replica.settings import MODEL
 from router.config import Policy
-from router.settings import SECRET
-from router.watched_file import WatchedFile
 
-FLEET_KEY = "WARMROUTE_FLEET_KEY"
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
 NO_RAY = (
     "Ray is not installed. Install it with: pip install 'warmroute[ray]'\n"
     "Or go without it, with plain processes on this machine: warmroute up --no-ray"
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class Settings(NamedTuple):
-    """The command line's settings beside the plan."""
-
-    host: str
-    port: int
-    ray: bool
-    address: str | None
-    namespace: str
-    controller_port: int
-    router: bool
-    follow: bool
-    log_dir: str | None
 
 
 def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
@@ -118,7 +83,7 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 @click.option(
     "--router/--no-router",
     default=True,
-    envvar="WARMROUTE_ROUTER",
+    envvar="WARMROUTE_WITH_ROUTER",  # WARMROUTE_ROUTER is the address that other commands ask
     help="Run a router here; without one, leave a cluster's fleet running once it is ready.",
     show_default=True,
 )
@@ -139,9 +104,9 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     replica that dies or hangs is restarted. Options after -- go to every replica (see `warmroute
     replica --help`); several models, GPUs and automatic scaling need a --config.
 
-    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there, and --config is
-    WARMROUTE_FLEET_FILE. The settings of replicas and of the router in the environment count too, but for what the
-    fleet itself says.
+    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there, --config is
+    WARMROUTE_FLEET_FILE, and --router is WARMROUTE_WITH_ROUTER. The settings of replicas and of the router in the
+    environment count too, but for what the fleet itself says.
 
     \b
     Examples:
@@ -165,22 +130,15 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     if settings.follow:
         if config is None:
             raise click.UsageError("--follow needs a --config, the file to follow")
+        from fleet.up.starting import follow  # servers and clients: not needed to refuse a setting
+
         return follow(plan, settings, config, lambda: plan_of(config, options))
     if settings.address is None:  # a cluster's fleet outlives this process, and would restart for another secret
         plan = with_kv_secrets(plan)
+    from fleet.up.starting import start
+
     with ExitStack() as after:
         return start(plan, settings, after)
-
-
-def fleet_key() -> str:
-    """Return the controller's key, a random one by default; other commands find it in the fleet's file."""
-    given = os.environ.get(FLEET_KEY)
-    if given is None:
-        return secrets.token_urlsafe(24)
-    try:
-        return SECRET.convert(given, None, None)
-    except click.BadParameter as error:
-        raise click.UsageError(f"{FLEET_KEY} in the environment is invalid: {error.message}") from error
 
 
 def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
@@ -205,138 +163,3 @@ def check_together(settings: Settings) -> None:
         raise click.UsageError(f"--no-router needs {FLEET_KEY} in the environment, the key to change and end the fleet")
     if settings.ray and importlib.util.find_spec("ray") is None:
         raise click.ClickException(NO_RAY)
-
-
-def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
-    key = fleet_key()
-    router = router_config(plan, settings.host, settings.port)
-    listener = after.enter_context(bind(settings.host, settings.port)) if settings.router else None
-    folder = log_folder(settings.log_dir)
-    launcher: Launcher = (
-        OnRay(folder, settings.address, settings.namespace, settings.controller_port, key)
-        if settings.ray
-        else InThisProcess(folder, key)
-    )
-    display = after.enter_context(Display("Starting", quiet=True))
-    shown = display if display.bar is not None else None
-    told = Telling(plan, settings, listener, folder, key, shown, after, logs=str(folder))
-    told.say(f"Starting {_replicas(plan)}")
-    job = Job(
-        plan=plan,
-        launcher=launcher,
-        key=key,
-        listener=listener,
-        router=router,
-        say=told.say,
-        show=told.show,
-        launched=told.launched,
-        announce=told.announce,
-    )
-    running, broken = FleetRun(job), True
-    try:
-        uvloop.run(running.run())
-        broken = running.failed
-    except CannotStart as error:
-        raise click.ClickException(f"{error}\nThe whole log is in {told.logs}") from error
-    finally:
-        if not broken and settings.log_dir is None:
-            shutil.rmtree(folder, ignore_errors=True)  # it may have been removed already
-    if broken:
-        say(f"Something failed; the logs are in {told.logs}")
-    return 0
-
-
-def follow(plan: FleetPlan, settings: Settings, config: str, read: Callable[[], FleetPlan]) -> int:
-    key, folder = fleet_key(), log_folder(settings.log_dir)
-    launcher = OnRay(folder, settings.address, settings.namespace, settings.controller_port, key)
-    uvloop.run(Following(plan, WatchedFile(config), read, launcher, key, say).run())
-    if settings.log_dir is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0
-
-
-@dataclass
-class Telling:
-    """Tells people and other commands of a fleet that has started."""
-
-    plan: FleetPlan
-    settings: Settings
-    listener: socket.socket | None
-    folder: Path
-    key: str
-    display: Display | None  # None: without a terminal, or no longer
-    after: ExitStack
-    logs: str
-    controller: str = ""
-
-    def say(self, text: str) -> None:
-        say(text) if self.display is None else self.display.line(text)
-
-    def show(self, view: View) -> None:
-        """Show how many replicas are ready, while they start."""
-        if self.display is not None:
-            ready, wanted = (sum(getattr(model, key) for model in view.models) for key in ("ready", "wanted"))
-            self.display.step(ready, wanted, f"{ready} of {wanted} replicas are ready")
-
-    def launched(self, started: Launched, took_s: float) -> None:
-        if self.settings.ray:
-            self.say(f"Ray is ready after {took_s:.1f} s")
-        self.logs = started.logs or self.logs
-        self.controller = started.controller
-        if self.listener is None:
-            return
-        local = LocalFleet(
-            port=self.listener.getsockname()[1],
-            pid=os.getpid(),
-            started=process_started(os.getpid()) or 0.0,
-            controller=started.controller,
-            key=self.key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
-            found=started.found,
-            folders=() if self.settings.log_dir else (str(self.folder),),
-        )
-        record_fleet(local)
-        self.after.callback(partial(remove_record, local))
-
-    def announce(self, view: View) -> None:
-        if self.display is not None:
-            self.display.close()
-            self.display = None
-        if self.listener is None:
-            say(f"\n{_replicas(self.plan)} of the cluster are ready; routers find them with\n")
-            say(f"  warmroute router --registry {self.controller}\n")
-            say(f"warmroute down --fleet {self.controller} ends them.")
-            return
-        url = f"http://{authority(*self.listener.getsockname()[:2])}"
-        say(announcement(url, view, remarks_on(self.plan), guarded=KEY in os.environ))
-        kept = "" if self.settings.log_dir else ",\nkept only if something fails"
-        say(f"Logs: {self.logs}{kept}.")
-        say("Elsewhere: warmroute status, scale, restart, logs. Ctrl-C ends everything.")
-
-
-def _replicas(plan: FleetPlan) -> str:
-    counts = [(first_count(model), model.name) for model in plan.models]
-    return ", ".join(f"{count} replica{'s' * (count != 1)} of {name}" for count, name in counts)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Listen before anything is started, so that a port in use costs nothing."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        # create_server adds to strerror; the numbers of names that cannot be resolved are negative.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise click.ClickException(
-            f"cannot listen on {authority(host, port)}: {reason}; choose another --port or --host"
-        ) from error
-
-
-def log_folder(wanted: str | None) -> Path:
-    try:
-        if wanted is None:
-            return Path(tempfile.mkdtemp(prefix="warmroute-"))
-        Path(wanted).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        named = f"--log-dir: cannot make {wanted!r}" if wanted else "cannot make a folder for the logs"
-        raise click.ClickException(f"{named}: {error.strerror}; choose another --log-dir") from error
-    return Path(wanted).absolute()

@@ -16,6 +16,7 @@ from fleet.control.controller import Controller, StateStore
 from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module
+from fleet.host.room import room_here
 from fleet.on_ray.cleanup import clear_orphans, clear_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
 from fleet.on_ray.settings import LOOPBACK
@@ -69,6 +70,7 @@ class InThisProcess:
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
         assert not again, "it ends with this process"
         controller = Controller(self.hosts, StateStore())
+        controller.room = room_here()
         controller.want(plan)
         self._serving = Serving(controller, listen("127.0.0.1", 0), self._key)
         await self._serving.start()

@@ -15,6 +15,9 @@ from rich.console import Console
 
 from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from fleet.commands.address import Address
+from fleet.commands.local_routers import locate_router
+from fleet.commands.router_options import router_argument
 from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
@@ -71,7 +74,7 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 
 
 @click.command()
-@click.argument("url")
+@router_argument
 @option("--model", "NAME", "The model.  [default: the only one that is served]")
 @option(
     "--workload",
@@ -141,13 +144,13 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     type=SECRET,
     envvar="OPENAI_API_KEY",
 )
-@option("--against", "URL2", "Compare: send the same requests to this endpoint, in turn with URL.")
+@option("--against", "ADDRESS", "Compare: send the same requests to this endpoint, in turn.", type=Address())
 @option("--against-model", "NAME", "Its model.  [default: --model]")
 @option("--rounds", "N", f"Rounds of the comparison.  [default: {USUAL_ROUNDS}]", type=AT_LEAST_1)
 @click.option(
     "--other-words",
     is_flag=True,
-    help="Send URL2 other words of the same lengths, for endpoints that share caches.",
+    help="Send it other words of the same lengths, for endpoints that share caches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
 @option(
@@ -158,25 +161,27 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     callback=new_file,
 )
 @plot_option("the times to first token")
-def bench(api_key: str | None, as_json: bool, output: Path | None, plot_path: Path | None, **given: Any) -> int:
+def bench(
+    which: str | None, api_key: str | None, as_json: bool, output: Path | None, plot_path: Path | None, **given: Any
+) -> int:
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
-    URL is http://HOST:PORT, with or without /v1: a router or a replica of warmroute, vLLM, SGLang, or any other that
-    streams. --seed determines all requests. With --rate they are sent at their times, whether earlier ones are
-    answered or not (open loop), and latencies count from then; with --concurrency each client waits for its answer
-    (closed loop).
+    ROUTER is the one on this machine if it is not given. It may also be a replica of warmroute, vLLM, SGLang, or any
+    other endpoint that streams, with or without /v1. --seed determines all requests. With --rate they are sent at their
+    times, whether earlier ones are answered or not (open loop), and latencies count from then; with --concurrency each
+    client waits for its answer (closed loop).
 
     \b
     Examples:
-      warmroute bench http://127.0.0.1:8000
-      warmroute bench http://127.0.0.1:8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
-      warmroute bench http://127.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
-      warmroute bench http://10.0.0.1:8000 --against http://10.0.0.2:8000 --rate 10 --plot ttft.svg
+      warmroute bench
+      warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
+      warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
+      warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10 --plot ttft.svg
 
     Ctrl-C shows the results so far, and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
     request was answered or a file cannot be written, 2 a value cannot be used, 130 ended by Ctrl-C.
     """
-    asked = BenchOptions(**given)
+    asked = BenchOptions(url=locate_router(which), **given)
     _check(asked)
     if asked.api is None:
         asked = msgspec.structs.replace(asked, api="completions" if asked.token_ids else "chat")

@@ -4,16 +4,15 @@ import click
 
 from api.options import SettingOption, option
 from api.settings import FiniteRange
+from fleet.commands.local_routers import locate_router
+from fleet.commands.router_options import admin_key_option, router_argument
 from fleet.display import progress
 from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
 from lab.doctor.report import as_json as in_json
 from lab.doctor.report import lines
-from router.cli import admin_key_option
 from router.doctor.rules import findings
 from router.settings import SECRET, URL
-
-DEFAULT_ROUTER = "http://127.0.0.1:8000"
 
 
 class DoctorFailed(click.ClickException):
@@ -21,19 +20,11 @@ class DoctorFailed(click.ClickException):
 
 
 @click.command()
-@click.option(
-    "--router",
-    "router_url",
-    cls=SettingOption,
-    type=URL,
-    metavar="URL",
-    envvar="WARMROUTE_ROUTER",
-    help=f"Where the router listens.  [default: {DEFAULT_ROUTER}, unless --replica is given]",
-)
+@router_argument
 @option(
     "--replica",
     "URL",
-    "A replica without a router, or with a key for its metrics. May be repeated.",
+    "A replica without a router, or beside a ROUTER with a key for its metrics. May be repeated.",
     name="replica_urls",
     type=URL,
     multiple=True,
@@ -58,7 +49,7 @@ class DoctorFailed(click.ClickException):
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with all figures.")
 def doctor(
-    router_url: str | None,
+    which: str | None,
     replica_urls: tuple[str, ...],
     admin_key: str | None,
     api_key: str | None,
@@ -76,14 +67,13 @@ def doctor(
     \b
     Examples:
       warmroute doctor
-      warmroute doctor --router http://10.0.0.9:8000 --for 60
+      warmroute doctor 10.0.0.9:8000 --for 60
       warmroute doctor --replica http://10.0.0.1:8001 --json
 
     Exit status: 0 nothing is wrong, 1 there are findings, 2 no answer, or an invalid value.
     """
-    if router_url is None and not replica_urls:
-        router_url = DEFAULT_ROUTER
     try:
+        router_url = None if which is None and replica_urls else locate_router(which)
         with (
             Asking(router_url, replica_urls, admin_key or api_key, api_key) as asking,
             progress("looking, s", int(for_s)) as tell,

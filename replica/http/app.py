@@ -270,6 +270,9 @@ class Endpoints:
     async def redoc(self, _: Request) -> Response:
         return await documents.redoc(TITLE)
 
+    async def docs_file(self, request: Request) -> Response:
+        return await documents.file(request.path_params["file"], request.scope["path"])
+
     async def openapi(self, _: Request) -> Response:
         return await documents.openapi(partial(document, ROUTES, self.model))
 
@@ -315,6 +318,7 @@ ROUTES = (
     _route(GET, "/load", CLIENT, Endpoints.load),
     _route(GET, "/version", CLIENT, Endpoints.version),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, documents.FILES, ANYONE, Endpoints.docs_file, in_document=False),
     _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, documents.OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )

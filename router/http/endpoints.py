@@ -39,6 +39,7 @@ from router.status import index_status, not_ready, replica_status
 from router.upkeep import Upkeep
 
 DONE = {"status": "ok"}
+PLACES = {"api": "/v1", "dashboard": "/dashboard", "docs": "/docs", "health": "/health", "metrics": "/metrics"}
 USUAL_DECISIONS = 100
 MAX_SMALL_BODY = 1024 * 1024
 MOST_NAMES = 10  # of replicas, in an error
@@ -66,6 +67,15 @@ class Endpoints:
         lengths = [one.max_model_len for one in self._router.members.model(name).candidates if one.max_model_len]
         longest = max(lengths, default=None)
         return Model(id=name, created=self._router.started, max_model_len=msgspec.UNSET if longest is None else longest)
+
+    # ---- the first look
+
+    async def root(self, request: Request) -> Response:
+        """Redirect browsers to the dashboard; tell programs what is here."""
+        is_browser = "text/html" in request.headers.get("accept", "").lower()
+        answer = RedirectResponse("dashboard") if is_browser else json_response({"server": TITLE, **PLACES})
+        answer.headers["Vary"] = "Accept"
+        return answer
 
     # ---- health
 
@@ -220,6 +230,9 @@ class Endpoints:
 
     async def redoc(self, _: Request) -> Response:
         return await documents.redoc(TITLE)
+
+    async def docs_file(self, request: Request) -> Response:
+        return await documents.file(request.path_params["file"], request.scope["path"])
 
     async def openapi(self, request: Request) -> Response:
         return await documents.openapi(request.app.state.documenting())

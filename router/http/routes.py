@@ -7,7 +7,7 @@ at is for administrators (decision 0022).
 from collections.abc import Iterable
 from typing import Any
 
-from api.http.documents import OPENAPI
+from api.http.documents import FILES, OPENAPI
 from api.http.routes import Role, Route, RouteTable
 from router.http.endpoints import Endpoints
 from router.http.opening import Openings
@@ -63,6 +63,7 @@ OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward)
 APP_ROUTES = (
     _route(GET, "/v1/models", CLIENT, Endpoints.models),
     _route(GET, "/v1/models/{model:path}", CLIENT, Endpoints.model_named, encoded_slashes=True),
+    _route(PAGE, "/", ANYONE, Endpoints.root, in_document=False),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),
     _route(GET, "/metrics", ANYONE, Endpoints.metrics),
@@ -93,6 +94,7 @@ APP_ROUTES = (
     _route(PAGE, "/dashboard/", ANYONE, Endpoints.dashboard_without_slash, in_document=False),
     _route(PAGE, "/dashboard/{path:path}", ANYONE, Endpoints.dashboard_file, in_document=False),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, FILES, ANYONE, Endpoints.docs_file, in_document=False),
     _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )

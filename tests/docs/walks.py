@@ -135,7 +135,7 @@ WALKS = {
     "docs/fetch.md": Walk({}, (Scene("", TWO),)),
     "docs/fleet.md": Walk(),
     "docs/fleet-commands.md": Walk(
-        {"warmroute down --fleet 8000": NotHere("needs a fleet of a cluster; tests/chaos/test_fleet_nodes.py has one")},
+        {"warmroute down 8000": NotHere("needs a fleet of a cluster; tests/chaos/test_fleet_nodes.py has one")},
         (Scene("", ("warmroute up --no-ray --simulated --replicas 3",)),),
     ),
     "docs/bench.md": Walk({}, (Scene("", ROUTED),)),

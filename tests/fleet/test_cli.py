@@ -74,6 +74,25 @@ def test_top_level_options_import_no_sub_command(arguments: list[str]) -> None:
     )
 
 
+HEAVY = {"fastapi", "httpx2", "jinja2", "prometheus_client", "ray", "rich", "starlette", "torch", "uvicorn", "uvloop"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["up", "--help"], ["up", "--follow"], ["router", "--help"], ["replica", "--help"]]
+)
+def test_help_and_refusals_of_servers_import_no_server(arguments: list[str]) -> None:
+    code = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        f"from fleet.cli import main\nmain({arguments!r})"
+    )
+    imported = json.loads(run("-c", code).stderr.splitlines()[-1])
+    assert "click" in imported
+    assert {name.partition(".")[0] for name in imported} & HEAVY == set()
+    assert "router.core" not in imported
+    assert "fleet.control.controller" not in imported
+
+
 def test_a_sub_command_runs_and_its_int_is_the_exit_status(tmp_path: Path) -> None:
     finished = run_probe(tmp_path, "click.echo('ran'); return 3")
     assert (finished.returncode, finished.stdout) == (3, "ran\n")

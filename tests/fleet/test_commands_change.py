@@ -1,8 +1,13 @@
 """`scale`, `restart` and `drain` against a controller that follows a script."""
 
+import asyncio
+import os
+import pty
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,14 @@ from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.view import View
 from fleet.commands.words import changes
+from fleet.host.room import PER_CPU, room_here
+from fleet.plan import NO_MODELS
+from fleet.up.launching import InThisProcess
 from router.asking import Unreachable
+from router.parts import usable_cpus
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
+
+DEADLINE_S = 50.0
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +46,22 @@ def script() -> Iterator[Script]:
         scripted.answers["/models/scale"] = 200, model(wanted=3)
         scripted.answers["/models/restart"] = 200, model(generation=1)
         yield scripted
+
+
+@contextmanager
+def at_terminal(command: click.Command, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a command in a process with a terminal, to be read from and written to."""
+    ours, theirs = pty.openpty()
+    code = f"from {command.callback.__module__} import {command.name} as run; run()"
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdin=theirs, stdout=theirs, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            yield process, ours
+            process.kill()
+    finally:
+        os.close(ours)
 
 
 def typed(what: dict[str, Any]) -> View:
@@ -120,7 +147,65 @@ def test_scaling_down_waits_until_those_that_are_too_many_have_left(script: Scri
 
 def test_scaling_to_nothing_says_so(script: Script) -> None:
     script.views = [calm(), view([model(wanted=0, ready=0)], [])]
+    assert run(scale, "demo", "0", "--yes", "--fleet", script.url).lines[-1] == "demo has no replicas"
+
+
+def test_scaling_to_nothing_needs_a_yes_where_nobody_can_be_asked(script: Script) -> None:
+    ran = run(scale, "demo", "0", "--no-wait", "--fleet", script.url)
+    assert ran.status == 2
+    assert ran.errors == ("this ends 2 replicas of demo, and requests for it fail until you scale it up; give --yes")
+    assert script.changes == []
+
+
+@pytest.mark.parametrize(("answer", "changes"), [("y", 1), ("n", 0), ("", 0)])
+def test_scaling_to_nothing_asks_in_a_terminal(script: Script, answer: str, changes: int) -> None:
+    with at_terminal(scale, "demo", "0", "--no-wait", "--fleet", script.url) as (process, terminal):
+        said = b""
+        while b"Go on? [y/N]" not in said:
+            said += os.read(terminal, 4096)
+        os.write(terminal, f"{answer}\n".encode())
+        process.wait(DEADLINE_S)
+    assert b"This ends 2 replicas of demo" in said
+    assert len(script.changes) == changes
+
+
+def test_a_model_without_replicas_may_be_scaled_to_none_without_a_question(script: Script) -> None:
+    script.views = [view([model(wanted=0, ready=0)], [])]
     assert run(scale, "demo", "0", "--fleet", script.url).lines[-1] == "demo has no replicas"
+
+
+def test_more_replicas_than_fit_are_refused_unless_forced(script: Script) -> None:
+    script.views = [view([model(wanted=2), model("other", wanted=3)], [], room=16)]
+    ran = run(scale, "demo", "100", "--no-wait", "--fleet", script.url)
+    assert (ran.status, ran.errors) == (
+        1,
+        "100 replicas of demo are too many: 13 fit on this machine beside the 3 replicas of other models; "
+        "give fewer, or --force",
+    )
+    assert script.changes == []
+    assert run(scale, "demo", "13", "--no-wait", "--fleet", script.url).status == 0
+    assert run(scale, "demo", "100", "--no-wait", "--force", "--fleet", script.url).status == 0
+    assert [body["replicas"] for _, body in script.changes] == [13, 100]
+
+
+def test_fewer_replicas_than_now_are_never_too_many(script: Script) -> None:
+    script.views = [view([model(wanted=100)], [], room=16)]
+    assert run(scale, "demo", "50", "--no-wait", "--fleet", script.url).status == 0
+
+
+async def test_a_fleet_of_one_machine_knows_how_many_replicas_fit(tmp_path: Path) -> None:
+    launcher = InThisProcess(tmp_path, "key")
+    started = await launcher.start(NO_MODELS)
+    try:
+        with FleetClient(started.controller) as fleet:
+            told = await asyncio.to_thread(fleet.view)
+    finally:
+        await launcher.close()
+    assert told.room == room_here() == PER_CPU * usable_cpus()
+
+
+def test_a_cluster_has_no_limit_of_its_own(script: Script) -> None:
+    assert run(scale, "demo", "500", "--no-wait", "--fleet", script.url).status == 0
 
 
 def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:

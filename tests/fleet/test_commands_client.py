@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl, urlsplit
 import click
 import pytest
 
+from fleet.commands.address import FleetAddress
 from fleet.commands.client import FleetClient
 from fleet.commands.drain import drain
-from fleet.commands.options import PortOrUrl
 from fleet.plan import FleetPlan, ModelPlan
 from router.asking import Refused, Unreachable
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, run, serving
@@ -123,19 +123,25 @@ def test_proxies_of_the_environment_are_not_asked(script: Script, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("given", "taken"),
-    [("8000", "8000"), ("08000", "8000"), ("http://h:1/", "http://h:1"), ("https://h", "https://h")],
+    [
+        ("8000", "8000"),
+        ("08000", "8000"),
+        ("http://h:1/", "http://h:1"),
+        ("https://h", "https://h"),
+        ("h:80", "http://h:80"),
+    ],
 )
 def test_a_fleet_is_named_by_port_or_url(given: str, taken: str) -> None:
-    assert PortOrUrl().convert(given, None, None) == taken
+    assert FleetAddress().convert(given, None, None) == taken
 
 
-@pytest.mark.parametrize("given", ["", "0", "65536", "99999999999999999999", "demo", "10.0.0.5:80", "²", "-1"])
-def test_what_is_neither_port_nor_url_is_refused(given: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"is neither a port nor a URL; write 8000 or http://HOST:PORT"):
-        PortOrUrl().convert(given, None, None)
+@pytest.mark.parametrize("given", ["", "0", "65536", "99999999999999999999", "demo", "demo:", "::1:80", "²", "-1"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not an address; write 8000, HOST:8000 or http://HOST:8000"):
+        FleetAddress().convert(given, None, None)
 
 
 @pytest.mark.parametrize("given", ["ftp://h", "http://", "http://h:x", "http://u:p@h"])
 def test_urls_that_cannot_be_asked_are_refused(given: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not a URL; write http://HOST:PORT"):
-        PortOrUrl().convert(given, None, None)
+        FleetAddress().convert(given, None, None)

@@ -115,7 +115,7 @@ def test_several_fleets_want_a_name_or_all(start: Start) -> None:
     start(8000), start(9000)
     ran = run(down)
     assert ran.status == 1
-    assert "several fleets run on this machine" in ran.errors
+    assert "2 fleets run on this machine" in ran.errors
     assert run(down, "--fleet", "9000").lines[-1] == "The fleet of port 9000 has ended"
     start(7000)
     assert run(down, "--all").lines[-1] == "The fleet of port 8000 has ended"
@@ -157,7 +157,7 @@ def test_a_fleet_outlives_a_router_that_only_joined_it(start: Start) -> None:
         start(controller=script.url, found=True)
         ran = run(down)
     assert ran.lines[1:] == [
-        f"The router of port 8000 has ended; the fleet goes on: warmroute down --fleet {script.url} ends it"
+        f"The router of port 8000 has ended; the fleet goes on: warmroute down {script.url} ends it"
     ]
     assert script.asked == []
 

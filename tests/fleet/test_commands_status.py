@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet
 from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.view import View
@@ -203,7 +204,21 @@ def test_json_is_the_controllers_own_answer(script: Script) -> None:
 def test_without_any_fleet_it_says_what_to_do() -> None:
     ran = run(status)
     assert ran.status == 1
-    assert ran.errors == "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
+    assert ran.errors == (
+        "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: `status HOST:PORT`"
+    )
+
+
+def test_the_addresses_of_router_and_controller_come_first(script: Script) -> None:
+    started = process_started(os.getpid())
+    assert started is not None
+    assert run(status, script.url).lines[0] == f"controller {script.url}"
+    for port in (8000, 9000):
+        record_fleet(LocalFleet(port=port, pid=os.getpid(), started=started, controller=script.url, found=port > 8000))
+    assert run(status, script.url).lines[:2] == [
+        f"routers http://127.0.0.1:8000, http://127.0.0.1:9000, controller {script.url}",
+        "demo  2 of 2 ready",
+    ]
 
 
 def test_a_refusal_is_one_line(script: Script) -> None:

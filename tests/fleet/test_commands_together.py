@@ -166,8 +166,8 @@ def until(true: Callable[[], bool], limit_s: float = 50.0) -> None:
 def test_status_shows_what_the_controller_knows(ask: Callable[..., Ran]) -> None:
     ran = ask(status)
     assert ran.status == 0
-    assert ran.lines[:3] == ["demo  2 of 2 ready", "org/grown  1 of 1 ready", "  scaled automatically from 1 to 3"]
-    assert [line.split()[0] for line in ran.lines[4:]] == ["replica", "demo-0", "demo-1", "org-grown-0"]
+    assert ran.lines[1:4] == ["demo  2 of 2 ready", "org/grown  1 of 1 ready", "  scaled automatically from 1 to 3"]
+    assert [line.split()[0] for line in ran.lines[5:]] == ["replica", "demo-0", "demo-1", "org-grown-0"]
     assert "50% 8.0k" in ran.output
     assert {replica["name"] for replica in json.loads(ask(status, "--json").output)["replicas"]} == {
         "demo-0",
@@ -183,7 +183,7 @@ def test_scaling_there_and_back(ask: Callable[..., Ran]) -> None:
     ran = ask(scale, "demo", "1")
     assert (ran.status, ran.lines[-1]) == (0, "demo: 1 of 1 ready")
     assert {"demo-1 is gone", "demo-2 is gone", "demo-3 is gone"} <= set(ran.lines)
-    assert ask(scale, "demo", "0").lines[-1] == "demo has no replicas"
+    assert ask(scale, "demo", "0", "--yes").lines[-1] == "demo has no replicas"
 
 
 def test_what_cannot_be_scaled_says_why(ask: Callable[..., Ran]) -> None:

@@ -108,7 +108,7 @@ def test_fleets_at_two_addresses_may_have_the_same_port(process: subprocess.Pope
     for fleet in fleets:
         record_fleet(fleet)
     assert running_fleets() == fleets
-    several = "matches several fleets: port 8000 .*:1.*, port 8000 .*:2.*; name one with --fleet URL"
+    several = "matches several fleets: port 8000 .*:1.*, port 8000 .*:2.*; name one by the URL of its controller"
     for which in ("8000", "http://localhost:8000"):
         with pytest.raises(click.ClickException, match=f"^{which} {several}"):
             find(which)
@@ -325,7 +325,7 @@ def test_a_controller_that_outlived_its_fleet_is_reported(
         port = listener.getsockname()[1]
         killed_fleet(process, port=port - 1)
         assert running_fleets() == []
-    assert f"warmroute down --fleet http://127.0.0.1:{port}\n" in capsys.readouterr().err
+    assert f"warmroute down http://127.0.0.1:{port}\n" in capsys.readouterr().err
 
 
 def test_only_temporary_folders_of_ours_are_removed(
@@ -377,7 +377,7 @@ def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_only_fleet_needs_no_name() -> None:
     fleet = fleet_of(key="secret")
     record_fleet(fleet)
-    assert find(None) == Where("http://127.0.0.1:8001", "secret", fleet)
+    assert find(None) == Where("http://127.0.0.1:8001", "secret", fleet, ("http://127.0.0.1:8000",))
 
 
 @pytest.mark.parametrize("which", ["8000", "8001", "http://127.0.0.1:8001", "http://localhost:8000"])
@@ -403,9 +403,7 @@ def test_errors_say_what_there_is() -> None:
     record_fleet(fleet_of())
     record_fleet(fleet_of(port=9000))
     both = r"port 8000 \(controller http://127.0.0.1:8001\), port 9000 \(controller http://127.0.0.1:9001\)"
-    with pytest.raises(
-        click.ClickException, match=f"several fleets run on this machine: {both}; name one with --fleet"
-    ):
+    with pytest.raises(click.ClickException, match=f"2 fleets run on this machine: {both}; name one: --fleet 8000"):
         find(None)
     with pytest.raises(click.ClickException, match=f"no fleet on this machine has port 7000; running: {both}"):
         find("7000")

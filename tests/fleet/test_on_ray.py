@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from fleet.host.room import room_here
 from fleet.on_ray.cleanup import processes
 from fleet.on_ray.cluster import Free, lacking
 from fleet.on_ray.launch import explained
@@ -177,6 +178,7 @@ def test_replicas_in_ray_answer_and_are_members(local: Local) -> None:
     replicas = fleet.ready(2)
     assert sorted(replicas) == ["sim-0", "sim-1"]
     assert all(each["node"] == "127.0.0.1" and each["log"].startswith(launched.logs) for each in replicas.values())
+    assert fleet.get("/fleet")["room"] == room_here()
     members = fleet.get("/members")["members"]
     assert {each["name"]: each["url"] for each in members} == {name: each["url"] for name, each in replicas.items()}
     for member in members:

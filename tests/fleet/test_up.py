@@ -25,8 +25,8 @@ from click.testing import CliRunner
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.plan import Engine, FleetPlan, ModelPlan
 from fleet.up.announcement import announcement, remarks_on
-from fleet.up.command import bind
 from fleet.up.command import up as up_command
+from fleet.up.starting import bind
 from tests.events.processes import tool, wait_until
 
 FREE = ("--port", "0", "--no-ray")

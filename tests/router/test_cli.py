@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from router.cli import explain
+from fleet.commands.explain import explain
 from tests.router.loopback import Handler, Reply, Request, serving
 from tests.router.test_explain import ANSWER
 
@@ -157,7 +157,7 @@ def test_a_missing_router_is_reported_in_one_line() -> None:
         (["--chat", "-"], "{", "--chat: <stdin> is not JSON: "),
         (["--chat", "-"], "{}", '--chat: <stdin> is not a chat request; write {"messages": [...]}'),
         (["--chat", "-"], '{"messages": 5}', "is not a chat request"),
-        (["x", "--router", "here"], "", "'here' is not a URL; write http://HOST:PORT."),
+        (["x", "--router", "here"], "", "'here' is not an address; write 8000, HOST:8000 or http://HOST:8000."),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(arguments: list[str], stdin: str, said: str) -> None:

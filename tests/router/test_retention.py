@@ -9,8 +9,8 @@ from anthropic import Anthropic
 from anthropic.types import Usage
 from click.testing import CliRunner
 
+from fleet.commands.prefixes import prefixes
 from replica.config import SimulatedConfig
-from router.cli import prefixes
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica, replica

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from events.changes import Grouped
 from events.groups import Group, Layout
-from router.cli import prefixes
+from fleet.commands.prefixes import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
 from router.tenants.keys import keys_from_options
 from tests.router.http.test_app import LOCAL

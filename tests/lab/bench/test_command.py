@@ -32,7 +32,7 @@ def measured(*arguments: object, **environment: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ftp://h",), "'ftp://h' is not the URL of an endpoint; write http://HOST:PORT"),
+        (("ftp://h",), "'ftp://h' is not a URL; write http://HOST:PORT"),
         (("http://h:1", "--workload", "abacus"), "'abacus' is not one of 'chatbot'"),
         (("http://h:1", "--rate", "0"), "0.0 is not in the range"),
         (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate does not work with --concurrency"),

@@ -127,7 +127,7 @@ def test_a_server_that_is_no_router_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--router", "nowhere"], "'nowhere' is not a URL"),
+        (["--router", "nowhere"], "'nowhere' is not an address"),
         (["--replica", ""], "is empty"),
         (["--for", "0"], "0.0 is not in the range"),
         (["--for", "nan"], "nan is not"),

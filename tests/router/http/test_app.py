@@ -1,6 +1,7 @@
 """The API around the generation routes, and its access control."""
 
 import json
+import re
 import threading
 from typing import Any
 
@@ -32,7 +33,8 @@ KEY, ADMIN = "client-key", "admin-key"
 KEYS = tuple(keys_from_options([KEY], ADMIN))
 PAGES = {(method, path) for method in ("GET", "HEAD") for path in ("/dashboard", "/dashboard/index.html")}
 REDIRECTED = {("GET", "/dashboard/"), ("HEAD", "/dashboard/")}
-OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
+FILES = {("GET", "/docs/files/swagger-ui.css"), ("HEAD", "/docs/files/swagger-ui.css")}
+OPEN = {("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES, *FILES}
 FEED = ("GET", "/dashboard/feed")  # for clients; it has no end, and tests of its own
 FOR_CLIENTS = {
     ("GET", "/usage"),
@@ -94,6 +96,7 @@ def test_the_lists_above_are_all_that_is_served() -> None:
         "{model:path}": "m",
         "{request_id:path}": "asked",
         "{id}": "kept",
+        "{file}": "swagger-ui.css",
         "{path:path}": "index.html",
     }
     routes = {(method, filled(route.template, named)) for route in APP_ROUTES for method in route.methods}
@@ -170,7 +173,7 @@ async def test_every_answer_has_the_id_of_its_request() -> None:
 # ---- what is not served
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/v2/models", "/v1", "/replicas/r0", "/debug", "/favicon.ico"])
+@pytest.mark.parametrize("path", ["/nothing", "/v2/models", "/v1", "/replicas/r0", "/debug", "/favicon.ico"])
 async def test_an_unknown_path_is_a_404_in_openai_shape(path: str) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
         answer = await client.get(path, host="localhost")
@@ -464,6 +467,45 @@ async def test_a_long_prompt_is_explained_by_another_process(long: bool, monkeyp
         text = "long" * 1_000_000 if long else "short"
         assert (await client.post("/explain", chat(text), **LOCAL)).json["chosen"] == "a"
     assert threads == ([] if long else [threading.main_thread()])
+
+
+@pytest.mark.parametrize("page", ["/docs", "/redoc"])
+async def test_the_docs_load_only_files_of_this_server(page: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.get(page)
+        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+        named_there = re.findall(rb"""(?:href|src|url)[=:]\s*["']([^"']*)["']""", answer.body)
+        assert len(named_there) >= 3
+        for path in named_there:
+            assert b":" not in path and not path.startswith(b"/")
+            assert (await client.get(f"/{path.decode()}")).status == 200, path
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..", "%2e%2e", "core.py", ""])
+async def test_other_files_of_the_package_are_not_served(name: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        assert (await client.get(f"/docs/files/{name}")).status in (400, 404)
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+async def test_a_browser_comes_from_the_root_to_the_dashboard() -> None:
+    async with served(named("a"), keys=KEYS, demand_key=True) as running, connect(running.port) as client:
+        answer = await client.get("/", accept=BROWSER)
+        assert (answer.status, answer.headers["location"]) == (307, "dashboard")
+        assert answer.headers["vary"] == "Accept"
+        page = await client.get("/dashboard", accept=BROWSER)
+        assert page.status == 200 and page.body.startswith(b"<!doctype html>")
+
+
+@pytest.mark.parametrize("headers", [{}, {"accept": "*/*"}, {"accept": "application/json"}])
+async def test_a_program_is_told_at_the_root_what_there_is(headers: dict[str, str]) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.get("/", **headers)
+        assert answer.status == 200 and answer.json["server"] == "warmroute router"
+        for place in ("dashboard", "docs", "health", "metrics"):
+            assert (await client.get(answer.json[place])).status == 200, place
 
 
 async def test_the_last_decisions_are_told_the_newest_first() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from router.cli import top
+from fleet.commands.top import top
 from router.tenants.keys import keys_from_options
 from tests.router.scripted import CHAT, Script, chat, connect, named, refused_port, says, served
 
@@ -70,7 +70,7 @@ async def test_a_missing_router_is_reported_in_one_line() -> None:
         ([], "the live view needs a terminal; use --once to print a single frame"),
         (["--interval", "0.1"], "0.1 is not in the range 0.2<=x<=3600"),
         (["--interval", "nan"], "nan is not a finite number"),
-        (["--router", "here"], "'here' is not a URL; write http://HOST:PORT."),
+        (["--router", "here"], "'here' is not an address; write 8000, HOST:8000 or http://HOST:8000."),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(arguments: list[str], said: str) -> None:
