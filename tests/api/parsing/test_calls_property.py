@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from api.parsing.calls import MAX_HELD
@@ -151,6 +151,8 @@ def test_no_character_is_lost_or_invented_where_nothing_is_a_call(name: str, dat
 def test_arguments_arrive_as_they_were_written(
     name: str, arguments: dict[str, Any], count: int, cuts: set[int]
 ) -> None:
+    # Tagged formats escape nothing: a value ends where one of its closing tags is.
+    assume(not any(end in str(arguments) for end in getattr(CALL_PARSERS[name], "ends", ())))
     calls = [(("add", "search", "f")[place], arguments) for place in range(count)]
     parsed = said(parser_of(name, properties=schema_of(arguments)), cut(written(name, calls), cuts))
     assert calls_in(parsed) == calls
