@@ -67,6 +67,7 @@ class Request(Owner):
     _fruitless: int = 0  # attempts since a replica answered
     _body: bytes = b""
     _client_is_full: bool = False
+    _is_new: bool = True  # from its first choice on it is not refused for its class's sake
     _outlook: Outlook | None = None  # None: it has no class
     _priority: int | None = None  # that its client asked for, where the router is to obey it
 
@@ -140,7 +141,8 @@ class Request(Owner):
         try:
             while not self.is_over and self._is_ready():
                 decision = self.decision = self._choose()
-                if self._is_new and decision.rejection in (None, "full"):
+                if self._is_new:
+                    self._is_new = False
                     self._check_class(decision)
                 if decision.chosen is None:
                     self._wait(decision)
@@ -154,15 +156,10 @@ class Request(Owner):
         except ApiError as error:
             self.give_up(error)
 
-    @property
-    def _is_new(self) -> bool:
-        """True until it waits for room or was sent: from then on it is not refused for its class's sake."""
-        return not (self._since_s or self.retries or self.tried or self.exchange.response_started)
-
     def _check_class(self, decision: Decision) -> None:
         """Raise ApiError 503 if its class, or one above, cannot be served in time."""
         tenant = decision.question.tenant
-        if tenant is None or (service := tenant.service) is None:
+        if tenant is None or (service := tenant.service) is None or decision.rejection not in (None, "full"):
             return
         router, question = self.router, decision.question
         room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)

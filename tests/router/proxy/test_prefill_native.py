@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from api.native import FRAMES_TYPE, REQUEST_TYPE, KvSource, Native, unpack_ids
+from events.native import Load
 from router.members.spec import ReplicaSpec
+from router.tenants.keys import parse_keys
 from tests.router.proxy.test_prefill import CHAT, PATHS, body
 from tests.router.scripted import MODEL, Answer, Call, Client, Scripted, Served, connect, served
 
@@ -246,3 +248,22 @@ async def test_the_request_log_names_the_source(tmp_path: Path) -> None:
     assert [one.get("source") for one in line["decisions"]] == [None, None, "r0"]
     assert [one["pulled_from"] for one in line["decisions"][2]["candidates"] if "pulled_from" in one] == [["r0"]]
     assert [one["replica"] for one in line["sendings"]] == ["r0", "r1"]
+
+
+async def test_who_has_begun_is_not_refused_for_its_class() -> None:
+    """Its prompt is computed by then, however busy the others have become."""
+
+    class Busier(Ours):
+        def serve(self, call: Call) -> Awaitable[None] | None:
+            load = Load(waiting=9, queued_prefill_tokens=10**9, prefill_tokens_per_s=1000.0)
+            for name in ("r0", "r1"):
+                two.running.member(name).load.reported(load, two.running.router.now_s())
+            return super().serve(call)
+
+    keys = tuple(parse_keys("keys.toml", "[keys.a]\nkey = 'a'\nclass = 'batch'"))
+    replicas = Busier("r0", "prefill"), Ours("r1", "decode")
+    async with pair(*replicas, keys=keys, demand_key=True) as two:
+        as_key = {"authorization": "Bearer a"}
+        assert (await two.client.post(CHAT, body(), **as_key)).status == 200
+        assert await two.outcome() == "handed"
+        assert (await two.client.post(CHAT, body(), **as_key)).status == 503, "a new one would be late"
