@@ -235,13 +235,13 @@ def test_other_words_have_the_same_lengths_and_share_nothing() -> None:
 
 def test_a_slower_endpoint_is_found_to_be_slower() -> None:
     def slow(call: Call) -> None:
-        call.server.released.wait(0.03)
+        call.server.released.wait(0.25)  # longer than a busy machine keeps the other one waiting
         call.answer()
 
     with endpoint() as one, endpoint(slow) as other:
         found = measured(one.url, "--against", other.url, "--requests", 10, "--concurrency", 2, "--rounds", 2)
     ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
-    assert ratios["TTFT p50"]["low"] > 1.5
+    assert ratios["TTFT p50"]["ratio"] > 1.5
 
 
 def test_token_ids_go_to_completions(tmp_path: Path) -> None:
