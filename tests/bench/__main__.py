@@ -33,8 +33,8 @@ PARTS = (
     "rolling",
     "spread",
 )
-# Take long, or need what is no part of the project: other routers, traces, Chromium, a C compiler. Some write to docs/.
-# `terminal` writes to docs/, with tmux.
+# Take long, or need what is no part of the project: other routers, wrk, traces, Chromium, a C compiler. Some write to
+# docs/, `terminal` with tmux.
 BY_NAME = (
     "agents",
     "bodies",
