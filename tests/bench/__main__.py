@@ -55,6 +55,7 @@ BY_NAME = (
     "several_routers",
     "shadow",
     "fairness",
+    "fairness_live",
     "fronts",
     "heap",
     "soak",
