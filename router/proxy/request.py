@@ -270,8 +270,9 @@ class Request(Owner):
     # ---- fields that only the router may set
 
     def _without_withheld(self, body: bytes) -> bytes:
-        self._priority = priority_in(body) if PRIORITY in self._withheld else None
-        return without_withheld(body, self._withheld)
+        names = self._withheld
+        self._priority = priority_in(body) if PRIORITY in names else None
+        return without_withheld(body, names)
 
     @property
     def _withheld(self) -> tuple[str, ...]:
@@ -281,9 +282,9 @@ class Request(Owner):
 
     async def _withhold_apart(self, body: bytes) -> bytes:
         """Remove the fields from a body that takes long to parse."""
-        return (
-            await asyncio.to_thread(self._without_withheld, body) if may_have_withheld(body, self._withheld) else body
-        )
+        if not may_have_withheld(body, self._withheld):
+            return body
+        return await asyncio.to_thread(self._without_withheld, body)
 
     # ---- a prompt that is computed elsewhere
 

@@ -1,4 +1,4 @@
-"""Where requests went, by the replicas that store their last block."""
+"""Requests are located by the replica that stores their last block."""
 
 from lab.shadow.record import Record
 from lab.shadow.whereabouts import MOST_SOUGHT, WITHIN_S, Whereabouts

@@ -139,7 +139,7 @@ def test_what_waits_longer_than_foreseen_is_expected_later() -> None:
     )
 )
 def test_a_higher_class_is_never_refused_for_a_lower_one(asks: list[tuple[ServiceClass, float, float, float]]) -> None:
-    """Whoever is refused without being late is below a class that is or was late."""
+    """A prompt that is refused without being late is below a class that is or was late."""
     asked = Asked()
     late_s: dict[int, float] = {}
     for service, wait_s, own_s, pause_s in asks:
