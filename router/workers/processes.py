@@ -250,7 +250,8 @@ class Processes:
 
     def _heard(self, worker: Worker) -> None:
         """It listens, lives, or has ended."""
-        assert worker.say is not None
+        if worker.say is None:  # its end was reported first, by a signal
+            return
         if not os.read(worker.say, MOST_BEATS):
             self._hang_up(worker)
             return

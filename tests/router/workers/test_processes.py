@@ -1,4 +1,4 @@
-"""Workers that hang are killed and replaced; the processes are real."""
+"""Workers that hang are killed and replaced, and all end together; the processes are real."""
 
 import subprocess
 import sys
@@ -42,3 +42,22 @@ def test_a_worker_that_hangs_is_killed_and_another_takes_its_place() -> None:
             running.kill()
     assert logged.count("has hung for 1 s; killing it") == 1
     assert "has ended by signal 9; another one takes its place" in logged
+
+
+ENDING = """
+import os, signal, sys
+from router.workers.processes import Processes
+
+def serve(place, listener, say_alive):
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    say_alive()
+    while True:
+        signal.pause()
+
+sys.exit(Processes("127.0.0.1", 0, 16, serve).run(lambda listener: os.kill(os.getpid(), signal.SIGTERM)))
+"""
+
+
+def test_workers_that_end_at_the_same_time_are_no_error() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
