@@ -24,7 +24,8 @@ from router.placement.cost import NONE_TRIED, Candidate, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
 from router.placement.index import Matches
-from router.placement.placement import Placement, Prompt
+from router.placement.placement import Placement
+from router.placement.prompt import Prompt
 from router.placement.waiting import Waiting
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompts.prefixes.retained import RetainedPrefixes

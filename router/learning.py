@@ -12,7 +12,7 @@ from router.members.learn import learn
 from router.members.members import Member, Server
 from router.members.ranks import Rank
 from router.members.spec import BadSpec
-from router.placement.placement import APPROXIMATE
+from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
 from router.verification import Verification

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from router.core import Router
 from router.members.members import Member
+from router.placement.approximate import APPROXIMATE
 from router.placement.index import Matches
-from router.placement.placement import APPROXIMATE
 from router.placement.prices import GPU
 from router.prompts.prefixes.recent import RecentPrompt
 from router.prompts.prefixes.shared import Prefix, Shared

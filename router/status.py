@@ -4,8 +4,8 @@ from typing import Any
 
 from router.core import Router
 from router.members.members import Member
+from router.placement.approximate import APPROXIMATE
 from router.placement.index import PrefixIndex
-from router.placement.placement import APPROXIMATE
 from router.prompts.shapes import Shapes
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 

@@ -25,7 +25,7 @@ from router.members.members import Member, Server
 from router.members.ranks import Rank
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Upstream
-from router.placement.placement import APPROXIMATE
+from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
 from router.silence import GIVEN_UP_S, QUIET_S, Silence, is_quiet

@@ -18,7 +18,8 @@ from events.blocks import TOKEN_BYTES, block_keys, extend_keys_ahead, pack_token
 from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
-from router.placement.placement import APPROXIMATE, Placement
+from router.placement.approximate import APPROXIMATE
+from router.placement.placement import Placement
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import Difference, Shapes, difference
 from router.prompts.tokenizer_probe import Probe

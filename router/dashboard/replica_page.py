@@ -14,7 +14,7 @@ from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, S
 from router.dashboard.series import Series
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
-from router.placement.placement import APPROXIMATE
+from router.placement.approximate import APPROXIMATE
 from router.prompts.prefixes.tree import Run
 from router.responses import FeedState
 from router.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks

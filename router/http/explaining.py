@@ -14,10 +14,11 @@ from router.dashboard.pauses import paused
 from router.members.members import ServedModel
 from router.members.upstream import Header
 from router.placement import cost
+from router.placement.approximate import APPROXIMATE
 from router.placement.decision import Decision, Verdict
 from router.placement.holders import slots_of
 from router.placement.index import Matches
-from router.placement.placement import APPROXIMATE
+from router.placement.prediction import predict
 from router.placement.roles import TAKES
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick
@@ -65,7 +66,7 @@ async def explained(
     chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
     exact = Exactness(prompt.exact, why_not="no replica takes it now")
     if chosen is not None:
-        predicted = router.placement.predict(prompt, decision, chosen.block_size, matches)
+        predicted = predict(prompt, decision, chosen.block_size, matches)
         exact = exactness(prompt, predicted, router.doubt(chosen))
     verdicts = [
         _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)

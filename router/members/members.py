@@ -17,9 +17,9 @@ from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
 from router.members.upstream import Upstream
+from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Candidate
 from router.placement.load import ReplicaLoad
-from router.placement.placement import APPROXIMATE
 from router.placement.ring import Ring
 from router.placement.roles import can_split
 from router.prompts.tokens import Tokens

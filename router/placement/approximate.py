@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from router.placement.index import PrefixIndex
 from router.placement.prices import GPU
 
-CAPACITY_BLOCKS = 8192  # about 500,000 tokens: the cache of an 8B model on one GPU of 80 GB
+APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
+APPROXIMATE_TOKENS = 2**20  # most that a replica without events is assumed to hold
+USUAL_APPROXIMATE_BLOCK_TOKENS = 64
+USUAL_BLOCKS = APPROXIMATE_TOKENS // USUAL_APPROXIMATE_BLOCK_TOKENS
 
 
 class Approximate:
-    def __init__(self, index: PrefixIndex, capacity_blocks: int = CAPACITY_BLOCKS) -> None:
+    def __init__(self, index: PrefixIndex, capacity_blocks: int = USUAL_BLOCKS) -> None:
         """Bound the guess for each replica by the capacity."""
         self._index = index
         self._capacity_blocks = capacity_blocks

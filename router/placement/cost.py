@@ -110,6 +110,7 @@ class Question(Struct, eq=False):
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
     tenant: Tenant | None = None
     behind_s: float = 0.0  # it counts as come so much later, by its class, or as its tenant had more than its share
+    lead_s: float = 0.0  # the part of it by which its tenant had more than its share
     stands_back: bool = False  # for higher classes, or for tenants that had less; it leaves them room
 
     @property

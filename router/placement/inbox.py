@@ -8,7 +8,8 @@ from msgspec import Struct, field
 
 from router.placement.load import ReplicaLoad
 from router.placement.outbox import PeerBatch, PeerRequest
-from router.placement.placement import Placed, Placement
+from router.placement.placed import Placed
+from router.placement.placement import Placement
 
 SILENT_S = 3.0  # without a batch: the peer is gone, and its requests are forgotten
 MOST_PEERS = 64

@@ -3,6 +3,9 @@
 A prompt is late if no replica can give its first token in time, as far as their loads tell. While prompts of a class
 are late for some seconds, the lowest class is refused, then the next, one every few seconds; when nobody lower is left,
 late prompts of the class itself are. When none has been late for a while, the classes come back one by one.
+
+A tenant that was given so much more than its share that the others cannot catch up in time is late by its own fault:
+its late prompts are refused at once, and nobody else is for them.
 """
 
 from msgspec import Struct
@@ -49,18 +52,24 @@ class Objectives:
         pressure.asked_s[service.level] = now_s
         return any(pressure.is_there(above, now_s) for above in range(service.level))
 
-    def outlook(self, model: str, service: ServiceClass, wait_s: float, own_s: float, now_s: float) -> Outlook:
-        """Take or refuse a new prompt that would wait so long at the best replica, and then take its own time."""
+    def outlook(
+        self, model: str, service: ServiceClass, wait_s: float, own_s: float, now_s: float, lead_s: float = 0.0
+    ) -> Outlook:
+        """Take or refuse a new prompt that would wait so long at the best replica, and then take its own time.
+
+        `lead_s`: the time in which other tenants could catch up with its own.
+        """
         pressure = self._of(model)
         self._relax(pressure, now_s)
         expected_s = own_s + wait_s * pressure.stretch[service.level]
         late_s = expected_s - max(service.first_token_s, OWN_TIMES * own_s)
-        if late_s > 0:
+        is_own_fault = lead_s > service.first_token_s
+        if late_s > 0 and not is_own_fault:
             self._press(pressure, service.level, now_s)
         foreseen_s = wait_s + own_s
         if service.level >= pressure.refused_from:
             return Outlook(foreseen_s, max(CALM_S, expected_s - own_s))
-        is_refused = late_s > 0 and self._must_bear_it(pressure, service.level, now_s)
+        is_refused = late_s > 0 and (is_own_fault or self._must_bear_it(pressure, service.level, now_s))
         return Outlook(foreseen_s, late_s if is_refused else None)
 
     def came(self, model: str, service: ServiceClass, foreseen_s: float, first_token_s: float) -> None:

@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import ceil
-from typing import Protocol
-
-from msgspec import Struct
 
 from router.placement.ages import CacheAges, pages_of
-from router.placement.approximate import Approximate
+from router.placement.approximate import APPROXIMATE, USUAL_BLOCKS, Approximate
 from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import Transfers, fetches
@@ -24,78 +21,15 @@ from router.placement.load import ReplicaLoad
 from router.placement.objectives import Objectives, Outlook
 from router.placement.optimistic import awaited_s
 from router.placement.outbox import Outbox, PeerRequest
+from router.placement.placed import Placed
 from router.placement.policy import place
+from router.placement.prompt import Prompt
 from router.placement.reuse import Reuse
 from router.placement.ring import Ring
 from router.placement.roles import Half
 from router.placement.shares import Shares
 from router.placement.tie_break import SEED_BITS, TieBreak
 from router.placement.turns import Turns
-
-APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
-APPROXIMATE_TOKENS = 2**20  # most that a replica without events is assumed to hold
-USUAL_APPROXIMATE_BLOCK_TOKENS = 64
-
-
-class Prompt(Protocol):
-    """The properties of a prompt that placement needs."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def exact(self) -> bool:
-        """False: `tokens` is an estimate, and only approximate blocks are known."""
-
-    @property
-    def approximate_block_tokens(self) -> float: ...
-    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:
-        """`lookahead`: tokens after a block that its key covers, too."""
-
-
-class Unread(Struct, frozen=True):
-    """The prompt of a request whose body is not understood."""
-
-    tokens: int = 1
-    exact: bool = False
-    approximate_block_tokens: float = 1.0
-
-    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:  # noqa: ARG002
-        return []
-
-
-class Prediction(Struct, frozen=True, gc=False):
-    """The leading blocks of a prompt that the chosen replica should find in its cache."""
-
-    block_size: int
-    blocks: int
-    claimed_blocks: int  # by its events alone
-    sure: bool  # it rests on events alone, and on blocks that need not be brought
-    alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
-    pulls: bool = False  # the replica may read more from neighbours
-    brought_blocks: int = 0  # of the claimed ones: they may not come in time
-
-
-class Placed(Struct, eq=False, gc=False):
-    """A request at a replica, from when it is sent until it has ended."""
-
-    id: int
-    load: ReplicaLoad
-    sent_s: float
-    uncached_tokens: int = 1
-    streams: bool = True  # its first byte says that its prefill is done
-    priority_s: float | None = None  # it is computed as if it had been sent so much later; None: in the replica's order
-    awaited_s: float = 0.0  # how long its blocks count as stored without an event
-    awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
-    pages: Sequence[int] = ()  # that count as cached, likewise
-    fetched_tokens: int = 0  # whose KV comes from another replica
-    is_ours: bool = True  # False: a peer has sent it
-    tenant: Tenant | None = None  # that it counts for
-    stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
-    has_begun: bool = False
-
-    @property
-    def awaited_keys(self) -> int:
-        return 0 if self.awaited is None else len(self.awaited[0])
 
 
 class Placement:
@@ -105,7 +39,7 @@ class Placement:
         *,
         optimistic_ttl_s: float,
         first_token_timeout_s: float,
-        approximate_blocks: int = APPROXIMATE_TOKENS // USUAL_APPROXIMATE_BLOCK_TOKENS,
+        approximate_blocks: int = USUAL_BLOCKS,
         optimistic: bool = True,
         seed: int | None = None,
     ) -> None:
@@ -264,7 +198,7 @@ class Placement:
 
     def _stand_back(self, question: Question, tenant: Tenant, candidates: Sequence[Candidate]) -> None:
         self.shares.routers = self.turns.peers + 1
-        question.behind_s = self.shares.behind_s(tenant, candidates, question.now_s)
+        question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
         question.stands_back = question.behind_s > 0
         if (service := tenant.service) is not None:
             # It is not overtaken for ever: from twice its objective on, it goes before all that come.
@@ -283,35 +217,12 @@ class Placement:
             return None  # while no speed is known, nobody is known to be late
         first_s, own_s = decision.soonest()
         wait_s = room_s if decision.chosen is None else first_s - own_s
-        return self.objectives.outlook(tenant.model, tenant.service, wait_s, own_s, question.now_s)
+        return self.objectives.outlook(tenant.model, tenant.service, wait_s, own_s, question.now_s, question.lead_s)
 
     def came(self, tenant: Tenant | None, outlook: Outlook | None, first_token_s: float) -> None:
         """Note how long the first token of a prompt took, to foresee others."""
         if outlook is not None and tenant is not None and tenant.service is not None:
             self.objectives.came(tenant.model, tenant.service, outlook.first_token_s, first_token_s)
-
-    @staticmethod
-    def predict(
-        prompt: Prompt, decision: Decision, block_size: int, matches: Mapping[int, Matches]
-    ) -> Prediction | None:
-        """Predict the hit at the chosen replica; None: only guessed.
-
-        Nobody claims what it may read from neighbours, or what it would rather compute than bring.
-        """
-        chosen = decision.chosen
-        if chosen is None or block_size == APPROXIMATE or not prompt.exact:
-            return None
-        found, slot = matches[block_size], chosen.slot
-        most = (prompt.tokens - 1) // block_size  # the last token is always computed
-        levels = [level for source, level in found.below if source in decision.own_sources()]
-        held = (found.lower, found.gpu, found.sure, *levels)
-        lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
-        blocks = max(gpu, *reached, 0)
-        # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
-        claimed = blocks if blocks > gpu else sure
-        pulls = bool(decision.neighbours)
-        is_sure, alone = lower == blocks == sure and not pulls, not chosen.all_in_flight
-        return Prediction(block_size, blocks, claimed, is_sure, alone, pulls, claimed - sure)
 
     # ---- a request at a replica
 

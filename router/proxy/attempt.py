@@ -14,7 +14,7 @@ from api.native import Frame, FrameReader
 from router.members.broken import Broken
 from router.members.upstream import Header, Sending
 from router.placement.cost import INFINITE
-from router.placement.placement import Placed
+from router.placement.placed import Placed
 from router.placement.roles import Half
 from router.proxy.headers import value_of
 from router.proxy.token_report import Report

@@ -14,7 +14,7 @@ from api.native import REQUEST_TYPE
 from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.decision import Decision
-from router.placement.placement import Prompt, Unread
+from router.placement.prompt import Prompt, Unread
 from router.prompts.prompt import UNREADABLE, object_salted
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Salt

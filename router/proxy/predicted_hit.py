@@ -10,7 +10,7 @@ from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
-from router.placement.placement import Prediction
+from router.placement.prediction import Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
 from router.proxy.request_summary import GenerationSummary, exactness
@@ -65,7 +65,7 @@ class PredictedHit(Struct, eq=False):
             member = self.member = router.members.by_name[decision.chosen.name]
             self.prediction = self.predicted_at = None
             if is_looked_up and not decision.question.is_fetched:  # else its engine reports the hit elsewhere
-                self.prediction = router.placement.predict(prompt, decision, member.block_size, matches)
+                self.prediction = predict(prompt, decision, member.block_size, matches)
                 self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)
         return decision

@@ -14,6 +14,7 @@ from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.placement.elsewhere import Split, split, why_not_at_all
 from router.placement.index import Matches
+from router.placement.prediction import predict
 from router.placement.prices import LEAST_PULLED_TOKENS
 from router.placement.pulls import can_read
 from router.prompts.prompt import Peek, Prompt
@@ -148,7 +149,7 @@ class Prefill(Owner):
     def _predict(self, member: Member, decision: Decision, prompt: Prompt, matches: Mapping[int, Matches]) -> None:
         router, hit = self.router, self.hit
         hit.member, hit.reported_tokens, hit.index_doubt = member, None, router.doubt(member)
-        hit.prediction = router.placement.predict(prompt, decision, member.block_size, matches)
+        hit.prediction = predict(prompt, decision, member.block_size, matches)
         hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
         self._prompt = prompt
 

@@ -19,7 +19,7 @@ from router.placement.decision import Decision
 from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
 from router.placement.objectives import Outlook
-from router.placement.placement import Prompt
+from router.placement.prompt import Prompt
 from router.placement.waiting import STEP_S
 from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt, Owner

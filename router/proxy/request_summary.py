@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from router.members.feeds import Moment
 from router.members.predictions import Predictions
 from router.members.tally import Tally
+from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision, Portion
 from router.placement.elsewhere import Split
-from router.placement.placement import APPROXIMATE, Prediction
+from router.placement.prediction import Prediction
 from router.prompts.prompt import is_billed
 from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import Counts

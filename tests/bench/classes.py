@@ -2,6 +2,8 @@
 
 WARMROUTE_TRACES names a folder with traces, as in `policies`; they are dealt to the nine as in `fairness`. The batch
 tenant's long cold prompts bring the load, of which the nine make 0.6 without hits, to 1 and to 3.
+
+At last the nine are of class standard, and the tenth floods them as an interactive tenant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,19 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate
-from tests.bench.fairness import CAPACITY, COLD_TOKENS, FLOOD, INTERACTIVE, SETTINGS, name_of, of_classes, traces
+from router.placement.classes import ServiceClass
+from tests.bench.fairness import (
+    CAPACITY,
+    COLD_TOKENS,
+    FLOOD,
+    INTERACTIVE,
+    SETTINGS,
+    STANDARD,
+    flooded,
+    name_of,
+    of_classes,
+    traces,
+)
 
 NINES_LOAD = 0.6
 LOADS = (1.0, 3.0)
@@ -26,18 +40,26 @@ def run(rounds: int) -> None:
 
 
 def measure(trace: Trace) -> None:
-    print(f"\n{trace.name}, {len(trace.requests):,} requests of nine tenants in {trace.span_s:,.0f} s:\n")
-    print(
-        "| load | classes | nine: mean TTFT | p99 | within 2 s | hits | refused "
-        "| batch: mean TTFT | longest | refused | computed tokens/s |"
-    )
-    print("| --- " * 11 + "|")
+    begin(trace, INTERACTIVE, "batch")
     show("nine alone", "no", simulated(trace, SETTINGS, "cost", 0), trace)
     for load in LOADS:
         for name, are_used in WAYS.items():
             sent = with_batch(trace, load)
             jobs = simulated(of_classes(sent) if are_used else sent, SETTINGS, "cost", 0)
             show(f"{load:g}", name, jobs, trace)
+    begin(trace, STANDARD, "flood")
+    for flood, sent in (("no", trace), ("interactive", flooded(trace))):
+        jobs = simulated(of_classes(sent, STANDARD, INTERACTIVE), SETTINGS, "cost", 0)
+        show(flood, "yes", jobs, trace, STANDARD)
+
+
+def begin(trace: Trace, service: ServiceClass, tenth: str) -> None:
+    print(f"\n{trace.name}, {len(trace.requests):,} requests of nine tenants in {trace.span_s:,.0f} s:\n")
+    print(
+        f"| {'load' if tenth == 'batch' else tenth} | classes | nine: mean TTFT | p99 | within "
+        f"{service.first_token_s:g} s | hits | refused | {tenth}: mean TTFT | longest | refused | computed tokens/s |"
+    )
+    print("| --- " * 11 + "|")
 
 
 def with_batch(trace: Trace, load: float) -> Trace:
@@ -50,13 +72,13 @@ def with_batch(trace: Trace, load: float) -> Trace:
     return Trace(trace.name, trace.block_tokens, sorted([*trace.requests, *added], key=lambda one: one.at_s))
 
 
-def show(load: str, name: str, jobs: Sequence[Job], trace: Trace) -> None:
+def show(load: str, name: str, jobs: Sequence[Job], trace: Trace, nines: ServiceClass = INTERACTIVE) -> None:
     of_nine = [job for job in jobs if name_of(job) != FLOOD.name]
     of_batch = [job for job in jobs if name_of(job) == FLOOD.name]
     nine, nine_refused = _answered(of_nine)
     batch, batch_refused = _answered(of_batch)
     times = sorted(job.ttft_s for job in nine)
-    within = sum(one <= INTERACTIVE.first_token_s for one in times) / len(of_nine)
+    within = sum(one <= nines.first_token_s for one in times) / len(of_nine)
     hits = 1 - sum(job.uncached_tokens for job in nine) / sum(job.request.input_tokens for job in nine)
     later = [job.ttft_s for job in batch]
     waits = f"{fmean(later):.1f} s | {max(later):.1f} s" if later else "- | -"

@@ -33,8 +33,8 @@ from router.dashboard.sampling import EVERY_S
 from router.front import Front
 from router.http.explaining import explained
 from router.members.spec import ReplicaSpec
+from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Question
-from router.placement.placement import APPROXIMATE
 from router.prompts.prompt import read_peek
 from router.proxy.admission import Admitted
 from router.proxy.request_summary import ALL_EXACT, PastDecision

@@ -68,8 +68,8 @@ WAYS: Mapping[str, Way] = {
     "**yes**": Way(Shares),
     "**classes**": Way(Shares, has_classes=True),
 }
-INTERACTIVE, BATCH = (
-    ServiceClass(name, NAMES.index(name), FIRST_TOKEN_S[name], WEIGHTS[name]) for name in (NAMES[0], NAMES[-1])
+INTERACTIVE, STANDARD, BATCH = (
+    ServiceClass(name, NAMES.index(name), FIRST_TOKEN_S[name], WEIGHTS[name]) for name in NAMES
 )
 
 
@@ -117,12 +117,12 @@ def flooded(trace: Trace) -> Trace:
     return Trace(trace.name, trace.block_tokens, sorted([*trace.requests, *added], key=lambda one: one.at_s))
 
 
-def of_classes(trace: Trace) -> Trace:
+def of_classes(trace: Trace, nine: ServiceClass = INTERACTIVE, flood: ServiceClass = BATCH) -> Trace:
     """Give each tenant its class, and its weight with it."""
     requests = []
     for one in trace.requests:
         assert one.tenant is not None, "each has one"
-        service = BATCH if one.tenant.name == FLOOD.name else INTERACTIVE
+        service = flood if one.tenant.name == FLOOD.name else nine
         requests.append(one._replace(tenant=replace(one.tenant, weight=service.weight, service=service)))
     return Trace(trace.name, trace.block_tokens, requests)
 

@@ -17,7 +17,7 @@ from router.members.target import Target
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.load import ReplicaLoad
-from router.placement.placement import Placed
+from router.placement.placed import Placed
 from router.placement.policy import choose
 from router.placement.tie_break import TieBreak
 from router.proxy.log_notes import Notes

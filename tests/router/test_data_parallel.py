@@ -8,7 +8,7 @@ from events.publisher import Publisher, PublisherConfig
 from router import upkeep
 from router.members import feeds
 from router.members.spec import ReplicaSpec
-from router.placement.placement import APPROXIMATE
+from router.placement.approximate import APPROXIMATE
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Scripted, Served, chat, connect, drops, refused_port, says, served
 

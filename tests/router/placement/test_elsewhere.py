@@ -20,9 +20,10 @@ from router.placement.elsewhere import (
     split,
     why_not_at_all,
 )
-from router.placement.placement import Placement, Unread
+from router.placement.placement import Placement
 from router.placement.policy import choose
 from router.placement.prices import PULL, TOKENS_PER_S
+from router.placement.prompt import Unread
 from router.placement.roles import Role, can_split
 from router.placement.tie_break import TieBreak
 

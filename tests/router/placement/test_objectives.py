@@ -19,9 +19,11 @@ class Asked:
         self.objectives = Objectives()
         self.now_s = 0.0
 
-    def refused_for_s(self, service: ServiceClass, wait_s: float, own_s: float = 0.1) -> float | None:
+    def refused_for_s(
+        self, service: ServiceClass, wait_s: float, own_s: float = 0.1, lead_s: float = 0.0
+    ) -> float | None:
         self.objectives.yields(MODEL, service, self.now_s)
-        return self.objectives.outlook(MODEL, service, wait_s, own_s, self.now_s).refused_for_s
+        return self.objectives.outlook(MODEL, service, wait_s, own_s, self.now_s, lead_s).refused_for_s
 
     def late_for(self, service: ServiceClass, seconds: float, every_s: float = 0.5) -> Iterator[float | None]:
         """Prompts that would be late, one after the other."""
@@ -107,6 +109,18 @@ def test_who_is_late_for_a_while_is_refused_unless_a_lower_class_is_there() -> N
     asked.refused_for_s(SECOND, 0.0)
     refused = [one is not None for one in asked.late_for(FIRST, 4 * STEP_S)]
     assert refused == [number >= 8 for number in range(16)], "after 2 s the second class is, 2 s later it is itself"
+
+
+def test_a_tenant_late_by_its_own_lead_is_refused_itself_and_nobody_for_it() -> None:
+    asked = Asked()
+    asked.refused_for_s(LAST, 0.0)
+    for _ in range(20):
+        refused_s = asked.refused_for_s(FIRST, 10.0, lead_s=FIRST.first_token_s + 1)
+        assert refused_s == pytest.approx(10.1 - FIRST.first_token_s)
+        assert asked.refused_for_s(LAST, 0.0) is None
+        asked.now_s += STEP_S / 4
+    assert asked.refused_for_s(FIRST, 0.0, lead_s=FIRST.first_token_s + 1) is None, "it is in time"
+    assert asked.refused_for_s(FIRST, 10.0, lead_s=FIRST.first_token_s) is None, "a lead that is caught up in time"
 
 
 def test_a_class_leaves_room_while_a_higher_one_is_there() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.placement.approximate import APPROXIMATE
 from router.placement.inbox import MOST_KEYS, MOST_PEERS, SILENT_S, Inbox
 from router.placement.outbox import (
     BETWEEN_S,
@@ -20,7 +21,7 @@ from router.placement.outbox import (
     PeerBatch,
     PeerRequest,
 )
-from router.placement.placement import APPROXIMATE, Placed
+from router.placement.placed import Placed
 from tests.router.placement.test_placement import SIZE, Prompt, Scene
 
 OTHER = 7

@@ -7,12 +7,16 @@ import pytest
 from msgspec import Struct
 
 from events.native import Load
+from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Neighbour, Question
 from router.placement.decision import Decision
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
-from router.placement.placement import APPROXIMATE, Placed, Placement, Unread
+from router.placement.placed import Placed
+from router.placement.placement import Placement
+from router.placement.prediction import predict
 from router.placement.prices import TOKENS_PER_S
+from router.placement.prompt import Unread
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZE = 16
@@ -78,7 +82,7 @@ def test_a_lower_medium_counts_at_its_price() -> None:
     decision = scene.it.decide(question, [load.candidate for load in scene.loads])
     assert decision.chosen is scene.loads[1].candidate
     assert decision.ttft_s == pytest.approx(160 / TOKENS_PER_S["CPU"])
-    prediction = scene.it.predict(prompt, decision, SIZE, found)
+    prediction = predict(prompt, decision, SIZE, found)
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, False)
     assert (prediction.claimed_blocks, prediction.brought_blocks) == (9, 9)
 
@@ -91,7 +95,7 @@ def test_what_is_dearer_than_computing_is_neither_predicted_nor_called_exact() -
     question, found = scene.it.question(prompt, scene.slots, 0.0)
     decision = scene.it.decide(question, [scene.loads[0].candidate])
     assert decision.uncached_tokens == 128
-    prediction = scene.it.predict(prompt, decision, SIZE, found)
+    prediction = predict(prompt, decision, SIZE, found)
     assert prediction is not None
     assert (prediction.blocks, prediction.claimed_blocks, prediction.sure) == (2, 2, False)
 
@@ -125,7 +129,7 @@ def test_a_replica_reads_from_a_neighbour_if_both_say_that_they_can() -> None:
     assert decision.neighbours == (Neighbour(0, "r0", "tcp://10.0.0.1:5000", 90 * SIZE),)
     placed = scene.it.sent(decision, scene.loads[1], Prompt(tokens=1600), SIZE, 0.0)
     assert placed.uncached_tokens == 160 + 36 + 5  # 1,440 tokens forty times as fast, and the fixed cost
-    prediction = scene.it.predict(Prompt(tokens=1600), decision, SIZE, found)
+    prediction = predict(Prompt(tokens=1600), decision, SIZE, found)
     assert prediction is not None
     assert (prediction.blocks, prediction.claimed_blocks, prediction.sure) == (0, 0, False)
 
@@ -162,7 +166,7 @@ def test_a_block_that_cannot_be_a_hit_leaves_a_prediction_sure() -> None:
     scene.it.index.store(0, prompt.keys(SIZE)[:9])
     scene.it.index.store(0, prompt.keys(SIZE)[9:], "CPU")
     question, found = scene.it.question(prompt, scene.slots, 0.0)
-    prediction = scene.it.predict(prompt, scene.it.decide(question, [scene.loads[0].candidate]), SIZE, found)
+    prediction = predict(prompt, scene.it.decide(question, [scene.loads[0].candidate]), SIZE, found)
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, True)
 
 
@@ -190,7 +194,7 @@ def test_a_replica_without_events_is_matched_by_what_was_sent_there() -> None:
     scene.it.sent(decision, scene.loads[0], prompt, APPROXIMATE, 0.0)
     question, found = scene.it.question(prompt, slots, 1.0)
     assert dict(question.matched) == {0: 640}
-    assert scene.it.predict(prompt, decision, APPROXIMATE, found) is None
+    assert predict(prompt, decision, APPROXIMATE, found) is None
     scene.it.restarted(scene.loads[0])
     assert dict(scene.it.question(prompt, slots, 2.0)[0].matched) == {}
 
