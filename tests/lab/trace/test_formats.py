@@ -155,7 +155,7 @@ TORN = LINES[1][: len(LINES[1]) // 2]
         ([LINES[0], b"\0" * 100, LINES[1]], "ab"),  # after the machine has failed
         ([TORN, LINES[2]], "c"),
         ([LINES[0], LINES[1], b"{}"], "ab"),
-        ([LINES[0], LINES[1][:-1] + b',"body":' + b"[" * 5000 + b"]" * 5000 + b"}", LINES[2]], "ac"),
+        ([LINES[0], LINES[1][:-1] + b',"body":' + b"[" * 100_000 + b"]" * 100_000 + b"}", LINES[2]], "ac"),
     ],
 )
 def test_lines_of_a_log_that_are_torn_are_left_out(tmp_path: Path, lines: list[bytes], names: str) -> None:

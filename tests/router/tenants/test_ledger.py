@@ -46,6 +46,11 @@ class Router:
     def problem(self) -> str | None:
         return self.ledger.problem
 
+    def use(self, file: UsageFile) -> None:
+        assert self.ledger.file is not None, "it has one already"
+        self.ledger.file.close()
+        self.ledger.file = file
+
     async def rows(self) -> list[Row]:
         return [*await self.ledger.saved(ALL, 100), *await self.ledger.unsaved(ALL)]
 
@@ -158,7 +163,7 @@ async def test_a_full_file_is_tried_again_until_there_is_room(path: Path, caplog
         return connection
 
     async with router(path) as one:
-        one.ledger.file = UsageFile(str(path), connect)
+        one.use(UsageFile(str(path), connect))
         for number in range(1000):
             one.ledger.add(f"key-{number}", "m" * 100, Counts(1))
         for _ in range(3):
@@ -185,7 +190,7 @@ async def test_what_was_written_is_not_written_again_if_only_reading_fails(path:
             return super().budgets(day)
 
     async with router(path) as one:
-        one.ledger.file = file = Unreadable(str(path))
+        one.use(file := Unreadable(str(path)))
         one.account.admit(0.0)
         one.ledger.add("a", "m", Counts(1))
         for fails in (True, True, False):
