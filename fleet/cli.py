@@ -62,7 +62,7 @@ COMMANDS = {
 EXTRAS = {
     "huggingface_hub": "hub",
     "matplotlib": "plot",
-    "numpy": "replica",
+    "numpy": "simulated",
     "opentelemetry": "tracing",
     "ray": "ray",
     "safetensors": "replica",

@@ -12,7 +12,7 @@ AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")
 CPU_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-NEEDED: dict[EngineName, tuple[str, ...]] = {"native": ("numpy", "safetensors", "torch"), "simulated": ("numpy",)}
+NEEDED: dict[EngineName, tuple[str, ...]] = {"native": ("torch", "safetensors", "numpy"), "simulated": ("numpy",)}
 
 
 class NativeModel(NamedTuple):

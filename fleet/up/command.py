@@ -18,10 +18,8 @@ from replica.settings import MODEL
 from router.config import Policy
 
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
-NO_RAY = (
-    "Ray is not installed. Install it with: pip install 'warmroute[ray]'\n"
-    "Or go without it, with plain processes on this machine: warmroute up --no-ray"
-)
+NO_RAY = "Ray is not installed. Install it with: pip install 'warmroute[ray]'"
+WITHOUT_RAY = "Ray is not installed: replicas are plain processes on this machine."
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -66,10 +64,10 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 @option("api_key", "KEY", type=TEXT, help="Require this key from clients. Better given as WARMROUTE_API_KEY.")
 @click.option(
     "--ray/--no-ray",
-    default=True,
+    default=None,
     envvar="WARMROUTE_RAY",
     help="Run replicas on Ray, or as plain processes.",
-    show_default=True,
+    show_default="on Ray if it is installed",
 )
 @option("address", "ADDRESS", type=TEXT, help="Join the Ray cluster at HOST:PORT (auto: this machine's).")
 @option("namespace", "NAME", type=TEXT, default="warmroute", help="Ray namespace of the fleet's actors.")
@@ -125,6 +123,7 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
         os.environ[KEY] = api_key  # a replica's command line is for everybody to read
     check_alone(ctx, config, IN_THE_FILE)
     plan = plan_of(config, options)
+    options["ray"] = runs_on_ray(options["ray"], options["address"])
     settings = Settings(**{name: options[name] for name in Settings._fields})
     check_together(settings)
     if settings.follow:
@@ -150,6 +149,14 @@ def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
         return bounded(one_model(*wanted))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def runs_on_ray(asked: bool | None, address: str | None) -> bool:
+    """What was asked for; else a cluster's replicas do, and those on this machine if Ray is installed."""
+    if asked is None and address is None and importlib.util.find_spec("ray") is None:
+        click.echo(WITHOUT_RAY, err=True)
+        return False
+    return asked is not False
 
 
 def check_together(settings: Settings) -> None:

@@ -124,7 +124,8 @@ def test_a_missing_extra_is_named_with_its_install_command(tmp_path: Path) -> No
     finished = run_probe(tmp_path, "import numpy", heading=block)
     assert finished.returncode == 1
     assert finished.stderr == (
-        "warmroute probe tree needs numpy, which is not installed. Install it with: pip install 'warmroute[replica]'\n"
+        "warmroute probe tree needs numpy, which is not installed. "
+        "Install it with: pip install 'warmroute[simulated]'\n"
     )
 
 
@@ -135,7 +136,7 @@ def test_a_broken_extra_is_named_with_its_error(tmp_path: Path, failure: str) ->
     assert finished.returncode == 1
     assert finished.stderr.startswith("warmroute probe tree needs numpy, which is broken: ")
     assert "libfoo.so: not found" in finished.stderr or "no_such_module_of_theirs" in finished.stderr
-    assert finished.stderr.endswith("Install it with: pip install 'warmroute[replica]'\n")
+    assert finished.stderr.endswith("Install it with: pip install 'warmroute[simulated]'\n")
     assert finished.stderr.count("\n") == 1
 
 

@@ -174,6 +174,39 @@ def test_a_prompt_goes_where_it_is_cached_and_ctrl_c_leaves_nothing() -> None:
         nothing_is_left(running)
 
 
+def without(folder: Path, *modules: str) -> str:
+    """A PYTHONPATH on which these packages are not installed."""
+    (folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules}))")
+    return str(folder)
+
+
+def test_a_simulated_fleet_needs_no_extra_but_numpy(tmp_path: Path) -> None:
+    missing = without(tmp_path, "ray", "torch", "safetensors", "huggingface_hub", "llguidance", "transformers")
+    with up("--port", "0", PYTHONPATH=missing) as running:
+        assert "Ray is not installed: replicas are plain processes on this machine." in running.output
+        answers = [running.ask()[1] for _ in range(2)]
+        assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert running.end() == 0
+        nothing_is_left(running)
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        (["numpy", "torch"], ["--simulated"], "simulated"),
+        (["numpy", "torch"], [], "replica"),
+        (["ray"], ["--simulated", "--ray"], "ray"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named_before_anything_starts(
+    tmp_path: Path, missing: list[str], arguments: list[str], extra: str
+) -> None:
+    with starting(*arguments, "--port", "0", PYTHONPATH=without(tmp_path, *missing)) as running:
+        assert running.wait() == 1
+        assert running.output.endswith(f"Install it with: pip install 'warmroute[{extra}]'\n")
+        nothing_is_left(running)
+
+
 @pytest.mark.chaos
 def test_the_default_is_the_demo_model_computed(tmp_path: Path) -> None:
     with starting(*FREE, "--replicas", "1", WARMROUTE_CACHE_DIR=str(tmp_path)) as running:

@@ -292,7 +292,7 @@ def test_a_missing_numpy_is_reported_with_its_extra(small: Path) -> None:
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert finished.returncode == 1
     assert finished.stderr == (
-        "warmroute analyze needs numpy, which is not installed. Install it with: pip install 'warmroute[replica]'\n"
+        "warmroute analyze needs numpy, which is not installed. Install it with: pip install 'warmroute[simulated]'\n"
     )
 
 

@@ -77,15 +77,16 @@ NATIVE = ["--model", "demo"]
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments"), [("numpy", DEMO), ("numpy", NATIVE), ("safetensors", NATIVE), ("torch", NATIVE)]
+    ("module", "arguments", "extra"),
+    [("numpy", DEMO, "simulated"), ("safetensors", NATIVE, "replica"), ("torch", NATIVE, "replica")],
 )
-def test_without_the_extra_the_command_says_how_to_get_it(module: str, arguments: list[str]) -> None:
+def test_without_the_extra_the_command_says_how_to_get_it(module: str, arguments: list[str], extra: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None\nfrom fleet.cli import main\nmain(['replica', *{arguments!r}])"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (finished.returncode, finished.stderr) == (
         1,
         f"warmroute replica needs {module}, which is not installed. "
-        "Install it with: pip install 'warmroute[replica]'\n",
+        f"Install it with: pip install 'warmroute[{extra}]'\n",
     )
 
 
