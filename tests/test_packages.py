@@ -1,0 +1,62 @@
+"""The packages that are published: the same bytes from the same files, and nothing in them that users do not need."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BUILD = """
+import sys
+from hatchling.build import build_sdist, build_wheel
+
+build_wheel(sys.argv[1])
+build_sdist(sys.argv[1])
+"""
+NEEDED = ("api/py.typed", "router/dashboard/static/index.html", "replica/model/demo_files/tokenizer.json")
+PACKAGES = {"api", "events", "fleet", "kernels", "lab", "replica", "router"}
+
+
+def built(folder: Path, age_s: int) -> dict[str, Path]:
+    """Build both from a copy of the tracked files, whose times are this old."""
+    tree, out = folder / "tree", folder / "out"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+        os.utime(tree / name, (1e9 - age_s, 1e9 - age_s))
+    subprocess.run([sys.executable, "-c", BUILD, out], cwd=tree, check=True, capture_output=True)
+    return {path.suffix: path for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Path]]:
+    return [built(tmp_path_factory.mktemp(f"build{age_s}"), age_s) for age_s in (0, 5000)]
+
+
+@pytest.mark.parametrize("suffix", [".whl", ".gz"])
+def test_two_builds_are_the_same_to_the_byte(packages: list[dict[str, Path]], suffix: str) -> None:
+    first, second = (each[suffix] for each in packages)
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_wheel_holds_our_packages_and_their_files(packages: list[dict[str, Path]]) -> None:
+    with zipfile.ZipFile(packages[0][".whl"]) as wheel:
+        names = wheel.namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
+    assert set(NEEDED) <= set(names)
+
+
+def test_a_wheel_can_be_built_from_the_sdist_alone(packages: list[dict[str, Path]], tmp_path: Path) -> None:
+    with tarfile.open(packages[0][".gz"]) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    [tree] = tmp_path.iterdir()
+    subprocess.run([sys.executable, "-c", BUILD, tmp_path / "out"], cwd=tree, check=True, capture_output=True)
+    [again] = (tmp_path / "out").glob("*.whl")
+    assert again.read_bytes() == packages[0][".whl"].read_bytes()
