@@ -59,6 +59,7 @@ BY_NAME = (
     "fronts",
     "heap",
     "soak",
+    "startup",
     "terminal",
     "tiered_policies",
     "usage",
