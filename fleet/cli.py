@@ -60,6 +60,8 @@ COMMANDS = {
 }
 
 EXTRAS = {
+    "google": "picker",
+    "grpc": "picker",
     "huggingface_hub": "hub",
     "matplotlib": "plot",
     "numpy": "replica",

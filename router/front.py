@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from api.http.connection import Limits
-from api.http.routes import RouteTable
+from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
 from events.curve import shared_keys
 from router.assembly import assembled, discoveries
@@ -34,6 +34,7 @@ from router.workers.processes import Place
 from router.workers.questions import CHANGES, RESPONSE
 
 if TYPE_CHECKING:
+    from router.picker.server import PickerServer
     from router.records.metrics_export import MetricsExport
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,18 @@ class Front:
         protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
         self._server = http_server(self._app, limits, protocol, **tls)
+        self.picker: PickerServer | None = None
+        if config.picker_listen is not None:
+            self.picker = self._picker(config.picker_listen, table, (*FORWARDED, *more))
         self._tasks: list[asyncio.Task[None]] = []
         self._adopted: set[asyncio.Task[None]] = set()  # that begin
+
+    def _picker(self, listen: str, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
+        """Raise OSError if it cannot listen there."""
+        from router.picker.gateway import Gateway
+        from router.picker.server import PickerServer  # this needs an extra
+
+        return PickerServer(self.router, Gateway(self.router, self._app, table, forwarded), listen)
 
     def _tell_collector(self, endpoint: str, worker: int | None) -> None:
         from router.records.genai_metrics import GenaiMetrics
@@ -111,6 +122,8 @@ class Front:
             async with asyncio.timeout(ready_within_s):
                 while not_ready(self.router) is not None:
                     await asyncio.sleep(READY_LOOK_S)
+        if self.picker is not None:
+            await self.picker.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
         self._tasks.insert(0, serving)
         listening = asyncio.create_task(self._server.listening.wait())
@@ -173,6 +186,8 @@ class Front:
     async def close(self) -> None:
         self._server.should_exit = True
         self.dashboard.close()
+        if self.picker is not None:
+            await self.picker.close()
         serving, *others = self._tasks
         await asyncio.gather(serving, return_exceptions=True)
         for task in others:
