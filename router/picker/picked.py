@@ -23,7 +23,6 @@ from router.proxy.request import Request
 if TYPE_CHECKING:
     from router.members.members import Members
 
-MOST_FALLBACKS = 2
 PASSED_OVER = "the gateway did not reach it, and took another one"
 
 
@@ -55,7 +54,8 @@ class Picked(Request):
         endpoint = endpoint_of(member)
         if endpoint is None:
             raise no_address(member)
-        endpoints = [endpoint, *fallbacks(decision, member, self.router.members)]
+        others = fallbacks(decision, member, self.router.members)
+        endpoints = [endpoint, *others[: self.router.config.picker_fallbacks]]
         lines = lines_to(member, self.exchange.scope["headers"], self.admitted, dropped, more)
         self.exchange.pick(attempt, endpoints, lines, body)
 
@@ -204,7 +204,7 @@ def fallbacks(decision: Decision, member: Member, members: "Members") -> list[st
             endpoint = endpoint_of(other)
             if endpoint is not None and endpoint not in (chosen, *found):
                 found.append(endpoint)
-    return found[:MOST_FALLBACKS]
+    return found
 
 
 def _is_in(subset: frozenset[str], member: Member) -> bool:
