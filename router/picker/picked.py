@@ -73,7 +73,7 @@ class Picked(Request):
         if found is None:
             return
         attempt.cancel()
-        self._end_attempt(attempt, PASSED_OVER, refused=True)
+        self._end_attempt(attempt, PASSED_OVER)
         self.retries += 1
         self._watch_at(found, decision, attempt)
 
