@@ -1,6 +1,7 @@
 """One stream of a gateway, from its first message to its end; what it holds back is bounded by HTTP/2 flow control."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from router.picker.picked import Picked
 from router.picker.stream import OutOfOrder, Phase, PickerStream
 
 SILENT_S = 30.0  # while a request comes, and after its answer
+LATER_S = 1.0  # than the router gives an answer up, and counts that against the replica
 
 
 class Conversation:
@@ -23,7 +25,7 @@ class Conversation:
         self._stream = PickerStream()
         self._exchange: PickedExchange | None = None
         self._reading: asyncio.Task[Any] | None = None
-        self._limits_s = {Phase.PICKED: first_token_s, Phase.ANSWERING: idle_s}
+        self._limits_s = {Phase.PICKED: first_token_s + LATER_S, Phase.ANSWERING: idle_s + LATER_S}
 
     async def run(self) -> None:
         """Answer until the stream ends; a gateway goes on by itself with an answer that the picker leaves."""
@@ -58,7 +60,7 @@ class Conversation:
             raise
         return None if read is grpc.aio.EOF else wire.read(read)
 
-    async def _replies(self, message: Message) -> list[Reply] | list[Reply | Refusal]:
+    async def _replies(self, message: Message) -> Iterable[Reply | Refusal]:
         replies = self._stream.receive(message)
         exchange = self._hear(message)
         if isinstance(message, ResponseHeaders):

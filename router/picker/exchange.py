@@ -41,7 +41,7 @@ class PickedExchange(Exchange, kw_only=True):
             return
         match message:
             case RequestBody(body, end):
-                self._take_body(body, end=end)
+                self._take_body(body, end=end or self.asked.request_mode == Mode.BUFFERED)  # trailers may follow
             case RequestTrailers():
                 self._take_body(b"", end=True)
             case ResponseHeaders():
@@ -89,7 +89,7 @@ class PickedExchange(Exchange, kw_only=True):
         self.attempt = attempt
         mutation = difference(self.asked.headers, headers_in(lines))
         is_changed = b"content-encoding" in mutation.removed or body != self._given
-        self._decide(Pick(endpoints, mutation, bytes(body), is_changed))
+        self._decide(Pick(endpoints, mutation, body, is_changed))
 
     def added_to_answer(self) -> Mutation:
         """The headers that the gateway should add to the answer."""

@@ -79,7 +79,7 @@ class Pick(Struct, frozen=True):
 
     endpoints: Sequence[str]  # the best is first; the others are for retries
     mutation: Mutation = UNCHANGED
-    body: bytes = b""  # as the replica should get it
+    body: bytes | bytearray = b""  # as the replica should get it; nobody changes it
     is_changed: bool = False  # it differs from what came
 
 

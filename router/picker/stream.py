@@ -7,8 +7,9 @@ It keeps nothing of a body, and knows neither gRPC nor the router: `receive` a m
 is known; a refusal may come as soon as the headers have.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from itertools import chain
 
 from router.picker.messages import (
     UNCHANGED,
@@ -73,8 +74,8 @@ class PickerStream:
             case ResponseTrailers():
                 return self._end_answer()
 
-    def decide(self, outcome: Outcome) -> list[Reply | Refusal]:
-        """Tell the gateway where the request goes, or its answer."""
+    def decide(self, outcome: Outcome) -> Iterable[Reply | Refusal]:
+        """Tell the gateway where the request goes, or its answer; parts of a body are made as they are read."""
         assert self.is_open, "it is decided once"
         if isinstance(outcome, Refusal):
             self.phase = Phase.OVER
@@ -88,7 +89,7 @@ class PickerStream:
         if self._has_body and not self._has_trailers:
             changed.append((b"content-length", b"%d" % len(outcome.body)))
         mutation = Mutation(changed, outcome.mutation.removed)
-        return [Reply("request_headers", mutation, endpoints), *self._streamed(outcome.body)]
+        return chain((Reply("request_headers", mutation, endpoints),), self._streamed(outcome.body))
 
     # ---- the request
 
@@ -119,9 +120,9 @@ class PickerStream:
         if pick.is_changed:
             changed.append((b"content-length", b"%d" % len(pick.body)))
         mutation = Mutation(changed, pick.mutation.removed)
-        return Reply("request_body", mutation, endpoints, whole=pick.body if pick.is_changed else None)
+        return Reply("request_body", mutation, endpoints, whole=bytes(pick.body) if pick.is_changed else None)
 
-    def _streamed(self, body: bytes) -> Iterator[Reply]:
+    def _streamed(self, body: bytes | bytearray) -> Iterator[Reply]:
         if self._has_body:
             yield from parts("request_body", body, end=not self._has_trailers)
         if self._has_trailers:
@@ -154,9 +155,9 @@ class PickerStream:
             raise OutOfOrder(f"{type(message).__name__} came when the stream was {self.phase.name.lower()}")
 
 
-def parts(about: str, body: bytes, *, end: bool) -> Iterator[Reply]:
+def parts(about: str, body: bytes | bytearray, *, end: bool) -> Iterator[Reply]:
     """A body in parts of a size that the gateway takes; one without bytes, too, says whether it ends."""
-    last = max(0, len(body) - 1) // PART_BYTES
+    view, last = memoryview(body), max(0, len(body) - 1) // PART_BYTES
     for number in range(last + 1):
-        part = bytes(body[number * PART_BYTES : (number + 1) * PART_BYTES])
+        part = bytes(view[number * PART_BYTES : (number + 1) * PART_BYTES])
         yield Reply(about, part=part, end=end and number == last)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import envoy
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tests.chaos.replicas import Command
 from tests.chaos.routers import RouterProcess
