@@ -18,6 +18,7 @@ from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.http.app import answering, build_app
 from router.http.front import front_protocol
+from router.http.one_answer import answer_of
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.discovery.combined import CombinedDiscovery
@@ -81,10 +82,11 @@ class Front:
 
     def _picker(self, listen: str, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
-        from router.picker.gateway import Gateway
+        from router.picker.gateway import PICKED, Gateway
         from router.picker.server import PickerServer  # this needs an extra
 
-        return PickerServer(self.router, Gateway(self.router, self._app, table, forwarded), listen)
+        openings = Openings(self.router, forwarded, PICKED)
+        return PickerServer(self.router, Gateway(self.router, table, openings, partial(answer_of, self._app)), listen)
 
     def _tell_collector(self, endpoint: str, worker: int | None) -> None:
         from router.records.genai_metrics import GenaiMetrics

@@ -5,34 +5,18 @@ Each opening is called with its route, from the table, and admits for that one.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from api.errors import ApiError, draining
 from api.generation_apis import CHAT, COMPLETIONS, GenerationApi
 from api.http.routes import Route
 from router.core import Router
 from router.proxy.admission import Admitted
-from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
-from router.proxy.forwarding import Forwarding, OfModel
-from router.proxy.generation import Generation
 from router.proxy.headers import value_of
-from router.proxy.prompted_request import PromptedRequest
+from router.proxy.kinds import OUR_OWN, Kinds
 
 Opening: TypeAlias = Callable[[Exchange], None]
-
-
-class Kinds(NamedTuple):
-    """The classes of requests."""
-
-    generation: type[PromptedRequest] = Generation
-    forwarding: type[Forwarding] = Forwarding
-    conversing: type[Conversing] = Conversing
-    of_model: type[OfModel] = OfModel
-    of_response: type[OfResponse] = OfResponse
-
-
-OUR_OWN = Kinds()  # this router forwards them itself
 
 
 class Openings:

@@ -1,15 +1,15 @@
 """Opens an exchange for each request of a gateway, by the router's own table of routes and its own admission."""
 
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import Message, Receive, Scope
 
 from api.errors import ApiError
 from api.http.path import parse_target, raw_path
-from api.http.routes import Role, Route, RouteTable
+from api.http.routes import Role, RouteTable
 from router.core import Router
-from router.http.one_answer import answer_of
-from router.http.opening import Kinds, Opening, Openings
 from router.members.upstream import Header
 from router.picker.exchange import PickedExchange
 from router.picker.messages import PICKS_BY_BODY, Mode, RequestHeaders
@@ -22,6 +22,11 @@ from router.picker.picked import (
 )
 from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
+from router.proxy.kinds import Kinds
+
+if TYPE_CHECKING:
+    from router.http.opening import Opening, Openings
+    from router.workers.colleagues import Answer
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +35,18 @@ MOST_SHOWN = 256  # characters of a target that is none, in the access log
 
 
 class Gateway:
-    def __init__(self, router: Router, app: ASGIApp, table: RouteTable, routes: tuple[Route, ...]) -> None:
-        """`routes`: those that replicas answer; of the others, clients get the app's answers below /v1."""
+    def __init__(
+        self,
+        router: Router,
+        table: RouteTable,
+        openings: "Openings",
+        answer: Callable[[Scope, Receive], Awaitable["Answer"]],
+    ) -> None:
+        """`openings`: of the kinds PICKED. `answer`: the app's, for what it answers to clients below /v1."""
         self._router = router
-        self._app = app
         self._table = table
-        self._openings = Openings(router, routes, PICKED)
+        self._openings = openings
+        self._app_answer = answer
 
     def open(self, asked: RequestHeaders) -> PickedExchange:
         """Begin a request; its outcome is there at once if it is refused by its headers."""
@@ -48,7 +59,7 @@ class Gateway:
         exchange.begin()
         return exchange
 
-    def _opening(self, asked: RequestHeaders, scope: Scope) -> Opening:
+    def _opening(self, asked: RequestHeaders, scope: Scope) -> "Opening":
         """Find the handler; raise ApiError if there is none. The scope gets the usual spelling of its path."""
         if not (asked.end or asked.request_mode in PICKS_BY_BODY):
             raise _unread_body(asked.request_mode)
@@ -68,7 +79,7 @@ class Gateway:
 
     async def _ask_app(self, exchange: Exchange) -> None:
         try:
-            answer = await answer_of(self._app, exchange.scope, _no_body)
+            answer = await self._app_answer(exchange.scope, _no_body)
         except Exception:
             log.exception("A request of a gateway failed")
             exchange.aside = None
