@@ -382,3 +382,4 @@ SETTINGS: dict[str, list[Setting]] = {
 }
 
 TABLE = Table("warmroute router", SETTINGS, RouterConfig())
+PICKER_TABLE = Table("warmroute picker", SETTINGS, RouterConfig(picker_listen="127.0.0.1:9002"))

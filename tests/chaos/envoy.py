@@ -23,10 +23,14 @@ Change = Callable[[Config], None]
 
 def documented() -> Config:
     """The page's configuration."""
-    language, text = next(block for block in blocks(PAGE.read_text()) if "static_resources" in block[1])
-    assert language == "yaml"
-    config: Config = yaml.safe_load(text)
+    config: Config = yaml.safe_load(block_with("static_resources"))
     return config
+
+
+def block_with(word: str) -> str:
+    """The only block of YAML in the page that has this word."""
+    [found] = [text for language, text in blocks(PAGE.read_text()) if language == "yaml" and word in text]
+    return found
 
 
 def cluster(config: Config, name: str) -> Config:
@@ -133,6 +137,11 @@ def duplex(config: Config) -> None:
     del config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"]
 
 
+def duplex_requests(config: Config) -> None:
+    """Stream the bodies of requests both ways, and parts of an answer one by one."""
+    processing(config)["processing_mode"]["request_body_mode"] = "FULL_DUPLEX_STREAMED"
+
+
 def fails_closed(config: Config) -> None:
     processing(config)["failure_mode_allow"] = False
 
@@ -158,45 +167,17 @@ def by_metadata(config: Config) -> None:
 
 
 def overriding(urls: list[str]) -> Change:
-    """Let Envoy know the replicas, take the picker's list in turn, retry, and tell where a request was answered."""
+    """Let Envoy know the replicas, and take the picker's list in turn, with the page's cluster; let it retry, too."""
 
     def change(config: Config) -> None:
-        replicas = cluster(config, "replicas")
+        [replicas] = yaml.safe_load(block_with("override_host_sources"))
         addresses = [url.removeprefix("http://").split(":") for url in urls]
         sockets = [{"socket_address": {"address": host, "port_value": int(port)}} for host, port in addresses]
-        endpoints = [{"endpoint": {"address": address}} for address in sockets]
-        del replicas["original_dst_lb_config"]
-        replicas |= {
-            "type": "STATIC",
-            "lb_policy": "ROUND_ROBIN",
-            "load_assignment": {"cluster_name": "replicas", "endpoints": [{"lb_endpoints": endpoints}]},
-            "load_balancing_policy": {"policies": [{"typed_extension_config": OVERRIDE}]},
-        }
-        config["static_resources"]["clusters"][1] = replicas
+        [group] = replicas["load_assignment"]["endpoints"]
+        group["lb_endpoints"] = [{"endpoint": {"address": address}} for address in sockets]
+        clusters = config["static_resources"]["clusters"]
+        clusters[clusters.index(cluster(config, "replicas"))] = replicas
         [host] = manager(config)["route_config"]["virtual_hosts"]
         host["routes"][0]["route"]["retry_policy"] = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
 
     return change
-
-
-_TYPES = "type.googleapis.com/envoy.extensions.load_balancing_policies"
-OVERRIDE = {
-    "name": "envoy.load_balancing_policies.override_host",
-    "typed_config": {
-        "@type": f"{_TYPES}.override_host.v3.OverrideHost",
-        "override_host_sources": [
-            {"metadata": {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}},
-        ],
-        "selected_host_key": {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]},
-        "fallback_policy": {
-            "policies": [
-                {
-                    "typed_extension_config": {
-                        "name": "envoy.load_balancing_policies.round_robin",
-                        "typed_config": {"@type": f"{_TYPES}.round_robin.v3.RoundRobin"},
-                    }
-                }
-            ]
-        },
-    },
-}
