@@ -14,7 +14,7 @@ from router.picker.messages import Message, Refusal, Reply, RequestHeaders, Resp
 from router.picker.picked import Picked
 from router.picker.stream import OutOfOrder, Phase, PickerStream
 
-SILENT_S = 30.0  # while a request comes, and after its answer
+SILENT_S = 30.0  # while a request comes
 LATER_S = 1.0  # than the router gives an answer up, and counts that against the replica
 
 
@@ -28,13 +28,11 @@ class Conversation:
         self._limits_s = {Phase.PICKED: first_token_s + LATER_S, Phase.ANSWERING: idle_s + LATER_S}
 
     async def run(self) -> None:
-        """Answer until the stream ends; a gateway goes on by itself with an answer that the picker leaves."""
+        """Answer until the stream is over; a gateway goes on by itself with an answer that the picker leaves."""
         try:
-            while (message := await self._next()) is not None:
+            while self._stream.phase is not Phase.OVER and (message := await self._next()) is not None:
                 for reply in await self._replies(message):
                     await self._write(reply)
-                    if isinstance(reply, Refusal):
-                        return
         except (OutOfOrder, ValueError) as error:
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TimeoutError:
