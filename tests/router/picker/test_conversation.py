@@ -202,6 +202,31 @@ async def test_an_answer_that_does_not_come_ends_the_request_here() -> None:
         assert running.member("one").server.faults == 1
 
 
+async def test_a_body_that_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.picker.conversation.SILENT_S", 0.2)
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.send(request_headers=head({":method": "POST", ":path": "/v1/completions"}), protocol_config=DUPLEX)
+        await stream.send(request_body={"body": b"{"})
+        assert await stream.refusal() == (408, "body_timeout")
+        assert await stream.reply() is None
+        silent = asking.stream()
+        await silent.call.wait_for_connection()
+        assert await silent.reply() is None
+
+
+async def test_a_request_may_wait_for_room_longer_than_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.picker.conversation.SILENT_S", 0.2)
+    options = {"replica_limit": 1, "queue_timeout_s": 0.6, "first_token_timeout_s": 5.0}
+    async with served(named("one"), ready=True, **options, **LISTEN) as running, gateway(running) as asking:
+        first, second = asking.stream(), asking.stream()
+        await first.begin(asked())
+        await first.picked()
+        await second.begin(asked())
+        assert await second.refusal() == (429, "queue_full")
+        await first.answer()
+
+
 async def test_paths_that_only_administrators_may_ask_stay_closed() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         for path, expected in (
