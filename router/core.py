@@ -228,13 +228,13 @@ class Router:
     ) -> Attempt:
         """Count a request that is about to be sent, and return its attempt.
 
-        `envelope`: a replica of ours gets its rank beside the body, and answers in frames.
+        `envelope`: a replica of ours gets its rank beside the body.
         """
         ranked = envelope and decision.policy == "cost"
         placed = self.placement.sent(
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
         )
-        attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s, envelope)
+        attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s)
         self._attempts.add(attempt)
         return attempt
 

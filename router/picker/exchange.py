@@ -52,9 +52,10 @@ class PickedExchange(Exchange, kw_only=True):
                 self._received(b"", end=True)
 
     def leave(self) -> None:
-        """End the request, whose stream has ended."""
+        """End the request, whose stream has ended, if it has not ended before."""
         self.disconnected = True
         self.set()
+        self.attempt = None  # a cycle of references would wait for the collector
 
     def _take_body(self, body: bytes, *, end: bool) -> None:
         if self.more_body:

@@ -48,12 +48,11 @@ class Picked(Request):
     def _pick(self, attempt: Attempt, dropped: frozenset[bytes], more: bytes, body: bytes) -> None:
         """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
         member, decision = attempt.member, self.decision
-        attempt.sending = member.upstream.watch(attempt)
-        attempt.takes_frames = False
         assert decision is not None, "the attempt follows from it"
         endpoint = endpoint_of(member)
         if endpoint is None:
             raise no_address(member)
+        attempt.sending = member.upstream.watch(attempt)
         others = fallbacks(decision, member, self.router.members)
         endpoints = [endpoint, *others[: self.router.config.picker_fallbacks]]
         lines = lines_to(member, self.exchange.scope["headers"], self.admitted, dropped, more)
@@ -75,12 +74,12 @@ class Picked(Request):
         attempt.cancel()
         self._end_attempt(attempt, PASSED_OVER)
         self.retries += 1
-        self._watch_at(found, decision, attempt)
+        attempt = self.exchange.attempt = self._sent(found, decision, streams=attempt.placed.streams)
+        attempt.sending = found.upstream.watch(attempt)
+        self._note_move(attempt)
 
-    def _watch_at(self, member: Member, decision: Decision, before: Attempt) -> None:
-        attempt = self._sent(member, decision, streams=before.placed.streams)
-        attempt.sending = member.upstream.watch(attempt)
-        self.exchange.attempt = attempt
+    def _note_move(self, attempt: Attempt) -> None:
+        """Note the attempt at another replica than was chosen; overridden where attempts are kept."""
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         """Note what a refusal tells of the replica; the gateway passes it on, or tries another one."""
@@ -124,14 +123,6 @@ class PickedOfResponse(Picked, OfResponse):
     _hand_over = PickedForwarding._hand_over
 
 
-class PickedConversing(Picked, Conversing):
-    __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
-
-    def _is_for_ours(self, exchange: Exchange) -> bool:  # noqa: ARG002
-        return False  # no replica of ours gets the envelope that goes with a generation
-
-
 class PickedGeneration(Picked, PromptedRequest):
     __slots__ = ()
 
@@ -155,11 +146,9 @@ class PickedGeneration(Picked, PromptedRequest):
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         return True
 
-    def _watch_at(self, member: Member, decision: Decision, before: Attempt) -> None:
-        super()._watch_at(member, decision, before)
-        assert self.attempt is not None, "it was just made"
-        self.attempts.append(self.attempt)
-        self.hit.member, self.hit.prediction = member, None
+    def _note_move(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        self.hit.member, self.hit.prediction = attempt.member, None
 
     def begun(self, attempt: Attempt) -> None:
         self._is_answered()
@@ -177,6 +166,15 @@ class PickedGeneration(Picked, PromptedRequest):
             self.exchange.finish(body)
         else:
             self.exchange.send(body)
+
+
+class PickedConversing(Picked, Conversing):
+    __slots__ = ()
+    _hand_over = PickedForwarding._hand_over
+    _note_move = PickedGeneration._note_move
+
+    def _is_for_ours(self, exchange: Exchange) -> bool:  # noqa: ARG002
+        return False  # no replica of ours gets the envelope that goes with a generation
 
 
 def endpoint_of(member: Member) -> str | None:

@@ -85,6 +85,7 @@ class Generation(PromptedRequest):
             raise unreadable(error) from None
         streams = member.native or bool(self.peek.stream)
         attempt = self._sent(member, decision, streams=streams, envelope=member.native)
+        attempt.takes_frames = member.native
         self.attempts.append(attempt)
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line()

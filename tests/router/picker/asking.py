@@ -68,10 +68,13 @@ class Stream:
         assert name == "immediate_response", name
         return value.status.code, json.loads(value.body)["error"]["code"]
 
-    async def answer(self, body: bytes = b"{}", status: str = "200", **headers: str) -> None:
-        """Show a whole answer of the replica."""
-        named = {":status": status, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        await self.send(response_headers=head(named))
+    async def answer(self, body: bytes = b"{}", status: str = "200", *, served: str | None = None) -> None:
+        """Show a whole answer, of the replica at the address `served` if that is told."""
+        message = ProcessingRequest(response_headers=head({":status": status}))
+        if served is not None:
+            told = message.metadata_context.filter_metadata.add(key="envoy.lb").value
+            told.update({"x-gateway-destination-endpoint-served": served})
+        await self.call.write(message)
         await self.reply()
         await self.send(response_body={"body": body, "end_of_stream": True})
         await self.reply()

@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
+from router.members.spec import ReplicaSpec
 from router.picker.schema import ProcessingRequest
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, Stream, asked, gateway, head
-from tests.router.scripted import Scripted, connect, named, served
+from tests.router.scripted import CHAT, Scripted, connect, named, served
 
 LISTEN: dict[str, Any] = {"picker_listen": "127.0.0.1:0"}
 USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":3}}}'
@@ -278,6 +279,44 @@ async def test_messages_out_of_order_end_the_stream_with_a_reason() -> None:
         await stream.send(request_body={"body": b"more"})
         with pytest.raises(grpc.aio.AioRpcError, match="RequestBody came when the stream was picked"):
             await stream.reply()
+
+
+async def test_streams_at_once_are_limited() -> None:
+    async with served(named("one"), max_connections=2, **LISTEN) as running, gateway(running) as asking:
+        streams = [asking.stream() for _ in range(2)]
+        for stream in streams:
+            await stream.begin(asked())
+            await stream.picked()
+        third = asking.stream()
+        with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+            await third.reply()
+        for stream in streams:
+            await stream.answer()
+
+
+async def test_a_replica_that_is_named_by_its_host_cannot_be_picked() -> None:
+    replica = named("one")
+    async with replica.running():
+        spec = ReplicaSpec(name="one", url=f"http://localhost:{replica.port}", engine="openai")
+        async with served(ready=False, replicas=(spec,), **LISTEN) as running, gateway(running) as asking:
+            await until(lambda: "m" in running.router.members.models, "the replica is known")
+            stream = asking.stream()
+            await stream.begin(asked())
+            assert await stream.refusal() == (503, "no_address")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/embeddings"])
+async def test_an_answer_of_another_replica_counts_there(path: str) -> None:
+    replicas = [named("one"), named("two")]
+    async with served(*replicas, **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.begin(asked(max_tokens=3), path=path)
+        first = await stream.picked()
+        [other] = [one for one in replicas if endpoint(one) != first]
+        await stream.answer(served=endpoint(other))
+        await running.idle()
+        assert running.member(other.name).server.faults == 0
+        assert sum(one.server.faults for one in running.router.members) == 1
 
 
 # ---- any messages, in any order
