@@ -22,7 +22,7 @@ from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-for target, names in {"router": ["hub", "tracing"], "replica": ["replica", "kuberay"]}.items():
+for target, names in {"router": ["hub", "picker", "tracing"], "replica": ["replica", "kuberay"]}.items():
     lines = project["dependencies"] + [line for name in names for line in extras[name]]
     Path(f"{target}.txt").write_text("\n".join(lines) + "\n")
 lines = [line for line in lines if not line.startswith("torch")]  # vLLM brings its own

@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
+    "picker": ("router.cli:picker", "Pick the replica of each request that a gateway forwards."),
     "prefixes": (
         "fleet.commands.prefixes:prefixes",
         "Show prefixes that recent prompts share, and the replicas that hold them.",
@@ -60,6 +61,8 @@ COMMANDS = {
 }
 
 EXTRAS = {
+    "google": "picker",
+    "grpc": "picker",
     "huggingface_hub": "hub",
     "matplotlib": "plot",
     "numpy": "simulated",

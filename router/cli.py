@@ -1,4 +1,4 @@
-"""`warmroute router`. Its options are the rows of `router.settings`."""
+"""`warmroute router`, and `warmroute picker`, which is one. Their options are the rows of `router.settings`."""
 
 import click
 
@@ -6,7 +6,7 @@ from api.lifeline import die_with_parent, parent_pid
 from api.options import SettingsCommand
 from router.config import RouterConfig
 from router.configure import config_from
-from router.settings import TABLE
+from router.settings import PICKER_TABLE, TABLE
 
 
 @click.command(cls=SettingsCommand, table=TABLE)
@@ -32,6 +32,27 @@ def router(ctx: click.Context, /, **_: object) -> int:
     SIGTERM and Ctrl-C let running requests finish, for as long as --drain-timeout says; a second one ends them.
     Exit status: 0 ended as asked, 1 could not start, 2 invalid setting.
     """
+    return _run(ctx)
+
+
+@click.command(cls=SettingsCommand, table=PICKER_TABLE)
+@click.pass_context
+def picker(ctx: click.Context, /, **_: object) -> int:
+    """Pick the replica of each request that a gateway forwards: Envoy, or one of the Inference Extension.
+
+    This is `warmroute router` with --picker-listen 127.0.0.1:9002, and has all of its settings: it answers HTTP, too.
+
+    \b
+    Examples:
+      warmroute picker --replica http://10.0.0.1:8001 --replica http://10.0.0.2:8001
+      warmroute picker --kubernetes-pods app=vllm --picker-listen 0.0.0.0:9002 --host 0.0.0.0
+
+    Exit status: 0 ended as asked, 1 could not start, 2 invalid setting.
+    """
+    return _run(ctx)
+
+
+def _run(ctx: click.Context) -> int:
     config = config_from(ctx)
     if config.die_with_parent:
         die_with_parent(parent_pid())

@@ -66,6 +66,9 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     peer_listen: str | None = None  # an endpoint
     peers: tuple[str, ...] = ()  # endpoints
     peer_keys: str | None = None  # a file: the secret CURVE key that all of them have
+    # Gateways
+    picker_listen: str | None = None  # HOST:PORT
+    picker_fallbacks: int = 0
     # Failure
     resume: bool = True
     connect_timeout_s: float = 2.0

@@ -78,6 +78,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
             "--curve-server and --curve-secret belong together: the file of the replicas' public key, "
             "and that of your own secret one"
         )
+    if values["picker_listen"] and values["workers"] > 1:
+        raise Unusable(
+            f"--workers {values['workers']}: a gateway has few connections, which one process answers; leave it out "
+            "beside --picker-listen, and give a gateway several routers that are peers"
+        )
     if values["peer"] and not values["peer_listen"]:
         raise Unusable("--peer is of no use alone: routers tell each other; give --peer-listen too")
     if values["peer_keys"] and not values["peer_listen"]:

@@ -217,13 +217,25 @@ class Router:
 
     # ---- attempts
 
-    def sent(self, owner: Owner, member: Member, decision: Decision, prompt: Prompt, streams: bool) -> Attempt:
-        """Count a request that is about to be sent, and return its attempt."""
-        ranked = member.native and decision.policy == "cost"
+    def sent(
+        self,
+        owner: Owner,
+        member: Member,
+        decision: Decision,
+        prompt: Prompt,
+        streams: bool,
+        *,
+        envelope: bool = False,
+    ) -> Attempt:
+        """Count a request that is about to be sent, and return its attempt.
+
+        `envelope`: a replica of ours gets its rank beside the body.
+        """
+        ranked = envelope and decision.policy == "cost"
         placed = self.placement.sent(
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
         )
-        attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s, member.native)
+        attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s)
         self._attempts.add(attempt)
         return attempt
 

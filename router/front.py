@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from api.http.connection import Limits
-from api.http.routes import RouteTable
+from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
 from events.curve import shared_keys
 from router.assembly import assembled, discoveries
@@ -18,6 +18,7 @@ from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.http.app import answering, build_app
 from router.http.front import front_protocol
+from router.http.one_answer import answer_of
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.discovery.combined import CombinedDiscovery
@@ -34,6 +35,7 @@ from router.workers.processes import Place
 from router.workers.questions import CHANGES, RESPONSE
 
 if TYPE_CHECKING:
+    from router.picker.server import PickerServer
     from router.records.metrics_export import MetricsExport
 
 log = logging.getLogger(__name__)
@@ -72,8 +74,19 @@ class Front:
         protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
         self._server = http_server(self._app, limits, protocol, **tls)
+        self.picker: PickerServer | None = None
+        if config.picker_listen is not None:
+            self.picker = self._picker(config.picker_listen, table, (*FORWARDED, *more))
         self._tasks: list[asyncio.Task[None]] = []
         self._adopted: set[asyncio.Task[None]] = set()  # that begin
+
+    def _picker(self, listen: str, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
+        """Raise OSError if it cannot listen there."""
+        from router.picker.gateway import PICKED, Gateway
+        from router.picker.server import PickerServer  # this needs an extra
+
+        openings = Openings(self.router, forwarded, PICKED)
+        return PickerServer(self.router, Gateway(self.router, table, openings, partial(answer_of, self._app)), listen)
 
     def _tell_collector(self, endpoint: str, worker: int | None) -> None:
         from router.records.genai_metrics import GenaiMetrics
@@ -111,6 +124,8 @@ class Front:
             async with asyncio.timeout(ready_within_s):
                 while not_ready(self.router) is not None:
                     await asyncio.sleep(READY_LOOK_S)
+        if self.picker is not None:
+            await self.picker.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
         self._tasks.insert(0, serving)
         listening = asyncio.create_task(self._server.listening.wait())
@@ -173,6 +188,8 @@ class Front:
     async def close(self) -> None:
         self._server.should_exit = True
         self.dashboard.close()
+        if self.picker is not None:
+            await self.picker.close()
         serving, *others = self._tasks
         await asyncio.gather(serving, return_exceptions=True)
         for task in others:

@@ -14,10 +14,14 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 
 
 def workers_of(config: RouterConfig) -> int:
-    """The number of workers. Peers on other machines have to know it, so with those there is one unless told."""
+    """The number of workers. Peers on other machines have to know it, so with those there is one unless told.
+
+    There is one for gateways, whose few connections could not be shared out evenly.
+    """
     if config.workers:
         return config.workers
-    return 1 if config.peer_listen is not None else min(MOST_BY_ITSELF, usable_cpus())
+    is_single = config.peer_listen is not None or config.picker_listen is not None
+    return 1 if is_single else min(MOST_BY_ITSELF, usable_cpus())
 
 
 def usable_cpus(quota: Path = QUOTA) -> int:

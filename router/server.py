@@ -33,7 +33,9 @@ def serve(config: RouterConfig) -> int:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
     if config.otlp_endpoint is not None:
-        import router.records.tracing  # noqa: F401  # an extra: if it is missing, this process says so, not each worker
+        import router.records.tracing  # an extra: if it is missing, this process says so, not each worker
+    if config.picker_listen is not None:
+        import router.picker.server  # noqa: F401  # likewise
     if config.usage_db is not None:
         prepare(config.usage_db)  # once, before there are several workers
     try:
@@ -77,6 +79,9 @@ async def _serve(
         gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
         gc.set_threshold(50_000, 20, 50)
         say_alive()
+        if front.picker is not None:
+            with suppress(OSError):
+                print(f"picker on {front.picker.address}", flush=True)
         beats = None if place is None else asyncio.create_task(_again(say_alive))
         await _first(signals.end.wait(), front.failed())
         front.check()

@@ -82,6 +82,18 @@ class Endpoint(click.ParamType[str]):
         return str(value)
 
 
+class Address(click.ParamType[str]):
+    """The address of a listening socket."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        host, _, port = str(value).rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+            self.fail(f"{value!r} is no address to listen at; write 127.0.0.1:9002 or [::]:9002.", param, ctx)
+        return str(value)
+
+
 class Secret(click.ParamType[str]):
     """A key that fits into a header; it is never quoted."""
 
@@ -96,6 +108,7 @@ class Secret(click.ParamType[str]):
 
 URL = Url()
 ENDPOINT = Endpoint()
+ADDRESS = Address()
 SECRET = Secret()
 NOT_IN_PS = "other users can see the command line."
 
@@ -172,7 +185,8 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "workers",
             click.IntRange(0, 64),
-            "Processes that answer at this port; 0: one for each CPU, up to 4, or one with --peer-listen.",
+            "Processes that answer at this port; 0: one for each CPU, up to 4, or one with --peer-listen or "
+            "--picker-listen.",
             metavar="N",
         ),
         _row("tls_cert", FILE, "Serve TLS with this certificate chain."),
@@ -297,6 +311,20 @@ SETTINGS: dict[str, list[Setting]] = {
             "(see `warmroute events keygen`).",
         ),
     ],
+    "Gateways": [
+        _row(
+            "picker_listen",
+            ADDRESS,
+            "Pick endpoints for gateways at this address, by Envoy's external processing over gRPC: HOST:PORT. It "
+            "serves TLS with --tls-cert.",
+        ),
+        _row(
+            "picker_fallbacks",
+            click.IntRange(0, 10),
+            "Name so many more replicas for each request, in the order in which a gateway should retry. A cluster of "
+            "the type ORIGINAL_DST takes none.",
+        ),
+    ],
     "Failure": [
         _row("resume", click.BOOL, "Continue an answer on another replica if its own is lost."),
         _row("connect_timeout", ABOVE_0, "Time limit for connecting to a replica."),
@@ -354,3 +382,4 @@ SETTINGS: dict[str, list[Setting]] = {
 }
 
 TABLE = Table("warmroute router", SETTINGS, RouterConfig())
+PICKER_TABLE = Table("warmroute picker", SETTINGS, RouterConfig(picker_listen="127.0.0.1:9002"))

@@ -12,8 +12,8 @@ from api.errors import ApiError
 from api.http.connection import HttpProtocol, Limits
 from api.http.path import parse_target, raw_path
 from api.http.routes import RouteTable
+from router.http.exchange import HttpExchange
 from router.http.opening import Opening, Openings
-from router.proxy.exchange import Exchange
 
 MOST_SHOWN = 256  # characters of a target that is none, in the access log
 
@@ -69,10 +69,10 @@ class FrontConnection(HttpProtocol):
         scope["method"], scope["path"], scope["http_version"] = method, path, version
         scope["raw_path"], scope["query_string"] = raw, query
         self.headers = []  # trailers are no headers of the request
-        exchange = Exchange(
-            self,
+        exchange = HttpExchange(
             scope,  # type: ignore[arg-type]
             opens,
+            connection=self,
             keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self.server_state.retiring,
             waiting_for_100_continue=self.expect_100_continue and version != "1.0",
         )
@@ -96,8 +96,8 @@ class FrontConnection(HttpProtocol):
         return opens, asked.text, raw_path(target.path), target.query
 
     def on_body(self, body: bytes) -> None:
-        exchange: RequestResponseCycle | Exchange = self.cycle
-        if not isinstance(exchange, Exchange):
+        exchange: RequestResponseCycle | HttpExchange = self.cycle
+        if not isinstance(exchange, HttpExchange):
             super().on_body(body)
             return
         self._undigested_bytes = 0
@@ -108,8 +108,8 @@ class FrontConnection(HttpProtocol):
     def on_message_complete(self) -> None:
         if self._declined:
             return
-        exchange: RequestResponseCycle | Exchange = self.cycle
-        if not isinstance(exchange, Exchange):
+        exchange: RequestResponseCycle | HttpExchange = self.cycle
+        if not isinstance(exchange, HttpExchange):
             super().on_message_complete()
             return
         self._undigested_bytes = 0
@@ -140,8 +140,8 @@ class FrontConnection(HttpProtocol):
         else:
             super().end_if_overdue(now_s)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle | Exchange, app: Any) -> None:
-        if isinstance(cycle, Exchange):
+    def _start_asgi_task(self, cycle: RequestResponseCycle | HttpExchange, app: Any) -> None:
+        if isinstance(cycle, HttpExchange):
             cycle.begin()
         else:
             super()._start_asgi_task(cycle, app)
@@ -156,9 +156,9 @@ class FrontConnection(HttpProtocol):
         if (exchange := self._answered_now()) is not None:
             exchange.ready()
 
-    def _answered_now(self) -> Exchange | None:
-        cycle: RequestResponseCycle | Exchange | None = self._open[0] if self._open else None
-        return cycle if isinstance(cycle, Exchange) else None
+    def _answered_now(self) -> HttpExchange | None:
+        cycle: RequestResponseCycle | HttpExchange | None = self._open[0] if self._open else None
+        return cycle if isinstance(cycle, HttpExchange) else None
 
     def close_after_answer(self, *, unread: bool) -> None:
         """Close, but discard input for a moment first: a client that still sends would not read the response."""

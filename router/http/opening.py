@@ -12,17 +12,16 @@ from api.generation_apis import CHAT, COMPLETIONS, GenerationApi
 from api.http.routes import Route
 from router.core import Router
 from router.proxy.admission import Admitted
-from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
-from router.proxy.forwarding import Forwarding, OfModel
-from router.proxy.generation import Generation
 from router.proxy.headers import value_of
+from router.proxy.kinds import OUR_OWN, Kinds
 
 Opening: TypeAlias = Callable[[Exchange], None]
 
 
 class Openings:
-    def __init__(self, router: Router, routes: tuple[Route, ...]) -> None:
+    def __init__(self, router: Router, routes: tuple[Route, ...], kinds: Kinds = OUR_OWN) -> None:
+        self._kinds = kinds
         self.by_route: dict[Route, Opening] = {route: partial(route.endpoint, self, route) for route in routes}
         self._router = router
         self._cors = {origin.encode() for origin in router.config.cors_origins}
@@ -63,13 +62,13 @@ class Openings:
     def of_response(self, route: Route, exchange: Exchange) -> None:
         """Forward a request about a response to the replica that holds it."""
         admitted = self._admitted(route, exchange)
-        forwarding = OfResponse(self._router, exchange, admitted, self._router.now_s(), caches=True)
+        forwarding = self._kinds.of_response(self._router, exchange, admitted, self._router.now_s(), caches=True)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def of_model(self, route: Route, exchange: Exchange) -> None:
         """Forward a question about a model to one of its replicas."""
         admitted = self._admitted(route, exchange)
-        forwarding = OfModel(self._router, exchange, admitted, self._router.now_s(), caches=False)
+        forwarding = self._kinds.of_model(self._router, exchange, admitted, self._router.now_s(), caches=False)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
@@ -80,17 +79,18 @@ class Openings:
 
     def _generation(self, route: Route, exchange: Exchange, api: GenerationApi) -> None:
         admitted = self._admitted(route, exchange)
-        generation = Generation(self._router, exchange, admitted, self._router.now_s(), api=api)
+        generation = self._kinds.generation(self._router, exchange, admitted, self._router.now_s(), api=api)
         exchange.expect(generation.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:
         admitted = self._admitted(route, exchange)
-        forwarding = Forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
+        forwarding = self._kinds.forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _conversing(self, route: Route, exchange: Exchange, api: str) -> None:
         admitted = self._admitted(route, exchange)
-        conversing = Conversing(self._router, exchange, admitted, self._router.now_s(), caches=True, api=api)
+        now_s = self._router.now_s()
+        conversing = self._kinds.conversing(self._router, exchange, admitted, now_s, caches=True, api=api)
         exchange.expect(conversing.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _admitted(self, route: Route, exchange: Exchange) -> Admitted:

@@ -149,6 +149,12 @@ class Upstream:
         self.open(sending)
         return sending
 
+    def watch(self, listener: Listener) -> Sending:
+        """Follow a request that a gateway sends to the replica; the caller tells the answer."""
+        sending = Sending(self, b"", b"", listener, False, False)
+        self.sendings.add(sending)
+        return sending
+
     def open(self, sending: Sending) -> None:
         task = self._loop.create_task(self._open(sending))
         self._opening.add(task)

@@ -81,7 +81,7 @@ class Attempt(Struct, eq=False):
     placed: Placed
     sent_order: int  # its number in `Router.order`
     touched_s: float  # kept by the clock's sweep, not per byte
-    takes_frames: bool  # it was asked for an answer in frames
+    takes_frames: bool = False  # it was asked for an answer in frames
     begun_order: int = -1
     ended_order: int = -1
     begun_s: float = 0.0  # 0: not yet

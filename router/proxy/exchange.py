@@ -1,18 +1,16 @@
-"""The client's side of one request: its body as it arrives, the response as it is written.
+"""One request as its path through the router sees it: the body as it arrives, and the answer to be given.
 
-To its connection it is what uvicorn calls a cycle, but no task runs it: events are method calls. `serve` is called with
-the exchange when the whole body is there.
+No task runs it: events are method calls. `serve` is called with the exchange when the whole body is there. The other
+end is a client's connection (`router.http.exchange`) or a gateway that forwards by itself (`router.picker.exchange`).
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Protocol, cast
 
 from msgspec import Struct, field
 from starlette.types import Scope
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.errors import ApiError, internal
 from api.generation_apis import error_body
@@ -21,22 +19,7 @@ from api.http.inflater import Inflater, inflater_for
 
 log = logging.getLogger(__name__)
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-
-
 NONE_EXPECTED = Bodies(0)
-
-
-class ClientConnection(Protocol):
-    """The client's connection (`router.http.front`)."""
-
-    transport: asyncio.Transport
-    flow: FlowControl
-
-    def on_response_complete(self) -> None: ...
-    def pause_if_early(self) -> None: ...
-    def close_after_answer(self, *, unread: bool) -> None: ...
 
 
 class Answerer(Protocol):
@@ -50,12 +33,11 @@ class Answerer(Protocol):
 
 
 class Exchange(Struct, eq=False):
-    _connection: ClientConnection
     scope: Scope
     _open: "Callable[[Exchange], None]"
     # What uvicorn's connection reads and sets, up to `response_complete`:
-    keep_alive: bool
-    waiting_for_100_continue: bool
+    keep_alive: bool = False
+    waiting_for_100_continue: bool = False
     more_body: bool = True
     disconnected: bool = False
     response_started: bool = False
@@ -74,17 +56,9 @@ class Exchange(Struct, eq=False):
     _held_bytes: int = 0  # counted there
     _begun: bool = False
     _served: "Callable[[Exchange], None] | None" = None
-    _head: bytes | None = None  # written with the first part of the body
-    _chunked: bool = False
-    _bodiless: bool = False
     _inflater: Inflater | None = None  # while a compressed body comes; then `body` has what is not fed to it yet
     _plain: bytearray | None = None  # inflated so far
     _goes_on: bool = False  # with inflating, in the next iteration of the loop
-
-    @property
-    def message_event(self) -> "Exchange":
-        """The event that uvicorn sets on a change: the exchange itself. As an attribute it would make a cycle."""
-        return self
 
     # ---- what comes from the client
 
@@ -96,8 +70,7 @@ class Exchange(Struct, eq=False):
         except ApiError as error:
             self.refuse(error)
             return
-        if self.waiting_for_100_continue and self.more_body:
-            self._connection.transport.write(CONTINUE)
+        self._let_body_come()
         self.set()
 
     def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int, bodies: Bodies) -> None:
@@ -123,7 +96,7 @@ class Exchange(Struct, eq=False):
         if self.response_complete:
             return
         if not self._begun:
-            self._connection.pause_if_early()
+            self._is_early()
             return
         if self.disconnected:
             self._end()
@@ -213,59 +186,42 @@ class Exchange(Struct, eq=False):
         if self.answerer is not None:
             self.answerer.client_ready()
 
-    # ---- what goes to the client
+    # ---- overridden for each kind of other end
+
+    def _let_body_come(self) -> None:
+        """Say that the request is admitted, if its sender waits for that."""
+
+    def _is_early(self) -> None:
+        """Handle a part of the body that comes before the request's turn."""
 
     def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:
         """Set the head. `headers` are complete lines, but none that frames the body; without a length it is chunked."""
-        self.response_started = True
-        self.status = status
-        self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
-        if length is not None:
-            framing = b"content-length: %d\r\n" % length
-        elif self._bodiless:
-            framing = b""
-        elif self.scope["http_version"] == "1.1":
-            self._chunked, framing = True, b"transfer-encoding: chunked\r\n"
-        else:
-            self.keep_alive, framing = False, b""
-        if not self.keep_alive:
-            framing += b"connection: close\r\n"
-        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-        extra = self.extra if self.more_lines is None else self.extra + self.more_lines()
-        self._head = b"".join((line, headers, extra, framing, b"\r\n"))
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Send the head without waiting for a body."""
-        if self._head is not None and not self.disconnected:
-            self._connection.transport.write(self._head)
-            self._head = None
+        raise NotImplementedError
 
     def send(self, body: bytes) -> None:
-        if self.disconnected or self._bodiless or not body:
-            return
-        self.sent_bytes += len(body)
-        if self._chunked:
-            body = b"%x\r\n%b\r\n" % (len(body), body)
-        if self._head is not None:
-            body, self._head = self._head + body, None
-        self._connection.transport.write(body)
+        raise NotImplementedError
 
     def finish(self, body: bytes = b"") -> None:
-        if self.disconnected or self.response_complete:
-            return
-        if self._bodiless:
-            body = b""
-        self.sent_bytes += len(body)
-        if self._chunked:
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
-        if self._head is not None:
-            body, self._head = self._head + body, None
-        if body:
-            self._connection.transport.write(body)
-        self._end()
-        if not self.keep_alive:
-            self._connection.close_after_answer(unread=self.more_body)
-        self._connection.on_response_complete()
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """End in the middle of the answer, so that the client sees that it is not complete."""
+        raise NotImplementedError
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes of the answer that the client has not read yet."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Break off an answer that the client does not read."""
+        raise NotImplementedError
+
+    # ---- the answer
 
     def answer(self, status: int, headers: bytes, body: bytes) -> None:
         if self.response_started:  # a second response would be read as part of the first one's body
@@ -281,20 +237,6 @@ class Exchange(Struct, eq=False):
         headers = {name.lower(): value for name, value in error.headers.items() if name != "Connection"}
         lines = b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
         self.answer(error.status, b"content-type: application/json\r\n" + lines, error_body(error, self.scope["path"]))
-
-    def cut(self) -> None:
-        """End in the middle of the answer, so that the client sees that it is not complete."""
-        if not self.disconnected:
-            self._connection.transport.close()
-            self._end()
-
-    @property
-    def unread_bytes(self) -> int:
-        return self._connection.transport.get_write_buffer_size()
-
-    def abandon(self) -> None:
-        """Abort the connection of a client that reads nothing, since closing would wait for it."""
-        self._connection.transport.abort()
 
     def _end(self) -> None:
         if self.response_complete:

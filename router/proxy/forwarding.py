@@ -138,13 +138,14 @@ class Forwarding(Request):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         attempt = self._sent(member, decision, streams=self._streams)
-        attempt.takes_frames = False
-        body = self._with_kv(member, decision, self._body)
+        self._hand_over(attempt, self._with_kv(member, decision, self._body))
+        return True
+
+    def _hand_over(self, attempt: Attempt, body: bytes) -> None:
+        member, method = attempt.member, self.exchange.scope["method"]
         request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, b"", body)
-        method = self.exchange.scope["method"]
         bodiless, resend = method == "HEAD", method in RESENT
         attempt.sending = member.upstream.send(request, attempt, body=body, bodiless=bodiless, resend=resend)
-        return True
 
     # ---- what the attempt tells
 

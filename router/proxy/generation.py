@@ -28,11 +28,8 @@ from router.proxy.headers import (
     value_of,
 )
 from router.proxy.kept_answer import KeptAnswer, SentEvents
-from router.proxy.log_notes import Notes
-from router.proxy.predicted_hit import CACHED
 from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
-from router.proxy.request_summary import RequestSummary
 from router.proxy.resumable_response import ResumableResponse
 
 MAX_LOST = 3  # replicas that one request may lose before it is given up
@@ -56,10 +53,7 @@ class Generation(PromptedRequest):
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)  # super() would fail: `slots` makes a new class
-        router = self.router
-        self.notes = Notes() if router.request_log is not None else None
-        if router.tracing is not None:
-            self.trace = router.tracing.begin(self.exchange.scope["headers"])
+        self._take_notes()
 
     # ---- to a replica
 
@@ -89,7 +83,9 @@ class Generation(PromptedRequest):
                 envelope = b""
         except UNREADABLE as error:
             raise unreadable(error) from None
-        attempt = self._sent(member, decision, streams=member.native or bool(self.peek.stream))
+        streams = member.native or bool(self.peek.stream)
+        attempt = self._sent(member, decision, streams=streams, envelope=member.native)
+        attempt.takes_frames = member.native
         self.attempts.append(attempt)
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line()
@@ -159,13 +155,7 @@ class Generation(PromptedRequest):
             if held is None:
                 return
             body = held
-        if not self.first_byte_s:
-            self._first_byte()
-        # A stream comes in many parts, and few of them have a report: only those are worth a call.
-        if CACHED in body and self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
-            self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
-        if attempt.report is not None:
-            attempt.report.read(body)
+        self._observe(attempt, body)
         if self._response.continuation is not None:
             body, lost = self._response.read(body, complete)
             if attempt.report is not None:
@@ -378,29 +368,4 @@ class Generation(PromptedRequest):
     def _over(self, exchange: Exchange) -> None:
         if self._kept is not None:
             self._kept.take()
-        Request._over(self, exchange)
-        # Attempts refer to the request: a cycle, which would keep the body until it is collected.
-        self.attempts, self.notes = [], None
-
-    def summary(self) -> RequestSummary:
-        decision = self.decision
-        return RequestSummary(
-            exchange=self.exchange,
-            admitted=self.admitted,
-            arrived_s=self.arrived_s,
-            ended_s=self.ended_s,
-            first_byte_s=self.first_byte_s,
-            waited_s=self.waited_s,
-            retries=self.retries,
-            resumes=self.resumes,
-            why=self.why,
-            chat=self.api.is_chat,
-            model=self.model,
-            generation=None if decision is None else self.hit.summary(self.peek, self.prompt, decision),
-            attempts=self.attempts,
-            prefill=None if self.prefill is None else self.prefill.summary(),
-            notes=self.notes,
-            trace=self.trace,
-            used=self.used(),
-            output_tokens=None if self.generated is None else self.generated.told,
-        )
+        PromptedRequest._over(self, exchange)

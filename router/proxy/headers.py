@@ -68,16 +68,23 @@ def request_to(
     path: bytes | None = None,
     envelope: bytes = b"",
 ) -> tuple[bytes, bytes]:
-    """The bytes of a client's request for a replica, and its body apart if that is too large to copy.
+    """The bytes of a client's request for a replica, and its body apart if that is too large to copy."""
+    scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
+    kept = lines_to(member, scope["headers"], admitted, dropped, more)
+    head = request_head(scope, member.upstream, kept, len(envelope) + len(body))
+    return (head + envelope + body, b"") if len(body) <= COPIED_BYTES else (head + envelope, body)
+
+
+def lines_to(
+    member: Member, headers: Sequence[Header], admitted: Admitted, dropped: frozenset[bytes], more: bytes
+) -> bytes:
+    """The header lines of a client's request for a replica, without those that frame its body.
 
     The client's key is dropped if it is for the router, or if the replica has a key of its own.
     """
-    scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
     if admitted.key is None and not admitted.shows_key and not member.server.key_line:
         dropped = WITH_KEY[dropped]
-    kept = lines(scope["headers"], dropped) + member.own_lines + admitted.id_line + more
-    head = request_head(scope, member.upstream, kept, len(envelope) + len(body))
-    return (head + envelope + body, b"") if len(body) <= COPIED_BYTES else (head + envelope, body)
+    return lines(headers, dropped) + member.own_lines + admitted.id_line + more
 
 
 def request_head(scope: Scope, upstream: Upstream, kept: bytes, length: int) -> bytes:

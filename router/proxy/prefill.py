@@ -155,8 +155,8 @@ class Prefill(Owner):
 
     def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes, trace: Any) -> Attempt:
         speed = member.candidate.prefill_tokens_per_s
-        attempt = self._attempt = self.router.sent(self, member, decision, prompt, True)
-        attempt.takes_frames, attempt.half = False, "prefill"
+        attempt = self._attempt = self.router.sent(self, member, decision, prompt, True, envelope=member.native)
+        attempt.half = "prefill"
         if speed:  # else the estimate is a guess
             attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
         self._prefills += 1

@@ -20,9 +20,10 @@ from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.log_notes import Notes
-from router.proxy.predicted_hit import PredictedHit
+from router.proxy.predicted_hit import CACHED, PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request import Request
+from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
 from router.proxy.token_use import Generated, generated_by, prompt_use
 from router.tenants.keys import Key
@@ -67,6 +68,12 @@ class PromptedRequest(Request):
 
     def _service_of(self, key: Key) -> ServiceClass | None:
         return chosen(key.classes, self.peek.service_tier, self._priority)
+
+    def _take_notes(self) -> None:
+        """Begin the request's notes and its trace, if somebody reads them."""
+        self.notes = Notes() if self.router.request_log is not None else None
+        if self.router.tracing is not None:
+            self.trace = self.router.tracing.begin(self.exchange.scope["headers"])
 
     def serve(self, exchange: Exchange) -> None:
         """Begin with the whole body."""
@@ -206,3 +213,43 @@ class PromptedRequest(Request):
         """Return whether the prompt's tokens may differ from those of the present replicas."""
         made_otherwise = model.tokens is not self._tokens_of_model or model.lora != self.prompt.lora
         return made_otherwise or (self.prompt.exact and model.tokens.why_not is not None)
+
+    # ---- the answer
+
+    def _observe(self, attempt: Attempt, body: bytes) -> None:
+        """Note the time of the first byte, and the figures that an engine tells."""
+        if not self.first_byte_s:
+            self._first_byte()
+        # A stream comes in many parts, and few of them have a report: only those are worth a call.
+        if CACHED in body and self.hit.reported_tokens is None and not attempt.framed and not self.resumes:
+            self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
+        if attempt.report is not None:
+            attempt.report.read(body)
+
+    def _over(self, exchange: Exchange) -> None:
+        Request._over(self, exchange)  # super() would fail: `slots` makes a new class
+        # Attempts refer to the request: a cycle, which would keep the body until it is collected.
+        self.attempts, self.notes = [], None
+
+    def summary(self) -> RequestSummary:
+        decision = self.decision
+        return RequestSummary(
+            exchange=self.exchange,
+            admitted=self.admitted,
+            arrived_s=self.arrived_s,
+            ended_s=self.ended_s,
+            first_byte_s=self.first_byte_s,
+            waited_s=self.waited_s,
+            retries=self.retries,
+            resumes=self.resumes,
+            why=self.why,
+            chat=self.api.is_chat,
+            model=self.model,
+            generation=None if decision is None else self.hit.summary(self.peek, self.prompt, decision),
+            attempts=self.attempts,
+            prefill=None if self.prefill is None else self.prefill.summary(),
+            notes=self.notes,
+            trace=self.trace,
+            used=self.used(),
+            output_tokens=None if self.generated is None else self.generated.told,
+        )

@@ -233,9 +233,9 @@ class Request(Owner):
         else:
             self.give_up(no_replica(self.decision.refusal()))
 
-    def _sent(self, member: "Member", decision: Decision, *, streams: bool) -> Attempt:
+    def _sent(self, member: "Member", decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
         """Record the attempt that is about to be sent."""
-        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams)
+        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
         if self._queued_s:
             self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
         return attempt

@@ -45,6 +45,7 @@ BY_NAME = (
     "kv_tiers_beside",
     "masks",
     "peers",
+    "picker",
     "policies",
     "pictures",
     "pull",

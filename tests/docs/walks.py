@@ -117,6 +117,7 @@ WALKS = {
         (Scene("", (simulated("10.0.0.1", 8001), simulated("10.0.0.2", 8000))),),
     ),
     "docs/keys.md": Walk({"WARMROUTE_API_KEY=secret warmroute router": ROUTER}, (Scene("", TWO),)),
+    "docs/picker.md": Walk({"pip install": NotHere("it is installed"), "warmroute picker": ROUTER}, (Scene("", TWO),)),
     "docs/usage.md": Walk({"warmroute router --replica": ROUTER}, (Scene("", TWO),)),
     "docs/failures.md": Walk({}, (Scene("", QWEN),)),
     "docs/request-log.md": Walk({}, (Scene("", TWO),)),

@@ -100,7 +100,7 @@ def test_the_constraints_pin_all_that_is_installed() -> None:
     """This covers the extras in the images; the builds show their transitive dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    of_images = (line for name in ("hub", "tracing", "replica", "kuberay") for line in extras[name])
+    of_images = (line for name in ("hub", "picker", "tracing", "replica", "kuberay") for line in extras[name])
     lines = [*project["dependencies"], *of_images]
     names = {re.split(r"[\[<>=]", line)[0].lower() for line in lines}
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in constraints()}

@@ -29,6 +29,7 @@ OTHER_VALUES = {
     "key": "k",
     "path": "/v1/videos",
     "endpoint": "tcp://127.0.0.1:5570",
+    "address": "127.0.0.1:9002",
 }
 WITH = {
     "tls_cert": "tls_key",

@@ -1,0 +1,162 @@
+"""The gateway's side of one request: it gives the body, takes a choice or a refusal, and shows the answer go by."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from msgspec import field
+
+from router.members.upstream import Header
+from router.picker.messages import (
+    Message,
+    Mode,
+    Mutation,
+    Outcome,
+    Pick,
+    Refusal,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+from router.proxy.attempt import Attempt
+from router.proxy.exchange import Exchange
+from router.proxy.headers import HOP_BY_HOP
+
+
+class PickedExchange(Exchange, kw_only=True):
+    asked: RequestHeaders
+    outcome: Outcome | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt: Attempt | None = None  # at the replica that was chosen
+    _given: bytes | bytearray = b""  # the body as it came, or as it was inflated
+    _lines: bytes = b""
+
+    # ---- what comes from the gateway
+
+    def hear(self, message: Message) -> None:
+        """Take a message after the first one."""
+        if self.response_complete:
+            return
+        match message:
+            case RequestBody(body, end):
+                self._take_body(body, end=end or self.asked.request_mode == Mode.BUFFERED)  # trailers may follow
+            case RequestTrailers():
+                self._take_body(b"", end=True)
+            case ResponseHeaders():
+                self._answered(message)
+            case ResponseBody(body, end):
+                self._received(body, end=end)
+            case ResponseTrailers():
+                self._received(b"", end=True)
+
+    def leave(self) -> None:
+        """End the request, whose stream has ended, if it has not ended before."""
+        self.disconnected = True
+        self.set()
+        self.attempt = None  # a cycle of references would wait for the collector
+
+    def _take_body(self, body: bytes, *, end: bool) -> None:
+        if self.more_body:
+            self.body += body
+            self.more_body = not end
+            self.set()
+
+    def _answered(self, message: ResponseHeaders) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.sending is None:  # the gateway answers by itself
+            self.leave()
+            return
+        attempt.member.upstream.spoken = True
+        attempt.sending.answered(message.status, list(message.headers))
+        if message.end or self.asked.response_mode == Mode.NONE:
+            self._received(b"", end=True)
+
+    def _received(self, body: bytes, *, end: bool) -> None:
+        attempt = self.attempt
+        if attempt is not None and attempt.sending is not None:
+            attempt.member.upstream.spoken = True
+            attempt.sending.received(body, end)
+
+    def take_body(self) -> bytes:
+        self._given = self.body
+        return Exchange.take_body(self)  # super() would fail in a Struct of an own layout
+
+    # ---- what the router decides
+
+    def pick(self, attempt: Attempt, endpoints: list[str], lines: bytes, body: bytes) -> None:
+        """Name the replica: with these header lines and this body it gets what this router itself would send."""
+        self.attempt = attempt
+        mutation = difference(self.asked.headers, headers_in(lines))
+        is_changed = b"content-encoding" in mutation.removed or body != self._given
+        self._decide(Pick(endpoints, mutation, body, is_changed))
+
+    def added_to_answer(self) -> Mutation:
+        """The headers that the gateway should add to the answer."""
+        name_line = b"" if self.attempt is None else self.attempt.member.name_line
+        more = b"" if self.more_lines is None else self.more_lines()
+        return Mutation(list(headers_in(name_line + self.extra + more)))
+
+    def _decide(self, outcome: Outcome) -> None:
+        self.outcome, self._given = outcome, b""
+        self.decided.set()
+
+    def told(self) -> Outcome:
+        """Hand the outcome over to the caller."""
+        outcome, self.outcome = self.outcome, None
+        assert outcome is not None, "it is decided"
+        return outcome
+
+    # ---- what goes to the client
+
+    def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:  # noqa: ARG002
+        self.response_started, self.status, self._lines = True, status, headers
+
+    def flush(self) -> None:
+        """Do nothing: the gateway has the head."""
+
+    def send(self, body: bytes) -> None:
+        self.sent_bytes += len(body)
+
+    def finish(self, body: bytes = b"") -> None:
+        if self.disconnected or self.response_complete:
+            return
+        self.sent_bytes += len(body)
+        if not self.decided.is_set():
+            headers = [*headers_in(self._lines), *self.added_to_answer().changed]
+            self._decide(Refusal(self.status, headers, bytes(body)))
+        self._end()
+
+    def cut(self) -> None:
+        """End the request for this router; the gateway goes on with it."""
+        self._end()
+
+    @property
+    def unread_bytes(self) -> int:
+        return 0
+
+    def abandon(self) -> None:
+        self._end()
+
+
+def headers_in(lines: bytes) -> Iterator[Header]:
+    for line in lines.split(b"\r\n"):
+        if line:
+            name, _, value = line.partition(b": ")
+            yield name.lower(), value
+
+
+def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
+    """The changes that make the given headers the wanted ones; those that frame a message are left alone."""
+    before, after = _by_name(given), _by_name(wanted)
+    changed = [(name, value) for name, values in after.items() if before.get(name) != values for value in values]
+    return Mutation(changed, [name for name in before if name not in after])
+
+
+def _by_name(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        if name not in HOP_BY_HOP and not name.startswith(b":"):
+            found.setdefault(name, []).append(value)
+    return found

@@ -1,0 +1,214 @@
+"""Requests that a gateway forwards: placed and observed as all others are, but sent on, and retried, by the gateway."""
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from api.errors import ApiError, quoted
+from router.members.broken import Broken
+from router.members.members import Member
+from router.picker.exchange import PickedExchange
+from router.placement.cost import INFINITE
+from router.placement.decision import Decision
+from router.prompts.prompt import Prompt, salted_for
+from router.proxy.attempt import RESTING, Attempt, refusal_code
+from router.proxy.conversing import Conversing, OfResponse
+from router.proxy.exchange import Exchange
+from router.proxy.forwarding import Forwarding, OfModel
+from router.proxy.generation import FOREIGN_TYPE, REFUSALS
+from router.proxy.headers import TO_FOREIGN, TO_REPLICA, TRACED, lines_to
+from router.proxy.prompted_request import PromptedRequest
+from router.proxy.request import Request
+
+if TYPE_CHECKING:
+    from router.members.members import Members
+
+PASSED_OVER = "the gateway did not reach it, and took another one"
+
+
+class Picked(Request):
+    """The parts that all of these requests share; it comes before their own kind."""
+
+    __slots__ = ()
+    exchange: PickedExchange
+
+    # ---- the choice
+
+    def _is_ready(self) -> bool:
+        """Leave out replicas beyond those that the gateway offers; the router's may have changed since it began."""
+        subset = self.exchange.asked.subset
+        if subset is not None:
+            beyond = frozenset(one.name for one in self.router.members if not _is_in(subset, one))
+            self.tried, self.unfit = self.tried | beyond, self.unfit | beyond
+        return super()._is_ready()
+
+    def _computes_elsewhere(self, decision: Decision) -> bool:  # noqa: ARG002
+        return False  # the gateway forwards a request once
+
+    def _pick(self, attempt: Attempt, dropped: frozenset[bytes], more: bytes, body: bytes) -> None:
+        """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
+        member, decision = attempt.member, self.decision
+        assert decision is not None, "the attempt follows from it"
+        endpoint = endpoint_of(member)
+        if endpoint is None:
+            raise no_address(member)
+        attempt.sending = member.upstream.watch(attempt)
+        others = fallbacks(decision, member, self.router.members)
+        endpoints = [endpoint, *others[: self.router.config.picker_fallbacks]]
+        lines = lines_to(member, self.exchange.scope["headers"], self.admitted, dropped, more)
+        self.exchange.pick(attempt, endpoints, lines, body)
+
+    # ---- the answer
+
+    def _start(self, attempt: Attempt) -> None:
+        self.exchange.start(attempt.status, b"")
+
+    def moved(self, address: str) -> None:
+        """Count the request where it has gone after all, if that is not the first choice."""
+        attempt, decision = self.attempt, self.decision
+        if attempt is None or decision is None or endpoint_of(attempt.member) == address:
+            return
+        found = next((one for one in self.router.members if one.spec.role != "prefill" and _is_at(one, address)), None)
+        if found is None:
+            return
+        attempt.cancel()
+        self._end_attempt(attempt, PASSED_OVER)
+        self.retries += 1
+        attempt = self.exchange.attempt = self._sent(found, decision, streams=attempt.placed.streams)
+        attempt.sending = found.upstream.watch(attempt)
+        self._note_move(attempt)
+
+    def _note_move(self, attempt: Attempt) -> None:
+        """Note the attempt at another replica than was chosen; overridden where attempts are kept."""
+
+    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """Note what a refusal tells of the replica; the gateway passes it on, or tries another one."""
+        code = refusal_code(body) if attempt.status in (429, 503) else None
+        if code in RESTING:
+            self.router.rests(attempt)
+        elif attempt.status in REFUSALS:
+            self.router.refused_at_once(attempt)
+        self._start(attempt)
+        if complete:
+            is_fault = attempt.status >= 500 and code not in RESTING
+            self._end_attempt(attempt, f"it answered {attempt.status}" if is_fault else None)
+            self.exchange.finish(body)
+        else:
+            self.exchange.send(body)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        """End the request here: whether it goes on is for the gateway to decide."""
+        self._broke(attempt, broken)
+        self.why = str(broken)
+        self.exchange.cut()
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:  # noqa: ARG002
+        return False
+
+
+class PickedForwarding(Picked, Forwarding):
+    __slots__ = ()
+
+    def _hand_over(self, attempt: Attempt, body: bytes) -> None:
+        self._pick(attempt, TO_REPLICA, b"", body)
+
+
+class PickedOfModel(Picked, OfModel):
+    __slots__ = ()
+    _hand_over = PickedForwarding._hand_over
+
+
+class PickedOfResponse(Picked, OfResponse):
+    __slots__ = ()
+    _hand_over = PickedForwarding._hand_over
+
+
+class PickedGeneration(Picked, PromptedRequest):
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        self._take_notes()
+
+    def prompted(self, prompt: Prompt) -> None:
+        assert self.model is not None, "it was asked to make the prompt"
+        self.prompt, self._tokens_of_model = prompt, self.model.tokens
+        self.place_in_turn()
+
+    def _send(self, member: Member, decision: Decision) -> bool:
+        attempt = self._sent(member, decision, streams=bool(self.peek.stream))
+        self.attempts.append(attempt)
+        dropped, types = TO_FOREIGN, FOREIGN_TYPE
+        if self.trace is not None:
+            dropped, types = TRACED[dropped], types + self.trace.line()
+        self._pick(attempt, dropped, types, salted_for(self.prompt, self._body))
+        if self.prompt.shape is not None and not member.native:
+            self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
+        return True
+
+    def _note_move(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        self.hit.member, self.hit.prediction = attempt.member, None
+
+    def begun(self, attempt: Attempt) -> None:
+        self._is_answered()
+        self.router.answered(attempt)
+        if attempt.cached_tokens is not None:
+            self.hit.reported_tokens = attempt.cached_tokens
+        self._start(attempt)
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if body and not attempt.begun_s:
+            self.router.computed(attempt)
+        self._observe(attempt, body)
+        if complete:
+            self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
+            self.exchange.finish(body)
+        else:
+            self.exchange.send(body)
+
+
+class PickedConversing(Picked, Conversing):
+    __slots__ = ()
+    _hand_over = PickedForwarding._hand_over
+    _note_move = PickedGeneration._note_move
+
+    def _is_for_ours(self, exchange: Exchange) -> bool:  # noqa: ARG002
+        return False  # no replica of ours gets the envelope that goes with a generation
+
+
+def endpoint_of(member: Member) -> str | None:
+    """The address that a gateway can send to; None for a name, which it would not look up."""
+    target = member.upstream.target
+    try:
+        ip_address(target.host)
+    except ValueError:
+        return None
+    return target.authority
+
+
+def no_address(member: Member) -> ApiError:
+    host = member.upstream.target.host
+    why = f"the replica {member.name} is at {quoted(host)}, and a gateway sends to addresses; name it by its IP"
+    return ApiError(503, why, "service_unavailable", code="no_address")
+
+
+def fallbacks(decision: Decision, member: Member, members: "Members") -> list[str]:
+    """The next best replicas, for a gateway that retries: those to which the same headers may go."""
+    chosen, found = endpoint_of(member), list[str]()
+    for cost, candidate in sorted(zip(decision.costs, decision.candidates, strict=True), key=lambda one: one[0]):
+        other = members.by_name.get(candidate.name)
+        if cost < INFINITE and other is not None and other.own_lines == member.own_lines:
+            endpoint = endpoint_of(other)
+            if endpoint is not None and endpoint not in (chosen, *found):
+                found.append(endpoint)
+    return found
+
+
+def _is_in(subset: frozenset[str], member: Member) -> bool:
+    target = member.upstream.target
+    return target.authority in subset or target.host in subset
+
+
+def _is_at(member: Member, address: str) -> bool:
+    return member.upstream.target.authority == address
