@@ -81,7 +81,7 @@ class PickedExchange(Exchange, kw_only=True):
 
     def take_body(self) -> bytes:
         self._given = self.body
-        return Exchange.take_body(self)  # super() would fail in a Struct of an own layout
+        return super().take_body()
 
     # ---- what the router decides
 

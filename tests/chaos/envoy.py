@@ -159,6 +159,11 @@ def offering(*addresses: str) -> Change:
     return change
 
 
+def trusting_clients(config: Config) -> None:
+    """Leave a client's own headers as they are."""
+    del manager(config)["early_header_mutation_extensions"]
+
+
 def by_metadata(config: Config) -> None:
     """Let the cluster read the endpoint from the metadata."""
     replicas = cluster(config, "replicas")

@@ -23,6 +23,7 @@ from tests.chaos.envoy import (
     offering,
     overriding,
     port_of_picker,
+    trusting_clients,
 )
 from tests.chaos.replicas import free_ports
 from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, router
@@ -345,5 +346,8 @@ def test_without_a_picker_the_gateways_mode_decides(replicas: Fleet) -> None:
 
 def test_no_client_names_its_own_endpoint(replicas: Fleet) -> None:
     named = {"x-gateway-destination-endpoint": address_of(replicas, 0)}
-    with gateway(free_ports(1)) as envoy:
+    nobody = free_ports(1)
+    with gateway(nobody) as envoy:
         assert envoy.post(CHAT, asked("Straight to r0."), **JSON, **named).status == 503
+    with gateway(nobody, trusting_clients) as envoy:
+        assert envoy.post(CHAT, asked("Straight to r0."), **JSON, **named).status == 200

@@ -281,6 +281,25 @@ async def test_messages_out_of_order_end_the_stream_with_a_reason() -> None:
             await stream.reply()
 
 
+@pytest.mark.parametrize("config", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
+async def test_a_body_may_end_with_trailers(config: dict[str, int]) -> None:
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.send(request_headers=head({":method": "POST", ":path": CHAT}), protocol_config=config)
+        if config == BUFFERED:
+            assert (await stream.reply())[0] == "request_headers"
+        await stream.send(request_body={"body": asked()})
+        if config == DUPLEX:
+            await stream.send(request_trailers={})
+        names = [(await stream.reply())[0]]
+        if config == BUFFERED:
+            await stream.send(request_trailers={})
+        while names[-1] != "request_trailers":
+            names.append((await stream.reply())[0])
+        assert names[-2:] == ["request_body", "request_trailers"]
+        await stream.answer()
+
+
 async def test_streams_at_once_are_limited() -> None:
     async with served(named("one"), max_connections=2, **LISTEN) as running, gateway(running) as asking:
         streams = [asking.stream() for _ in range(2)]
