@@ -33,7 +33,8 @@ LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/te
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos/test_router_engines.py \
 	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py \
-	tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py tests/chaos/test_router_otlp.py
+	tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py tests/chaos/test_router_otlp.py \
+	tests/chaos/test_router_picker.py
 # This takes all of the processors' time while it lasts, which the others would not survive.
 GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_nothing_off
 # These try many requests, and no answer is late.
