@@ -40,8 +40,7 @@ GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_
 # These try many requests, and no answer is late.
 BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tests/chaos/test_router_random_schemas.py \
 	tests/chaos/test_router_agents.py tests/chaos/test_kv_tiers.py tests/chaos/test_prefill_kill.py \
-	tests/chaos/test_router_workers.py tests/chaos/test_router_shares.py tests/chaos/test_router_usage.py \
-	tests/chaos/test_router_picker.py
+	tests/chaos/test_router_workers.py tests/chaos/test_router_shares.py tests/chaos/test_router_usage.py
 # These look at the clock, and want the machine for themselves; the calm ones come first.
 CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py tests/hostile/test_connections.py
 CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
