@@ -44,6 +44,7 @@ BY_NAME = (
     "kv_tiers",
     "kv_tiers_beside",
     "masks",
+    "newcomers",
     "peers",
     "policies",
     "pictures",

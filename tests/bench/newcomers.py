@@ -1,0 +1,163 @@
+"""Simulate ties that go to the emptiest cache, beside today's: with all replicas from the start, and with one added.
+
+WARMROUTE_TRACES names a folder of traces, as for `policies`. At light load nobody waits, so the prefix alone decides;
+at full load the queues do. The added replica takes requests from the middle of the trace on, and only the requests
+since then are counted. It takes a quarter of an hour.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from statistics import fmean
+from typing import NamedTuple, TypeAlias
+from unittest.mock import patch
+
+from lab.percentiles import percentile
+from lab.simulation.fleet import SimulatedFleet
+from lab.simulation.job import Job, jobs_of
+from lab.simulation.report import duration
+from lab.simulation.settings import Settings
+from lab.trace.shaping import at_rate, jittered
+from router.placement.cost import INFINITE, Candidate
+from router.placement.decision import Decision
+from router.placement.policy import POLICIES, Draws
+from router.placement.ring import Ring
+from tests.bench.policies import JITTER_S, load_of, name_of, trace_of, traces
+
+REPLICAS = 8
+RUNS = 2
+SETTINGS = Settings(replicas=REPLICAS)
+LIGHT = 0.25  # of the full load
+NEWEST = REPLICAS - 1
+NOT_STARTED = "not started yet"
+
+
+Room: TypeAlias = Callable[[Candidate, int], float]  # for a prompt of so many tokens; most wins
+
+
+def emptiest(candidate: Candidate, tokens: int) -> float:
+    del tokens
+    return candidate.empty_tokens or 0.0
+
+
+def evicts_nothing(candidate: Candidate, tokens: int) -> float:
+    empty = candidate.empty_tokens or 0.0
+    return empty if empty >= tokens else 0.0
+
+
+def least_given(candidate: Candidate, tokens: int) -> float:
+    del tokens
+    return -candidate.assigned_tokens
+
+
+class Margin(NamedTuple):
+    """Replicas whose time to first token is within this of the cheapest one's are near enough."""
+
+    share: float = 0.0
+    s: float = 0.0
+    room: Room = emptiest  # decides among those
+
+
+MARGINS: dict[str, Margin | None] = {
+    "today's": None,
+    "within 1 %, emptiest": Margin(0.01),
+    "within 5 %, emptiest": Margin(0.05),
+    "within 5 %, least given": Margin(0.05, room=least_given),
+    "within 5 %, evicts nothing": Margin(0.05, room=evicts_nothing),
+    "within 20 %, evicts nothing": Margin(0.2, room=evicts_nothing),
+    "within 150 ms, evicts nothing": Margin(s=0.15, room=evicts_nothing),
+}
+
+
+class Case(NamedTuple):
+    trace: str
+    load: float
+    is_added: bool  # the newest replica, in the middle
+    margin: Margin | None
+    seed: int
+
+
+class Figures(NamedTuple):
+    ttft_mean_s: float
+    ttft_p99_s: float
+    hit_rate: float
+    requests: tuple[float, ...]  # each replica's share
+    cached: tuple[float, ...]  # likewise, of tokens in all caches at the end
+
+
+def run(rounds: int) -> None:
+    del rounds  # the seeds are fixed
+    sources = traces()
+    with ProcessPoolExecutor() as processes:
+        for is_added, is_light in product((True, False), repeat=2):
+            grid = [(source, name) for source in sources for name in MARGINS]
+            cases = [
+                Case(source, load_of(source) * (LIGHT if is_light else 1.0), is_added, MARGINS[name], seed)
+                for source, name in grid
+                for seed in range(RUNS)
+            ]
+            found = processes.map(figures, cases)
+            _table(is_added, is_light, ((cell, [next(found) for _ in range(RUNS)]) for cell in grid))
+
+
+def _table(is_added: bool, is_light: bool, rows: Iterable[tuple[tuple[str, str], Sequence[Figures]]]) -> None:
+    fleet = f"{NEWEST} replicas, and one more from the middle on" if is_added else f"{REPLICAS} replicas"
+    whose = "the new one's requests | its cached tokens" if is_added else "requests | cached tokens"
+    print(f"\n{fleet}, {'light' if is_light else 'full'} load, means of {RUNS} runs:\n")
+    print(f"| trace | ties | hits | mean TTFT | p99 | {whose} |\n|{' --- |' * 7}")
+    for (source, name), runs in rows:
+        mean_s, p99_s, hits = (fmean(getattr(one, field) for one in runs) for field in Figures._fields[:3])
+        shares = [_shares(is_added, [getattr(one, field) for one in runs]) for field in Figures._fields[3:]]
+        figures = (name_of(source), name, f"{hits:.1%}", duration(mean_s), duration(p99_s), *shares)
+        print(f"| {' | '.join(figures)} |", flush=True)
+
+
+def _shares(is_added: bool, runs: Sequence[tuple[float, ...]]) -> str:
+    if is_added:
+        return f"{fmean(shares[NEWEST] for shares in runs):.1%}"
+    return f"{fmean(map(min, runs)):.1%} to {fmean(map(max, runs)):.1%}"
+
+
+# ---- in a process of its own
+
+
+def figures(case: Case) -> Figures:
+    trace = at_rate(trace_of(case.trace), case.load * REPLICAS * SETTINGS.prefill_tokens_per_s)
+    trace = jittered(trace, JITTER_S, case.seed)
+    settings = SETTINGS.up_to(SETTINGS.most_tokens(trace))
+    jobs, middle_s = list(jobs_of(trace)), trace.requests[-1].at_s / 2
+    fleet = SimulatedFleet(settings, "cost", trace.block_tokens, case.seed)
+    if case.is_added:
+        fleet.joins(NEWEST, middle_s, NOT_STARTED)
+    counted = [job for job in jobs if job.request.at_s >= middle_s or not case.is_added]
+    with patch.dict(POLICIES, {} if case.margin is None else {"cost": partial(near, case.margin)}):
+        fleet.run(jobs, lambda: None)
+    return _figures(fleet, [job for job in counted if not job.is_refused])
+
+
+def _figures(fleet: SimulatedFleet, jobs: Sequence[Job]) -> Figures:
+    ttfts_s = sorted(job.ttft_s for job in jobs)
+    went = [sum(job.replica == number for job in jobs) for number in range(REPLICAS)]
+    cached = [replica.pool.named for replica in fleet.replicas]
+    return Figures(
+        fmean(ttfts_s),
+        percentile(ttfts_s, 0.99),
+        1 - sum(job.uncached_tokens for job in jobs) / sum(job.request.input_tokens for job in jobs),
+        tuple(count / len(jobs) for count in went),
+        tuple(blocks / sum(cached) for blocks in cached),
+    )
+
+
+def near(margin: Margin, decision: Decision, rng: Draws, ring: Ring | None) -> int:
+    """Today's choice, unless another replica answers nearly as soon and has more empty cache, or was given less."""
+    index = USUAL(decision, rng, ring)
+    ttft_s, candidates = decision.ttft_of(index), decision.candidates
+    most_s = ttft_s * (1 + margin.share) + margin.s
+    able = [one for one, cost in enumerate(decision.costs) if cost < INFINITE and decision.ttft_of(one) <= most_s]
+    room = [margin.room(candidate, decision.question.tokens) for candidate in candidates]
+    best = max(able, key=room.__getitem__)
+    return best if room[best] > room[index] else index
+
+
+USUAL = POLICIES["cost"]
