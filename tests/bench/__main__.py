@@ -41,6 +41,7 @@ BY_NAME = (
     "classes",
     "compiled",
     "disk_kv",
+    "enough",
     "kv_tiers",
     "kv_tiers_beside",
     "masks",
