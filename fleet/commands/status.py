@@ -24,9 +24,7 @@ REFRESH_S = 1.0
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
 @fleet_argument
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
-    """Show a fleet: its addresses, the ready replicas of each model, the state of every replica, and its problems.
-
-    Below, its routers on this machine say why a ready replica is given nothing; those that demand a key do not.
+    """Show a fleet: its addresses, models and replicas, its problems, and why a ready replica is idle.
 
     "cached" is the share of a replica's KV cache that holds prefixes, and their tokens; "hits" the share of the
     prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
