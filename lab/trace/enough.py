@@ -1,4 +1,4 @@
-"""Whether a trace is long enough for its figures to mean anything."""
+"""The length that a trace needs for its figures to mean anything."""
 
 from collections.abc import Sequence
 from itertools import pairwise, takewhile
@@ -51,7 +51,7 @@ def estimated(trace: Trace) -> Estimate:
 
 
 def _half(rate: float, parts: Sequence[tuple[int, int]]) -> float:
-    """Of the interval of a ratio of sums, by the deviations of its parts from it."""
+    """Half of the interval of a ratio of sums, by the deviations of its parts."""
     mean = sum(asked for _, asked in parts) / len(parts)
     squares = sum(((found - rate * asked) / mean) ** 2 for found, asked in parts)
     return T_95 * sqrt(squares / (len(parts) - 1) / len(parts))

@@ -9,7 +9,7 @@ from router.placement.decision import Decision
 from router.placement.effects import NEAR_S
 
 MOST_DECISIONS = 200
-MOST_LOOKS = 4000  # at candidates: in a fleet of a thousand, the last four decisions
+MOST_LOOKS = 2000  # at candidates, about a millisecond: in a fleet of a thousand, the last two decisions
 RARE = 0.1  # of an even share of the choices: a replica that is given no more gets a reason
 BY_COST = ("cost", "prefix")  # policies that look for the prompt's tokens
 
@@ -46,7 +46,8 @@ def passed_over(newest_first: Iterable[Decision], idle: Collection[Candidate]) -
 
 def _count(decision: Decision, chosen: Candidate, found: dict[Candidate, PassedOver]) -> None:
     candidates, question = decision.candidates, decision.question
-    held, share = question.reached(chosen.slot), 1 / len(candidates)
+    reached = question.reached if question.below else lambda slot: question.matched.get(slot, 0)
+    held, share = reached(chosen.slot), 1 / len(candidates)
     chosen_cost = decision.costs[candidates.index(chosen)]
     for candidate, cost in zip(candidates, decision.costs, strict=True):
         if (one := found.get(candidate)) is None:
@@ -60,7 +61,7 @@ def _count(decision: Decision, chosen: Candidate, found: dict[Candidate, PassedO
             one.unable += 1
         elif cost <= chosen_cost + NEAR_S:
             one.as_good += 1
-        elif (more := held - question.reached(candidate.slot)) > 0:
+        elif (more := held - reached(candidate.slot)) > 0:
             one.warmer += 1
             one.more_tokens += more
 

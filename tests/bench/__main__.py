@@ -46,6 +46,7 @@ BY_NAME = (
     "kv_tiers_beside",
     "masks",
     "newcomers",
+    "newcomers_live",
     "peers",
     "policies",
     "pictures",

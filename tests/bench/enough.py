@@ -1,4 +1,4 @@
-"""How far the hit rate of a trace's beginning is from that of its second half: what a short log is worth.
+"""The hit rate of a trace's beginning beside that of its second half: what a short log is worth.
 
 WARMROUTE_TRACES names a folder of traces, as for `policies`.
 """

@@ -1,11 +1,11 @@
-"""Simulate ties that go to the emptiest cache, beside today's: with all replicas from the start, and with one added.
+"""Simulate ties that go to the emptiest cache: with all replicas from the start, and with one added.
 
 WARMROUTE_TRACES names a folder of traces, as for `policies`. At light load nobody waits, so the prefix alone decides;
 at full load the queues do. A replica that is added takes requests from the middle of the trace on, and those of the
 next quarter of it are counted. It takes ten minutes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -60,15 +60,16 @@ class Margin(NamedTuple):
 
     share: float = 0.0
     s: float = 0.0
-    room: Room = emptiest  # decides among those
+    room: Room | None = None  # decides among those; None: the shipped policy alone decides
+    waits: bool = True  # also where prompts wait
 
 
-MARGINS: dict[str, Margin | None] = {
-    "today's": None,
-    "within 1 %, emptiest": Margin(0.01),
-    "within 5 %, emptiest": Margin(0.05),
+MARGINS = {
+    "shipped": Margin(),
+    "within 1 %, emptiest": Margin(0.01, room=emptiest),
     "within 5 %, least given": Margin(0.05, room=least_given),
     "within 5 %, evicts nothing": Margin(0.05, room=evicts_nothing),
+    "within 5 %, evicts nothing, nothing waits": Margin(0.05, room=evicts_nothing, waits=False),
     "within 150 ms, evicts nothing": Margin(s=0.15, room=evicts_nothing),
 }
 
@@ -77,7 +78,7 @@ class Case(NamedTuple):
     trace: str
     load: float
     is_added: bool  # the newest replica, in the middle
-    margin: Margin | None
+    ties: str  # of MARGINS
     seed: int
 
 
@@ -96,30 +97,46 @@ def run(rounds: int) -> None:
         for is_added, is_light in product((True, False), repeat=2):
             grid = [(source, name) for source in sources for name in MARGINS]
             cases = [
-                Case(source, load_of(source) * (LIGHT if is_light else 1.0), is_added, MARGINS[name], seed)
+                Case(source, load_of(source) * (LIGHT if is_light else 1.0), is_added, name, seed)
                 for source, name in grid
                 for seed in range(RUNS)
             ]
             found = processes.map(figures, cases)
-            _table(is_added, is_light, ((cell, [next(found) for _ in range(RUNS)]) for cell in grid))
+            _tables(is_added, is_light, {cell: [next(found) for _ in range(RUNS)] for cell in grid})
 
 
-def _table(is_added: bool, is_light: bool, rows: Iterable[tuple[tuple[str, str], Sequence[Figures]]]) -> None:
+def _tables(is_added: bool, is_light: bool, found: Mapping[tuple[str, str], Sequence[Figures]]) -> None:
     fleet = f"{NEWEST} replicas, and one more from the middle on" if is_added else f"{REPLICAS} replicas"
-    whose = "the new one's requests | its hits" if is_added else "each one's requests | hits"
-    print(f"\n{fleet}, {'light' if is_light else 'full'} load, means of {RUNS} runs:\n")
-    print(f"| trace | ties | hits | mean TTFT | p99 | {whose} |\n|{' --- |' * 7}")
-    for (source, name), runs in rows:
-        mean_s, p99_s, hits = (fmean(getattr(one, field) for one in runs) for field in Figures._fields[:3])
-        shares = [_shares(is_added, [getattr(one, field) for one in runs]) for field in Figures._fields[3:]]
-        figures = (name_of(source), name, f"{hits:.1%}", duration(mean_s), duration(p99_s), *shares)
-        print(f"| {' | '.join(figures)} |", flush=True)
+    print(f"\n{fleet}, {'light' if is_light else 'full'} load: hits, mean TTFT and p99, means of {RUNS} runs\n")
+    _table(found, _times)
+    print(f"\n{'The share of the new one' if is_added else 'The smallest and the largest share'}: requests; hits\n")
+    _table(found, _shares_of_new if is_added else _shares)
 
 
-def _shares(is_added: bool, runs: Sequence[tuple[float, ...]]) -> str:
-    if is_added:
-        return f"{fmean(shares[NEWEST] for shares in runs):.1%}"
-    return f"{fmean(map(min, runs)):.1%} to {fmean(map(max, runs)):.1%}"
+def _table(found: Mapping[tuple[str, str], Sequence[Figures]], cell: Callable[[Sequence[Figures]], str]) -> None:
+    print(f"| trace | {' | '.join(MARGINS)} |\n|{' --- |' * (len(MARGINS) + 1)}")
+    for source in dict.fromkeys(source for source, _ in found):
+        print(f"| {name_of(source)} | {' | '.join(cell(found[source, name]) for name in MARGINS)} |", flush=True)
+
+
+def _times(runs: Sequence[Figures]) -> str:
+    hit_rate, mean_s, p99_s = (
+        fmean(getattr(one, field) for one in runs) for field in ("hit_rate", "ttft_mean_s", "ttft_p99_s")
+    )
+    return f"{hit_rate:.1%}, {duration(mean_s)}, {duration(p99_s)}"
+
+
+def _shares_of_new(runs: Sequence[Figures]) -> str:
+    return "; ".join(f"{fmean(shares[NEWEST] for shares in one):.1%}" for one in _columns(runs))
+
+
+def _shares(runs: Sequence[Figures]) -> str:
+    return "; ".join(f"{fmean(map(min, one)):.1%} to {fmean(map(max, one)):.1%}" for one in _columns(runs))
+
+
+def _columns(runs: Sequence[Figures]) -> Iterator[list[tuple[float, ...]]]:
+    yield [one.requests for one in runs]
+    yield [one.hits for one in runs]
 
 
 # ---- in a process of its own
@@ -138,7 +155,7 @@ def figures(case: Case) -> Figures:
         fleet.joins(NEWEST, middle_s, NOT_STARTED)
         jobs = [job for job in jobs if job.request.at_s < middle_s + COUNTED * trace.span_s]
         counted = [job for job in jobs if job.request.at_s >= middle_s]
-    with patch.dict(POLICIES, {} if case.margin is None else {"cost": partial(near, case.margin)}):
+    with patch.dict(POLICIES, {"cost": partial(near, MARGINS[case.ties])}):
         fleet.run(jobs, lambda: None)
     return _figures([job for job in counted if not job.is_refused])
 
@@ -159,10 +176,12 @@ def _figures(jobs: Sequence[Job]) -> Figures:
 
 
 def near(margin: Margin, decision: Decision, rng: Draws, ring: Ring | None) -> int:
-    """Today's choice, unless another replica answers nearly as soon and has more empty cache, or was given less."""
+    """The shipped choice, unless another replica answers nearly as soon and has more room."""
     index = USUAL(decision, rng, ring)
-    ttft_s, candidates = decision.ttft_of(index), decision.candidates
-    most_s = ttft_s * (1 + margin.share) + margin.s
+    candidates = decision.candidates
+    if margin.room is None or (candidates[index].queued_tokens and not margin.waits):
+        return index
+    most_s = decision.ttft_of(index) * (1 + margin.share) + margin.s
     able = [one for one, cost in enumerate(decision.costs) if cost < INFINITE and decision.ttft_of(one) <= most_s]
     room = [margin.room(candidate, decision.question.tokens) for candidate in candidates]
     best = max(able, key=room.__getitem__)

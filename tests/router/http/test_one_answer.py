@@ -1,4 +1,4 @@
-"""What the answers of several workers become."""
+"""Answers of several workers, made into one."""
 
 import msgspec
 import pytest
