@@ -84,6 +84,7 @@ class ReplicaStatus(Struct, frozen=True):
     served: Served = Served()
     rank: int | None = None  # of several behind its URL
     role: str | None = None
+    idle: str | None = None  # why it has nothing to do; None: it has, or that is not known
 
 
 class ReplicaList(Struct, frozen=True):

@@ -1,8 +1,10 @@
 """The router's view of its replicas, for people and for tools."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from router.core import Router
+from router.members.idle import why_idle
 from router.members.members import Member
 from router.placement.approximate import APPROXIMATE
 from router.placement.index import PrefixIndex
@@ -10,7 +12,16 @@ from router.prompts.shapes import Shapes
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 
 
+def replica_statuses(router: Router, members: Sequence[Member]) -> list[ReplicaStatus]:
+    idle = idle_members(router, members)
+    return [_status_of(router, member, idle.get(member.name)) for member in members]
+
+
 def replica_status(router: Router, member: Member) -> ReplicaStatus:
+    return replica_statuses(router, [member])[0]
+
+
+def _status_of(router: Router, member: Member, idle: str | None) -> ReplicaStatus:
     candidate, spec, tallies = member.candidate, member.spec, member.tallies.values()
     feed = router.feeds.state(member.name)
     return ReplicaStatus(
@@ -53,7 +64,15 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
         ),
         rank=member.rank,
         role=member.spec.role,
+        idle=idle,
     )
+
+
+def idle_members(router: Router, members: Iterable[Member]) -> dict[str, str]:
+    """Why members have nothing to do, by name, as far as this worker knows; nothing if it remembers no decisions."""
+    if not router.config.decisions:
+        return {}
+    return why_idle(members, (past.decision for past in reversed(router.decisions)))
 
 
 def state_of(member: Member, feed: FeedState | None) -> str:

@@ -1,6 +1,7 @@
 """Draws a fleet: a line for each model, a table of its replicas, and their problems."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -8,6 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from events.tool.words import printable
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.commands.words import age_of, happened, short
 
@@ -24,7 +26,11 @@ STYLES = {
 UNKNOWN = "-"
 INCARNATION_LETTERS = 8
 LAST_WORDS = 6
+MOST_IDLE = 5  # with a line each
 UNLIMITED = 10_000  # columns
+
+
+NONE_IDLE: Mapping[str, str] = MappingProxyType({})
 
 
 class Column(NamedTuple):
@@ -60,8 +66,12 @@ COLUMNS = (
 class Picture:
     """A fleet to print or redraw, as wide as the console."""
 
-    def __init__(self, view: View, now_s: float, remark: str = "", addresses: str = "") -> None:
+    def __init__(
+        self, view: View, now_s: float, remark: str = "", addresses: str = "", idle: Mapping[str, str] = NONE_IDLE
+    ) -> None:
+        """`idle`: why a replica is given nothing, by name."""
         self._view = view
+        self._idle = idle
         self._addresses = addresses
         self._now_s = now_s
         self._remark = remark
@@ -73,7 +83,8 @@ class Picture:
         if self._view.replicas:
             yield Text()
             yield fitting(self._view, self._now_s, console, options)
-        for lines in (trouble(self._view), [Text(self._remark, style="bold red")] if self._remark else []):
+        below = (trouble(self._view), idleness(self._view, self._idle))
+        for lines in (*below, [Text(self._remark, style="bold red")] if self._remark else []):
             if lines:
                 yield Text()
                 yield from sentences(console, lines)
@@ -189,4 +200,13 @@ def trouble(view: View) -> list[Text]:
         lines.append(Text.assemble((replica.name, "bold"), f" {happened(replica)}"))
         words = replica.last_words[-LAST_WORDS:] if replica.life in ("failing", "starting") else ()
         lines += [Text.assemble("  | ", Text.from_ansi(word), style="dim") for word in words]
+    return lines
+
+
+def idleness(view: View, idle: Mapping[str, str]) -> list[Text]:
+    """Say why ready replicas are given nothing."""
+    names = [replica.name for replica in view.replicas if replica.life == "ready" and replica.name in idle]
+    lines = [Text.assemble((name, "bold"), f" idle: {printable(idle[name])}") for name in names[:MOST_IDLE]]
+    if len(names) > MOST_IDLE:
+        lines.append(Text(f"{len(names) - MOST_IDLE} more are idle; warmroute top says why"))
     return lines

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from fleet.commands.client import Poller
+from fleet.commands.idle import idle_replicas
 from fleet.commands.options import fleet_argument, locate
 from fleet.commands.picture import Picture
 from fleet.commands.view import View
@@ -23,7 +24,7 @@ REFRESH_S = 1.0
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
 @fleet_argument
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
-    """Show a fleet: its addresses, the ready replicas of each model, the state of every replica, and its problems.
+    """Show a fleet: its addresses, models and replicas, its problems, and why a ready replica is idle.
 
     "cached" is the share of a replica's KV cache that holds prefixes, and their tokens; "hits" the share of the
     prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
@@ -55,7 +56,8 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
 
 
 def pictured(poller: Poller, view: View, remark: str = "") -> Picture:
-    return Picture(view, time.time(), remark, addresses(poller.routers, poller.fleet.url))
+    where = addresses(poller.routers, poller.fleet.url)
+    return Picture(view, time.time(), remark, where, idle_replicas(poller.routers))
 
 
 def addresses(routers: Sequence[str], controller: str) -> str:

@@ -74,6 +74,11 @@ class LoadGenerator:
     def in_flight(self) -> int:
         return len(self._endpoint.in_flight)
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds in which counted requests are still sent; None before the first, or without such a limit."""
+        return None if self._until_s is None else max(0.0, self._until_s - self._now_s())
+
     async def run(self) -> RunResult:
         freezes = gc.get_freeze_count() == 0  # otherwise the program around this has done it already
         if freezes:

@@ -140,10 +140,10 @@ def _round(plan: Plan, ready: Sequence[Ready], which: int, number: int) -> tuple
     seed = f"{plan.wish.seed}, round {number}"
     words_seed = f"{seed}, second" if plan.other_words and which else seed
     form = ready[which].form
-    vocabulary = plan.wish.vocabulary
+    vocabulary = min((bound for each in ready if (bound := each.probe.vocabulary) is not None), default=None)
     form = form._replace(
         words=Words(words_seed, ready[0].probe.tokens_per_word),  # of the first for both, or they would be others
-        ids=Ids(words_seed, vocabulary) if vocabulary else None,
+        ids=None if vocabulary is None else Ids(words_seed, vocabulary),  # that both take
     )
     return form, plan.arrivals(seed)
 

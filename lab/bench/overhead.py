@@ -9,6 +9,7 @@ from lab.percentiles import ordered, percentile
 
 LOOK_EVERY_S = 0.01
 LAG_LIMIT_S = 0.005
+LAG_SHARE = 0.1  # of a measured latency: a smaller part of it may well be the load generator's
 CPU_LIMIT = 0.8  # of a core
 
 
@@ -20,9 +21,13 @@ class Overhead(Struct, frozen=True):
     lag_p99_s: float  # how late its event loop was
     lag_max_s: float
 
+    def delays(self, latency_p99_s: float | None) -> bool:
+        """Return whether a notable part of this latency may be the lag."""
+        return latency_p99_s is not None and self.lag_p99_s > max(LAG_LIMIT_S, LAG_SHARE * latency_p99_s)
+
     @property
-    def is_slow(self) -> bool:
-        return self.lag_p99_s > LAG_LIMIT_S or self.cpu_share > CPU_LIMIT
+    def is_busy(self) -> bool:
+        return self.cpu_share > CPU_LIMIT
 
 
 class OverheadMeter:

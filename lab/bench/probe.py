@@ -1,6 +1,8 @@
 """Finds out how an endpoint can be asked, before anything is measured: its model, its fields, its tokens per word."""
 
 import asyncio
+from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import click
@@ -35,6 +37,14 @@ class Probe(Struct, frozen=True):
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    vocabulary: int | None = None  # token ids are below this; None: text was sent
+
+
+class HighestIds(Ids):
+    """Ids of which the last is the highest: an endpoint that takes it takes all."""
+
+    def ids(self, passages: Sequence[Passage]) -> list[int]:
+        return [*super().ids(passages)[:-1], self.vocabulary - 1]
 
 
 class Ready(NamedTuple):
@@ -46,7 +56,7 @@ class RequestSettings(NamedTuple):
     model: str | None
     seed: str
     is_chat: bool = True
-    vocabulary: int | None = None  # of token ids; None: text
+    vocabularies: Sequence[int] = ()  # bounds of token ids, of which the first that is taken counts; none: text
     tokens_per_word: float | None = None  # None: measured
 
 
@@ -61,10 +71,8 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
 
 async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     model = wish.model or await _only_model(endpoint)
-    ids = Ids(f"probe {wish.seed}", wish.vocabulary) if wish.vocabulary else None
-    form = Form(model, Words(f"probe {wish.seed}"), ids, wish.is_chat)
-    form, short = await _understood(endpoint, form)
-    sent = [short]
+    form, short = await _understood(endpoint, Form(model, Words(f"probe {wish.seed}"), None, wish.is_chat), wish)
+    ids, sent = form.ids, [short]
     if not ids and wish.tokens_per_word is None and short.prompt_tokens is not None:
         sent.append(await _sent(endpoint, form, LONG_WORDS))
     measured = _tokens_per_word(sent)
@@ -79,6 +87,7 @@ async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
             requests=len(sent),
             prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
             cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
+            vocabulary=None if ids is None else ids.vocabulary,
         ),
     )
 
@@ -106,10 +115,11 @@ async def _only_model(endpoint: Endpoint) -> str:
     return models[0]
 
 
-async def _understood(endpoint: Endpoint, form: Form) -> tuple[Form, Outcome]:
-    """The form in the first dialect that is not refused."""
-    for dialect in DIALECTS:
-        form = form._replace(dialect=dialect)
+async def _understood(endpoint: Endpoint, form: Form, wish: RequestSettings) -> tuple[Form, Outcome]:
+    """The form with the first vocabulary, and in the first dialect, that is not refused."""
+    for bound, dialect in product(wish.vocabularies or (None,), DIALECTS):
+        ids = None if bound is None else HighestIds(f"probe {wish.seed}", bound)
+        form = form._replace(ids=ids, dialect=dialect)
         outcome = await _sent(endpoint, form, SHORT_WORDS)
         if not outcome.error:
             return form, outcome

@@ -12,7 +12,7 @@ from msgspec import Struct
 from lab.bench.compare import Ratio
 from lab.bench.figures import Figures
 from lab.bench.outcome import Outcome
-from lab.bench.overhead import LAG_LIMIT_S, Overhead
+from lab.bench.overhead import LAG_SHARE, Overhead
 from lab.bench.probe import Probe
 
 FORMAT = "warmroute-bench/1"
@@ -83,13 +83,17 @@ def warnings(endpoint: EndpointResult) -> Iterator[str]:
     figures, probe = endpoint.figures, endpoint.probe
     if not figures.requests and not endpoint.unfinished:
         yield "nothing was counted: all that was asked was part of --warm-up; give a shorter one"
-    if any(own.is_slow for own in endpoint.own):
-        lag_s, share = max(own.lag_p99_s for own in endpoint.own), max(own.cpu_share for own in endpoint.own)
+    latencies = {"first tokens": figures.ttft_s.p99, "tokens after the first": figures.itl_s.p99}
+    late = [name for name, p99_s in latencies.items() if any(own.delays(p99_s) for own in endpoint.own)]
+    if late:
+        lag_s = max(own.lag_p99_s for own in endpoint.own)
         yield (
-            f"the load generator itself was slow (event loop late by {lag_s * 1000:.1f} ms at p99, limit "
-            f"{LAG_LIMIT_S * 1000:g}; {share:.0%} of a core): the latencies are partly its own; "
-            "give it a core of its own, or ask for less at once"
+            f"the load generator itself was late by {lag_s * 1000:.1f} ms at p99, more than {LAG_SHARE:.0%} of the "
+            f"p99 of {' and of '.join(late)}; give it a core of its own, or ask for less at once"
         )
+    if any(own.is_busy for own in endpoint.own):
+        share = max(own.cpu_share for own in endpoint.own)
+        yield f"the load generator used {share:.0%} of its core, and may be what limits the rate; ask for less at once"
     late_s = figures.sent_late_s.p99
     if late_s is not None and late_s > LATE_LIMIT_S:
         yield f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate"

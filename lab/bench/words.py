@@ -31,6 +31,7 @@ WORD_BYTES = 5  # a space and four letters
 CORPUS_WORDS = 1 << 16
 NAME_DIGITS = 8  # so much of a passage spells its name, so that no two begin alike
 USUAL_VOCABULARY = 32_000
+LEAST_VOCABULARY = 256  # of byte-level models; what refuses more should take this
 FIRST_ID = 1000  # in most vocabularies the first ones are bytes, or say something to the model
 
 
@@ -77,6 +78,7 @@ class Ids:
     """Passages as token ids, exactly as many as wanted."""
 
     def __init__(self, seed: str, vocabulary: int = USUAL_VOCABULARY) -> None:
+        self.vocabulary = vocabulary
         self._seed = xxh3_64_intdigest(seed.encode())
         self._first = min(FIRST_ID, vocabulary // 4)
         self._range = vocabulary - self._first

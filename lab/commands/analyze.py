@@ -11,6 +11,7 @@ from api.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.plots import plot_option
 from lab.shapes import SHAPES, shape_of
+from lab.trace.enough import too_short
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
 from replica.sizing import kv_bytes_per_token
@@ -135,6 +136,8 @@ def _analyzed(path: Path, block_tokens: int | None, options: "AnalysisOptions") 
     with progress("reading prompts", size) as tell:
         read = reading.prompts(path, tell) if reading.is_log(path) else None
     _check_capacity(trace, options.capacity_tokens)
+    if (why := too_short(trace)) is not None:
+        click.echo(f"Note: {why}", err=True)
     with progress("analyzing", 1):
         return analysis_of(trace, read, options)
 

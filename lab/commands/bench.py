@@ -25,7 +25,7 @@ from lab.bench.measure import Plan, measured, outcomes_of, summed_up
 from lab.bench.probe import LEAST_TOKENS_PER_WORD, RequestSettings
 from lab.bench.result import WithRequests, row
 from lab.bench.tables import WIDTH, draw, show
-from lab.bench.words import USUAL_VOCABULARY
+from lab.bench.words import LEAST_VOCABULARY, USUAL_VOCABULARY
 from lab.bench.workloads import WORKLOADS, Shape, conversations
 from lab.plots import plot_option
 from lab.trace.formats import read_trace
@@ -36,7 +36,7 @@ from router.proxy.admission import is_loopback
 from router.settings import SECRET
 
 AT_LEAST_1 = click.IntRange(min=1)
-USUAL_REQUESTS = 200
+USUAL_S = 20.0
 USUAL_ROUNDS = 3
 USUAL_CLIENTS = 8
 INTERRUPTED = 130
@@ -83,8 +83,14 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     type=click.Choice(list(WORKLOADS)),
 )
 @option("--trace", "FILE", "Replay a trace or a router's request log, at its times.")
-@option("--requests", "N", "How many requests to send.  [default: 200; all of a trace]", type=AT_LEAST_1)
-@option("--for", "SECONDS", "Send no new requests after this time.", name="for_s", type=ABOVE_0)
+@option(
+    "--for",
+    "SECONDS",
+    f"Send no new requests after this time.  [default: {USUAL_S:g}; all of a trace]",
+    name="for_s",
+    type=ABOVE_0,
+)
+@option("--requests", "N", "Stop after so many requests, instead of a time or as well.", type=AT_LEAST_1)
 @option("--rate", "R", "Open loop: requests a second, answered or not.", type=ABOVE_0)
 @option(
     "--concurrency",
@@ -117,7 +123,7 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option(
     "--vocabulary",
     "N",
-    f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}]",
+    f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}; {LEAST_VOCABULARY} if that is refused]",
     type=click.IntRange(min=16),
 )
 @option(
@@ -173,7 +179,7 @@ def bench(
 
     \b
     Examples:
-      warmroute bench
+      warmroute bench --for 20
       warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
       warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
       warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10 --plot ttft.svg
@@ -275,11 +281,13 @@ def _plan(asked: BenchOptions, key: str | None) -> Plan:
     urls = [asked.url, asked.against] if asked.against else [asked.url]
     is_chat = asked.api == "chat"
     trace = _read(asked) if asked.trace else None
-    vocabulary = (asked.vocabulary or USUAL_VOCABULARY) if asked.token_ids else None
+    vocabularies = (asked.vocabulary,) if asked.vocabulary else (USUAL_VOCABULARY, LEAST_VOCABULARY)
     return Plan(
         targets=[target_of(url) for url in urls],
         models=[asked.model, asked.against_model or asked.model][: len(urls)],
-        wish=RequestSettings(asked.model, str(asked.seed), is_chat, vocabulary, asked.tokens_per_word),
+        wish=RequestSettings(
+            asked.model, str(asked.seed), is_chat, vocabularies if asked.token_ids else (), asked.tokens_per_word
+        ),
         arrivals=partial(_arrivals, asked, trace),
         limits=_limits(asked, trace),
         rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
@@ -291,17 +299,20 @@ def _plan(asked: BenchOptions, key: str | None) -> Plan:
 
 
 def _limits(asked: BenchOptions, trace: Trace | None) -> Limits:
-    warm_up, requests = warm_up_of(asked.warm_up), asked.requests
+    warm_up, requests, for_s = warm_up_of(asked.warm_up), asked.requests, asked.for_s
     if trace is not None and warm_up.requests >= len(trace.requests):
         raise Unusable(
             f"--warm-up {warm_up.requests:,} leaves none of the {len(trace.requests):,} requests to count in "
             f"{asked.trace!r}; give less"
         )
-    if requests is None and asked.for_s is None:
-        requests = USUAL_REQUESTS if trace is None else len(trace.requests) - warm_up.requests
+    if requests is None and for_s is None:
+        if trace is None:
+            for_s = USUAL_S
+        else:
+            requests = len(trace.requests) - warm_up.requests
     is_open = asked.rate is not None or (trace is not None and asked.concurrency is None)
     clients = None if is_open else asked.concurrency or USUAL_CLIENTS
-    return Limits(requests, asked.for_s, warm_up, clients)
+    return Limits(requests, for_s, warm_up, clients)
 
 
 def _arrivals(asked: BenchOptions, trace: Trace | None, seed: str) -> Iterator[Arrival]:

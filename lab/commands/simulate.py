@@ -18,6 +18,7 @@ from lab.simulation import report
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.replica import POOLS
 from lab.simulation.settings import Settings
+from lab.trace.enough import too_short
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened, sped_up
@@ -228,6 +229,8 @@ def simulate(
         raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
     _check_tiers(ctx, settings)
     trace = _paced(_read(path, block_tokens, coarsen, settings), settings, load, speed)
+    if (why := too_short(trace)) is not None:
+        click.echo(f"Note: {why}", err=True)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
     done = 0
     with progress("simulating", runs * len(trace.requests)) as tell:

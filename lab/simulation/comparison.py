@@ -5,7 +5,6 @@ No routing can beat the bounds: the whole fleet's cache in one place, and an inf
 
 from collections.abc import Callable, Sequence
 from heapq import heapreplace
-from itertools import takewhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,6 +13,7 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.outcome import Outcome, mean_of, outcome_of
 from lab.simulation.settings import Settings
+from lab.trace.enough import found_tokens
 from lab.trace.requests import Trace
 from lab.trace.shaping import jittered
 
@@ -47,16 +47,11 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
 
 def ideal(trace: Trace, settings: Settings, on_request: Callable[[], None] = lambda: None) -> list[Job]:
     """Simulate a cache that keeps every block for ever from its first request on, with the queue of `pooled`."""
-    size, rate = trace.block_tokens, settings.prefill_tokens_per_s
-    seen: set[int] = set()
     ready_s = [0.0] * settings.replicas
     jobs = list(jobs_of(trace))
-    for job in jobs:
-        request = job.request
-        matched = sum(1 for _ in takewhile(seen.__contains__, request.blocks[: (request.input_tokens - 1) // size]))
-        seen.update(request.blocks[: job.prompt.full])
-        job.uncached_tokens = request.input_tokens - matched * size
-        job.first_s = max(request.at_s, ready_s[0]) + job.uncached_tokens / rate
+    for job, found in zip(jobs, found_tokens(trace), strict=True):
+        job.uncached_tokens = job.request.input_tokens - found
+        job.first_s = max(job.request.at_s, ready_s[0]) + job.uncached_tokens / settings.prefill_tokens_per_s
         heapreplace(ready_s, job.first_s)
         on_request()
     return jobs

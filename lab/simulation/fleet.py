@@ -66,6 +66,12 @@ class SimulatedFleet:
             pass
         assert not self.left, f"{self.left} requests wait for ever"
 
+    def joins(self, number: int, at_s: float, until_then: str) -> None:
+        """Let a replica take requests only from a time on. `until_then`: the reason why not before."""
+        for router in self.routers:
+            router.takes(number, until_then)
+            self.agenda.at(at_s, partial(router.takes, number, None))
+
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
         if pause_s := self.routers[job.router].pause_s():

@@ -66,6 +66,10 @@ class SimulatedRouter:
         if settings.peer_delay_s is not None:
             self._placement.outbox = Outbox(number, wake)
 
+    def takes(self, replica: int, why_not: str | None) -> None:
+        """Note that a replica takes requests from now on, or the reason why it does not."""
+        self._candidates[replica].unavailable = why_not
+
     def pause_s(self) -> float:
         """Return how long a job waits for its router's turn."""
         return self._placement.pause_s(self._candidates)

@@ -42,10 +42,10 @@ def page_of(
     router: Router, sampling: Sampling, view: FleetView, member: Member, prefixes: list[HeldPrefix] | None
 ) -> dict[str, Any]:
     """The page; `prefixes` is None for readers, who may not see prompts."""
-    row, recent = view.row(member)
+    replica = replica_status(router, member)
+    row, recent = view.row(member, replica.idle)
     sampled = sampling.sampled(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
-    replica = replica_status(router, member)
     return {
         "replica": replica,
         "row": row,

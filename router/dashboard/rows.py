@@ -16,7 +16,7 @@ from router.doctor.index_rules import LAG_BATCHES
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
 from router.responses import FeedState
-from router.status import blocks_of, inexact, state_of
+from router.status import blocks_of, idle_members, inexact, state_of
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
@@ -65,6 +65,7 @@ class Row(Struct):
     overclaim: str | None = None  # why its events claim more blocks than it can hold
     trust: float = 1.0  # weight of its cached tokens
     role: str | None = None
+    idle: str | None = None  # why it has nothing to do
 
 
 class Totals(Struct):
@@ -106,9 +107,10 @@ class FleetView:
         router = self._router
         await self._sampling.others.look()
         recent, rows = ReplicaCounts(), []
+        idle = idle_members(router, router.members)
         async for member in paused(list(router.members)):
             if member in router.members:  # it may have left during a pause
-                row, counts = self.row(member)
+                row, counts = self.row(member, idle.get(member.name))
                 recent.add(counts)
                 rows.append(row)
         await asyncio.sleep(0)
@@ -121,7 +123,8 @@ class FleetView:
             rows=rows,
         )
 
-    def row(self, member: Member) -> tuple[Row, ReplicaCounts]:
+    def row(self, member: Member, idle: str | None) -> tuple[Row, ReplicaCounts]:
+        """`idle`: why it has nothing to do, as far as this worker knows."""
         router, candidate = self._router, member.candidate
         recent = self._sampling.recently(member)
         feed = router.feeds.state(member.name)
@@ -161,6 +164,7 @@ class FleetView:
             restarts=None if feed is None else feed.restarts,
             digest_mismatches=None if feed is None else feed.digest_mismatches,
             lost_batches=None if feed is None else feed.lost_batches,
+            idle=None if recent.requests or self._sampling.in_flight(member) else idle,
         ), recent
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:

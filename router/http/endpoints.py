@@ -35,7 +35,7 @@ from router.metrics import CONTENT_TYPE, metrics_text
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
 from router.sharing import shared
-from router.status import index_status, not_ready, replica_status
+from router.status import index_status, not_ready, replica_status, replica_statuses
 from router.upkeep import Upkeep
 
 DONE = {"status": "ok"}
@@ -105,7 +105,7 @@ class Endpoints:
     # ---- replicas
 
     async def replicas(self, _: Request) -> Response:
-        return json_response({"replicas": [replica_status(self._router, member) for member in self._router.members]})
+        return json_response({"replicas": replica_statuses(self._router, list(self._router.members))})
 
     async def add_replica(self, request: Request) -> Response:
         try:

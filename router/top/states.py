@@ -24,5 +24,7 @@ def state_of(replica: ReplicaStatus) -> str:
 
 
 def reason_of(replica: ReplicaStatus) -> str:
-    """Why the replica is unavailable, or its index inexact."""
-    return (replica.why if not replica.available else replica.inexact) or ""
+    """Why the replica is unavailable, its index inexact, or nothing is sent to it."""
+    if not replica.available:
+        return replica.why or ""
+    return replica.inexact or (f"idle: {replica.idle}" if replica.idle else "")

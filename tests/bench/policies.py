@@ -191,7 +191,7 @@ def _table(processes: ProcessPoolExecutor, first: str, cases: Mapping[tuple[str,
 
 
 def outcome(case: Case) -> Outcome:
-    trace = _trace(case.trace)
+    trace = trace_of(case.trace)
     if case.requests is not None:
         trace = Trace(trace.name, trace.block_tokens, trace.requests[: case.requests])
     paced = at_rate(trace, case.load * case.settings.replicas * case.settings.prefill_tokens_per_s)
@@ -203,7 +203,7 @@ def outcome(case: Case) -> Outcome:
 
 
 @cache
-def _trace(named: str) -> Trace:
+def trace_of(named: str) -> Trace:
     trace = MADE[named](REQUESTS) if named in MADE else read_trace(Path(named))
     is_long = trace.input_tokens > LONG_TOKENS * len(trace.requests)
     return coarsened(trace, COARSER) if is_long and trace.block_tokens <= SMALL_BLOCK else trace

@@ -221,6 +221,34 @@ def test_the_addresses_of_router_and_controller_come_first(script: Script) -> No
     ]
 
 
+def with_router(script: Script, *idle: tuple[str, str | None]) -> None:
+    """Record a fleet whose router says this of its replicas."""
+    started = process_started(os.getpid())
+    assert started is not None
+    record_fleet(LocalFleet(port=1, pid=os.getpid(), started=started, controller=script.url, router=script.url))
+    script.answers["/replicas"] = (200, {"replicas": [{"name": name, "idle": why} for name, why in idle]})
+
+
+def test_an_idle_replica_has_a_line_that_says_why(script: Script) -> None:
+    with_router(script, ("demo-0", None), ("demo-1", "no prompt came for it"), ("of-another-fleet", "draining"))
+    assert run(status, script.url).lines[-2:] == ["", "demo-1 idle: no prompt came for it"]
+
+
+def test_many_idle_replicas_take_few_lines(script: Script) -> None:
+    script.views = [calm(9)]
+    with_router(script, *((f"demo-{number}", "no prompt came for it") for number in range(9)))
+    lines = run(status, script.url).lines[-6:]
+    assert lines[0].startswith("demo-0 idle") and lines[4].startswith("demo-4 idle")
+    assert lines[5] == "4 more are idle; warmroute top says why"
+
+
+def test_a_router_that_demands_a_key_says_nothing_of_idle_replicas(script: Script) -> None:
+    with_router(script)
+    script.answers["/replicas"] = refusal(401, "a key is demanded")
+    ran = run(status, script.url)
+    assert ran.status == 0 and "idle" not in ran.output + ran.errors
+
+
 def test_a_refusal_is_one_line(script: Script) -> None:
     script.answers["/fleet"] = refusal(401, "a key is demanded")
     ran = run(status, "--fleet", script.url)

@@ -36,7 +36,8 @@ def run(*arguments: str | Path) -> Result:
 
 def shown(*arguments: str | Path) -> str:
     result = run(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert result.exit_code == 0, result.output
+    assert all(" is too short to rely on: " in line for line in result.stderr.splitlines()), result.stderr
     return result.stdout
 
 
@@ -62,6 +63,14 @@ def write_trace(path: Path, trace: Trace) -> Path:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "small.jsonl", SMALL)
+
+
+def test_a_trace_that_is_too_short_says_what_would_be_enough(tmp_path: Path) -> None:
+    trace = agents(1000)
+    short = run(write_trace(tmp_path / "short.jsonl.gz", replace(trace, requests=trace.requests[:200])))
+    assert short.stderr.startswith("Note: short is too short to rely on: of the tokens of its 200 requests ")
+    assert short.stderr.endswith("at least 1,000 requests like these would be enough\n")
+    assert run(write_trace(tmp_path / "long.jsonl.gz", trace)).stderr == ""
 
 
 def test_a_trace_is_explained_line_by_line(small: Path) -> None:

@@ -46,6 +46,12 @@ def test_the_table_has_a_line_for_every_policy_and_both_bounds(path: Path) -> No
     assert "150 requests" in result.stdout and "load 0.90" in result.stdout
 
 
+def test_a_trace_that_is_too_short_says_what_would_be_enough(path: Path) -> None:
+    result = run(path, "--policy", "cost", "--no-bounds")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("Note: chats is too short to rely on: of the tokens of its 150 requests")
+
+
 def test_json_says_what_was_simulated_and_every_run(path: Path) -> None:
     found = answer(path, "--policy", "cost", "--seeds", "2", "--jitter", "0.3", "--no-bounds", "--replicas", "3")
     assert found["trace"]["block_tokens"] == 512

@@ -86,6 +86,17 @@ def test_the_result_has_all_figures_the_machine_and_what_was_asked() -> None:
     assert one["own"][0]["cpu_s"] > 0
 
 
+def test_it_asks_for_a_time_unless_a_number_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lab.commands.bench.USUAL_S", 0.3)
+    with endpoint() as server:
+        figures = measured(server.url, "--concurrency", 1)["endpoints"][0]["figures"]
+        assert figures["requests"] > 1 and figures["span_s"] < 5
+        assert len(server.calls) == figures["requests"]
+        assert measured(server.url, "--requests", 3)["endpoints"][0]["figures"]["requests"] == 3
+        trace = a_trace(tmp_path / "t.jsonl", 60)  # 0.6 s of it
+        assert measured(server.url, "--trace", trace)["endpoints"][0]["figures"]["requests"] == 60
+
+
 def test_equal_seeds_send_the_same_and_others_do_not() -> None:
     def sent(seed: int) -> list[Any]:
         with endpoint() as server:
@@ -250,7 +261,8 @@ def test_token_ids_go_to_completions(tmp_path: Path) -> None:
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     with endpoint(on_probe=lambda call: call.answer(1, tells_usage=False), answer=_ids_only) as server:
-        measured(server.url, "--trace", trace, "--token-ids", "--vocabulary", 300)
+        found = measured(server.url, "--trace", trace, "--token-ids", "--vocabulary", 300)
+    assert found["endpoints"][0]["probe"]["vocabulary"] == 300
     prompts = [call.body["prompt"] for call in server.calls]
     assert [len(prompt) for prompt in prompts] == [40, 40]
     assert prompts[0] == prompts[1]

@@ -14,6 +14,7 @@ from lab.bench.measure import Plan, measured, summed_up
 from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.probe import Probe, RequestSettings
 from lab.bench.result import EndpointResult, warnings
+from lab.percentiles import spread
 from router.members.target import Target, parse_target
 from tests.lab.bench.endpoints import Endpoint, endpoint, singles
 
@@ -27,7 +28,7 @@ async def test_an_event_loop_that_is_held_up_is_late_and_one_that_is_not_is_not(
         spin_s(0.03)
         await asyncio.sleep(0)
     late = held.stop(10, 100)
-    assert late.lag_p99_s > 0.015 and late.is_slow
+    assert late.lag_p99_s > 0.015 and late.delays(0.05)
     assert late.cpu_s > 0.1
     assert late.cpu_per_request_s == late.cpu_s / 10
     assert late.cpu_per_output_token_s == late.cpu_s / 100
@@ -40,16 +41,18 @@ def spin_s(duration_s: float) -> None:
         pass
 
 
-def warned(own: Overhead = CALM, probe: Probe = KNOWN) -> str:
-    return "; ".join(
-        warnings(EndpointResult("http://h:1", probe, replace(figures([]), requests=1), [], [CALM, own], 0))
-    )
+def warned(own: Overhead = CALM, probe: Probe = KNOWN, ttft_s: float = 0.04, itl_s: float = 0.04) -> str:
+    found = replace(figures([]), requests=1, ttft_s=spread([ttft_s]), itl_s=spread([itl_s]))
+    return "; ".join(warnings(EndpointResult("http://h:1", probe, found, [], [CALM, own], 0)))
 
 
 def test_a_result_is_not_to_be_trusted_blindly() -> None:
     assert warned() == ""
-    assert "event loop late by 6.0 ms" in warned(replace(CALM, lag_p99_s=0.006))
-    assert "90% of a core" in warned(replace(CALM, cpu_share=0.9))
+    late = replace(CALM, lag_p99_s=0.006)
+    assert "late by 6.0 ms at p99, more than 10% of the p99 of first tokens and of tokens" in warned(late)
+    assert "p99 of tokens after the first;" in warned(late, ttft_s=0.4)
+    assert warned(late, ttft_s=0.4, itl_s=0.1) == ""
+    assert "used 90% of its core" in warned(replace(CALM, cpu_share=0.9))
     assert "a word was taken for a token" in warned(probe=replace(KNOWN, is_measured=False))
     assert "answers may be shorter" in warned(probe=replace(KNOWN, ignores_eos=False))
 

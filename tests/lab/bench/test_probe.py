@@ -125,4 +125,17 @@ def test_refused_token_ids_are_reported_with_what_may_help(status: int, fix: str
         endpoint(on_probe=lambda call: call.refuse(status, "no")) as server,
         pytest.raises(CannotAsk, match=f"does not take token ids: status {status}: no{fix}$"),
     ):
-        probed(server.url, RequestSettings("m", "1", vocabulary=32000))
+        probed(server.url, RequestSettings("m", "1", vocabularies=(32000,)))
+
+
+@pytest.mark.parametrize(("size", "found"), [(32000, 32000), (31999, 256), (256, 256)])
+def test_token_ids_stay_within_the_vocabulary_that_the_endpoint_has(size: int, found: int) -> None:
+    def strict(call: Call) -> None:
+        highest = max(call.body["prompt"])
+        if highest < size:
+            call.answer(1, tells_usage=False)
+        else:
+            call.refuse(400, f"token id {highest} is not in the model's vocabulary of {size} tokens")
+
+    with endpoint(on_probe=strict) as server:
+        assert probed(server.url, RequestSettings("m", "1", vocabularies=(32000, 256))).vocabulary == found

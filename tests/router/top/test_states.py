@@ -21,6 +21,8 @@ from tests.router.top.samples import a_replica
         ({"available": False, "why": "silent for 2.0 s"}, "down", "silent for 2.0 s"),
         ({"available": False, "why": "draining"}, "draining", "draining"),
         ({"available": False, "why": "it drains"}, "draining", "it drains"),
+        ({"idle": "no prompt came for it"}, "exact", "idle: no prompt came for it"),
+        ({"available": False, "why": "draining", "idle": "draining"}, "draining", "draining"),
         ({"state": "of a newer router"}, "approximate", ""),
     ],
 )

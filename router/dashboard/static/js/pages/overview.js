@@ -295,7 +295,7 @@ const replicaColumns = (state) => [
 
 function stateCell(row) {
   const lags = row.status === "up" && isLagging(row);
-  const title = row.why ?? row.inexact ?? undefined;
+  const title = row.why ?? row.inexact ?? (row.idle ? `idle: ${row.idle}` : undefined);
   if (lags) return { text: "lagging", badge: "warn", title: `${row.lag_batches} batches behind` };
   return { text: standing(row), badge: kindOf(standing(row)), title };
 }

@@ -147,6 +147,10 @@ class ReplicaPage {
       words.map((word) => badge(word, kindOf(word))),
     );
     const why = row.why ?? (replica.state === "exact" ? null : row.inexact);
+    if (!why && row.idle) {
+      fill(this._why, el("p", { class: "note" }, sentence(`idle: ${row.idle}`)));
+      return;
+    }
     fill(this._why, why && el("p", { class: `note ${row.status === "down" ? "bad" : "warn"}` }, sentence(why)));
   }
 
