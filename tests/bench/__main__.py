@@ -56,6 +56,7 @@ BY_NAME = (
     "shadow",
     "fairness",
     "fairness_live",
+    "film",
     "fronts",
     "heap",
     "soak",

@@ -108,7 +108,7 @@ def test_hostile_prompt_stays_text_on_every_page(page: Visit, world: World) -> N
 
 def test_answer_shows_at_once_what_it_left_in_the_cache(page: Visit) -> None:
     page.open("/playground")
-    page.page.get_by_role("button", name="A patch to review").click()
+    write(page.page, "Nobody has begun like this. " * 12, "Have they?")
     expect(page.page.locator(".candidate.winner")).to_be_visible()
     assert page.page.locator(".tokens .block.warm").count() <= 1
     send(page.page)

@@ -9,10 +9,11 @@ from tests.browser.pages import Visit
 
 
 def prefix(name: str, prompts: int, *below: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "id": name, "model": "demo", "begin": 0, "tokens": 32, "prompts": prompts, "exact": True, "text": f"{name} text",
-        "replicas": ["r0"], "held_by": 1, "idle_s": 3.0, "retained_s": None, "sources": {}, "below": list(below),
-    } | more  # fmt: skip
+    shown = {
+        "id": name, "model": "demo", "begin": 0, "tokens": 32, "prompts": prompts, "exact": True, "below": list(below),
+        "text": f"{name} text", "replicas": ["r0"], "held_by": 1, "idle_s": 3.0, "retained_s": None, "sources": {},
+    }  # fmt: skip
+    return shown | more
 
 
 def answer(page: Visit, *prefixes: dict[str, Any]) -> None:
@@ -22,18 +23,19 @@ def answer(page: Visit, *prefixes: dict[str, Any]) -> None:
 
 def test_says_that_it_reads_and_then_that_nothing_is_shared(page: Visit) -> None:
     waiting: list[Route] = []
-    page.page.route("**/prefixes?*", waiting.append)
+    page.page.route("**/prefixes?*", lambda route: waiting.append(route))
     page.open("/tree")
     expect(page.page.get_by_text("Reading the tree")).to_be_visible()
     expect(page.page.locator(".icicle")).to_be_hidden()
-    waiting[0].fulfill(json={"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []})
+    for route in waiting:
+        route.fulfill(json={"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []})
     expect(page.page.get_by_text("No two prompts have begun alike yet.")).to_be_visible()
     expect(page.page.get_by_text("Reading the tree")).to_have_count(0)
 
 
 def test_narrow_bars_keep_words_that_can_be_read(page: Visit) -> None:
     children = [prefix(f"question {number}", 10) for number in range(10)]
-    answer(page, prefix("root", 100, *children))
+    answer(page, prefix("instructions", 100, *children))
     page.open("/tree")
     node = page.page.locator(".icicle .node", has_text="question 4")
     words, under = node.locator(".words > span").first, node.locator(".under")
