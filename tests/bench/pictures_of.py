@@ -10,7 +10,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 FILM = DOCS / "pictures" / "film"
 PICTURES = DOCS / "pictures"
 COLOURS = 256
-SHEET_WIDTH, SHEET_GAP, SHEET_COLOURS = 1600, 12, 64
+SHEET_GAP = 12
+SHEET_COLOURS = 96
 MOST_BYTES, MOST_BYTES_IN_ALL = 200_000, 1_200_000
 
 
@@ -21,17 +22,19 @@ def save(page: Page, name: str, folder: Path = DOCS, colours: int = COLOURS) -> 
         drawn.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def save_sheet(shots: list[bytes], name: str, columns: int = 4) -> None:
+def save_sheet(shots: list[bytes], name: str, sheet_width: int, columns: int = 4) -> None:
     """Save screenshots of one size side by side, each scaled to the same width."""
     drawn = [Image.open(BytesIO(shot)).convert("RGB") for shot in shots]
-    width = SHEET_WIDTH // columns
+    width = sheet_width // columns
     height = width * drawn[0].height // drawn[0].width
-    sheet = Image.new("RGB", (SHEET_WIDTH, height * -(-len(drawn) // columns)), "white")
+    sheet = Image.new("RGB", (sheet_width, height * -(-len(drawn) // columns)), "white")
     for number, shot in enumerate(drawn):
         small = shot.resize((width - SHEET_GAP, height - SHEET_GAP), Image.Resampling.LANCZOS)
         sheet.paste(small, (number % columns * width, number // columns * height))
     PICTURES.mkdir(exist_ok=True)
-    sheet.quantize(SHEET_COLOURS, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
+    # Median cut would grey the few coloured pixels.
+    few = sheet.quantize(SHEET_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(PICTURES / f"{name}.png", optimize=True)
 
 
 def check_sizes() -> None:

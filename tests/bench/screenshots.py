@@ -60,7 +60,7 @@ def live(world: World, browser: Browser) -> None:
 
 def every_page(world: World, browser: Browser) -> None:
     """All pages on one sheet: dark, and on a phone."""
-    for name, size, scheme in (("dark", SIZE, "dark"), ("phone", NARROW, "light")):
+    for name, size, scheme, width in (("dark", SIZE, "dark", 1600), ("phone", NARROW, "light", 1080)):
         shots = []
         with visit(browser, world.url, size, scheme) as tab:
             for page in PAGES:
@@ -68,7 +68,7 @@ def every_page(world: World, browser: Browser) -> None:
                 wait_shown(tab.page, page)
                 tab.page.wait_for_timeout(MOVING_S * 1000)
                 shots.append(tab.page.screenshot())
-        save_sheet(shots, f"all-{name}")
+        save_sheet(shots, f"all-{name}", width)
 
 
 def live_pages(tab: Visit) -> None:
@@ -82,6 +82,7 @@ def live_pages(tab: Visit) -> None:
 def overview(tab: Visit, name: str) -> None:
     tab.open()
     expect(tab.page.get_by_text("judged at")).to_be_visible()
+    expect(tab.page.locator(".pill").nth(7)).to_be_attached()
     save(tab.page, name)
 
 

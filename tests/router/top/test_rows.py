@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.prompts.prefixes.shared import Prefix, Shared
-from router.responses import FeedState, Index, Load, Portion, ReplicaStatus
+from router.responses import FeedState, Index, Load, Portion, ReplicaStatus, Served
 from router.top import details
 from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
@@ -187,6 +187,14 @@ def test_the_heading_counts_states_the_worst_last() -> None:
     assert first == "http://router:8000  3 replicas: 2 exact, 1 down"
     assert second.startswith("req/s -  prompt tokens/s -  hits -")
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
+
+
+def test_the_heading_draws_requests_and_hits_of_the_last_polls() -> None:
+    poller = known(a_replica())
+    for at_s, requests in enumerate((0, 4, 8)):
+        replica = a_replica(served=Served(requests, 100 * requests, 50 * requests))
+        poller.history.add([replica], float(at_s))
+    assert heading(poller)[0].plain.endswith("  req/s ██  hits ▄▄")
 
 
 def test_the_heading_reports_a_silent_router_first() -> None:
