@@ -25,7 +25,8 @@ from router.top.table import Column, Table
 
 BAD = "bold red"
 DIM = "dim"
-BAR = 6  # columns
+BAR = 4  # columns
+WARM = "dark_orange"
 LATE_S = 1.0  # heartbeats come four times a second
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ def _filled(share: float | None) -> str:
 LOAD_COLUMNS: tuple[Column[Row], ...] = (
     NAME,
     STATE,
-    _number("cache", lambda row: cache_use(row.replica), _filled, 4 + 1 + BAR),
+    _number("cache", lambda row: cache_use(row.replica), _filled, 4 + 1 + BAR, style=lambda _: WARM),
     _number("tokens", lambda row: cached_tokens(row.replica), short, 6, drop_order=12),
     _rate("hits", percent, "hit", 4),
     _load("queued", "queued_tokens", 6),

@@ -7,6 +7,7 @@ from rich.text import Text
 from events.tool.words import printable
 from router.formatting import ago, count, duration, percent, rate, short, sparkline
 from router.top.client import KEY_HINT
+from router.top.columns import WARM
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
 from router.top.states import STATES, STYLES, state_of
 
@@ -56,7 +57,7 @@ def _trend(line: Text, poller: Poller) -> None:
     line.append(f"{GAP}req/s ")
     line.append(sparkline(one.requests_per_s for one in trend), "green")
     line.append(f"{GAP}hits ")
-    line.append(sparkline((one.hit or 0.0 for one in trend), top=1.0), "dark_orange")
+    line.append(sparkline((one.hit or 0.0 for one in trend), top=1.0), WARM)
 
 
 def stale_text(poller: Poller) -> str:

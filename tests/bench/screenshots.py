@@ -25,7 +25,7 @@ REPLICAS = 4
 TALKS = 40
 TALL = (1120, 1240)
 USAGE_SIZE = (1120, 970)
-MOVING_S = 1.5  # until requests are on their way
+MOVING_S = 3.0  # until requests are on their way
 CHART_S = 75.0  # of traffic before the charts are drawn
 
 
@@ -82,7 +82,7 @@ def live_pages(tab: Visit) -> None:
 def overview(tab: Visit, name: str) -> None:
     tab.open()
     expect(tab.page.get_by_text("judged at")).to_be_visible()
-    expect(tab.page.locator(".pill").nth(7)).to_be_attached()
+    tab.page.wait_for_timeout(MOVING_S * 1000)
     save(tab.page, name)
 
 

@@ -46,7 +46,7 @@ def test_a_replica_is_a_row() -> None:
     assert cells(replica_table(), Row(replica, RATES, frozenset())) == {
         "replica": "r0",
         "state": "exact",
-        "cache": "█▌      25%",
+        "cache": "█     25%",
         "tokens": "4.0k",
         "hits": "91%",
         "queued": "900",
@@ -268,4 +268,4 @@ def test_tokens_are_those_that_prompts_can_use() -> None:
 
 def test_a_cache_is_never_shown_as_more_than_full() -> None:
     replica = a_replica(index=Index(blocks={"GPU": 1004, "CPU": 900}))
-    assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "██████ 100%"
+    assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "████ 100%"
