@@ -64,7 +64,8 @@ export class Flow {
     const rest = busiest.reduce((sum, row) => sum - row.requests_per_s, totals.requests_per_s);
     if (others > 0) this._lane(before, OTHERS, perSecond(Math.max(0, rest)), true, `${whole(others)} others`);
     const nodes = [...this._lanes.values()].map(({ node }) => node);
-    const isSame = nodes.length === this._list.children.length && nodes.every((node, i) => node === this._list.children[i]);
+    const there = this._list.children;
+    const isSame = nodes.length === there.length && nodes.every((node, place) => node === there[place]);
     if (!isSame) fill(this._list, nodes);
   }
 
@@ -102,8 +103,9 @@ function newLane(name) {
   return { node: el("li", {}, title, track, value), title, track, value };
 }
 
-function pillOf({ prompt_tokens: tokens, reported_cached_tokens: reported, predicted_cached_tokens: predicted, status }) {
-  const warm = tokens > 0 ? Math.min(1, (reported ?? predicted ?? 0) / tokens) : 0;
+function pillOf({ prompt_tokens: tokens, status, ...decision }) {
+  const cached = decision.reported_cached_tokens ?? decision.predicted_cached_tokens ?? 0;
+  const warm = tokens > 0 ? Math.min(1, cached / tokens) : 0;
   const length = Math.sqrt(Math.min(tokens, LONGEST_TOKENS) / LONGEST_TOKENS);
   const style = { "--warm-share": `${Math.round(warm * 100)}%`, "--length": length.toFixed(2) };
   return el("span", { class: status === 200 ? "pill" : "pill failed", style });
