@@ -87,6 +87,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     usage_db: str | None = None  # a file; None: usage is kept in memory
     usage_days: int = 90
     metrics_keys: int = 20  # with counters of their own
+    price_per_million_tokens: float | None = None  # of prompts; None: the dashboard shows no money
     otlp_endpoint: str | None = None
     log_level: str = "info"
 

@@ -1,7 +1,7 @@
 """Short texts for numbers, shares and durations, and the drawing of responses on a console."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TextIO, TypeVar
 
 import click
@@ -121,3 +121,25 @@ def cut(text: str, width: int, *, middle: bool = False) -> str:
 def padded(text: str, width: int, *, right: bool = False) -> str:
     missing = " " * (width - cell_len(text))
     return missing + text if right else text + missing
+
+
+# ---- drawings of one line
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+PARTS = " ▏▎▍▌▋▊▉█"
+
+
+def sparkline(values: Iterable[float], top: float = 0.0) -> str:
+    """One column per value, from 0 to the largest of them and of `top`; the lowest step is for what is above 0."""
+    known = list(values)
+    highest = max([top, *known])
+    steps = len(EIGHTHS) - 1
+    return "".join(EIGHTHS[math.ceil(max(0.0, value) / highest * steps) if highest > 0 else 0] for value in known)
+
+
+def bar(share: float | None, width: int) -> str:
+    """A share as a bar of this many columns, in eighths of one."""
+    if share is None:
+        return " " * width
+    full, part = divmod(round(min(1.0, max(0.0, share)) * width * 8), 8)
+    return ("█" * full + (PARTS[part] if part else "")).ljust(width)

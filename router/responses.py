@@ -103,6 +103,14 @@ class Portion(Struct, frozen=True):
     neighbours: list[str] = []  # to read it from, the best first
 
 
+class CostParts(Struct):
+    """A cost by its reasons, in seconds; their sum is the cost."""
+
+    compute_s: float = 0
+    queue_s: float = 0
+    harm_s: float = 0
+
+
 class Candidate(Struct):
     name: str
     matched_tokens: float = 0
@@ -118,6 +126,7 @@ class Candidate(Struct):
     available: bool = True
     why: str = ""  # why it was chosen, lost, or cannot be chosen
     portions: list[Portion] = []  # where it would take the prompt's tokens from; none: an older router
+    parts: CostParts | None = None  # of its cost; None: it has none, or an older router
 
 
 class PrefillChoice(Struct, kw_only=True):

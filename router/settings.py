@@ -371,6 +371,13 @@ SETTINGS: dict[str, list[Setting]] = {
             click.IntRange(0, 1000),
             "Number of keys with counters of their own in /metrics: those with most tokens.",
         ),
+        _row(
+            "price_per_million_tokens",
+            ABOVE_0,
+            "Price of a million computed prompt tokens, in any currency: the dashboard shows how much caches saved.  "
+            "[default: none]",
+            metavar="PRICE",
+        ),
         _row("otlp_endpoint", URL, "Send traces and GenAI metrics to this endpoint, by OTLP over HTTP."),
         _row(
             "log_level",

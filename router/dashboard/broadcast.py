@@ -152,6 +152,7 @@ class Broadcast:
             "started": router.started,
             "interval_s": FRAME_S,
             "history_interval_s": EVERY_S,
+            "price_per_million_tokens": router.config.price_per_million_tokens,
         }
 
     def _models(self) -> list[str]:

@@ -86,6 +86,8 @@ class Totals(Struct):
     ttft_p99_s: float | None
     blocks: int
     index_bytes: int
+    saved_tokens: int = 0  # of prefill, by caches, since the router started; as of the newest point
+    saved_s: float = 0.0
 
 
 class Fleet(NamedTuple):
@@ -188,6 +190,8 @@ class FleetView:
             ttft_p99_s=recent.ttft_s(0.99),
             blocks=sum(row.blocks for row in rows),
             index_bytes=router.placement.index.bytes_used(),
+            saved_tokens=self._sampling.saved_tokens,
+            saved_s=round(self._sampling.saved_s, 3),
         )
 
 

@@ -66,6 +66,7 @@ class Sampling:
     def __init__(self, router: Router) -> None:
         self.fleet = Series(FLEET_SERIES, FLEET_POINTS)
         self.taken = 0  # points since the start
+        self.saved_tokens, self.saved_s = 0, 0.0  # by caches until the newest point, also of replicas that have left
         self.before_s = self._at_s = router.now_s()
         self.unserved_before = self._unserved = 0
         self.others = OtherWorkers(router.colleagues)
@@ -112,6 +113,8 @@ class Sampling:
         for sampled, counts, of_replica in looked:
             sampled.move(counts, at_s, of_replica)
         self.fleet.add(at_s, values)
+        self.saved_tokens += total.cached_tokens
+        self.saved_s += total.saved_s
         self.before_s, self._at_s = self._at_s, now_s
         self.unserved_before, self._unserved = self._unserved, unserved
         self._replicas = {sampled.member.name: sampled for sampled, _, _ in looked}

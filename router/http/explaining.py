@@ -30,7 +30,7 @@ from router.proxy.prefill import split_of, why_not_from
 from router.proxy.prompted_request import peek_into
 from router.proxy.request_summary import Exactness, exactness
 from router.proxy.sessions import session_of
-from router.responses import Candidate, Explanation, Portion, PrefillChoice
+from router.responses import Candidate, CostParts, Explanation, Portion, PrefillChoice
 
 
 class _Asked(Struct):
@@ -123,6 +123,7 @@ def _prefill(
 
 
 def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Candidate:
+    parts = verdict.parts
     return Candidate(
         name=verdict.name,
         matched_tokens=verdict.matched_tokens,
@@ -137,6 +138,7 @@ def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Ca
         cost=verdict.cost_s,
         available=candidate.unavailable is None,
         why=verdict.why,
+        parts=None if parts is None else CostParts(parts.compute_s, parts.queue_s, parts.harm_s),
         portions=[Portion(one.source, one.tokens, one.seconds, list(one.neighbours)) for one in verdict.portions],
     )
 

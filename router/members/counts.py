@@ -27,6 +27,8 @@ class ReplicaCounts(Struct):
     stored_blocks: int = 0
     removed_blocks: int = 0
     first_token: Sequence[int] = _NONE  # histogram of the time to first token, by FIRST_TOKEN_S
+    cached_tokens: int = 0  # as reported: prefill that was saved
+    saved_s: float = 0.0  # of prefill, by these
 
     def count(self, tally: Tally, block_size: int) -> None:
         for status, requests in tally.statuses.items():
@@ -37,6 +39,8 @@ class ReplicaCounts(Struct):
         self.matched_tokens += tally.matched_tokens
         self.reported_tokens += tally.blocks_reported * block_size
         self.compared_tokens += tally.compared_tokens
+        self.cached_tokens += tally.cached_tokens
+        self.saved_s += tally.saved_s
         counts = tally.first_token_s.counts
         self.first_token = counts.copy() if self.first_token is _NONE else list(map(add, self.first_token, counts))
 
@@ -47,6 +51,8 @@ class ReplicaCounts(Struct):
         self.matched_tokens += other.matched_tokens
         self.reported_tokens += other.reported_tokens
         self.compared_tokens += other.compared_tokens
+        self.cached_tokens += other.cached_tokens
+        self.saved_s += other.saved_s
         if other.first_token is not _NONE:
             self.first_token = list(map(add, self.first_token, other.first_token))
 
@@ -62,6 +68,8 @@ class ReplicaCounts(Struct):
             max(0, self.stored_blocks - before.stored_blocks),
             max(0, self.removed_blocks - before.removed_blocks),
             _NONE if self.requests == before.requests else list(map(sub, self.first_token, before.first_token)),
+            self.cached_tokens - before.cached_tokens,
+            self.saved_s - before.saved_s,
         )
 
     # ---- shares and quantiles

@@ -108,6 +108,8 @@ class Tally:
     new_salts: int = 0  # of these, with one that was not seen before
     source_tokens: dict[str, float] = field(default_factory=dict)  # predicted, by where they were to come from
     billed: int = 0  # prompts that begin with Claude Code's billing line
+    cached_tokens: int = 0  # reported: prefill that was saved
+    saved_s: float = 0.0  # of prefill, at the replica's speed then
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
         """Count a prompt by the keys of its blocks: `resent_tokens` is the hit in a cache that forgets nothing."""

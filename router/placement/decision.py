@@ -3,8 +3,10 @@
 The difference of two costs is the sum of its parts: compute, bring, queue, busy, turns, evictions, rate, slow start.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from copy import copy
+from itertools import repeat
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -41,6 +43,14 @@ class Portion(Struct, frozen=True, gc=False):
     neighbours: tuple[str, ...] = ()  # to read it from, the best first
 
 
+class CostParts(Struct, frozen=True, gc=False):
+    """A cost by its reasons, in seconds of the replica's prefill; their sum is the cost."""
+
+    compute_s: float  # weighted: the prompt waits for it, and takes room from a later one
+    queue_s: float  # prefill ahead of it, requests being decoded, and the surcharge of a replica that just came back
+    harm_s: float  # others that wait longer, and evicted blocks that are needed again
+
+
 class Verdict(Struct, frozen=True):
     name: str
     chosen: bool
@@ -55,6 +65,7 @@ class Verdict(Struct, frozen=True):
     cost_s: float | None  # None: it cannot take the prompt
     why: str
     portions: tuple[Portion, ...] = ()  # all tokens of the prompt, by source
+    parts: CostParts | None = None  # of its cost; None: it has none
 
 
 class Decision(Struct, eq=False):
@@ -135,12 +146,39 @@ class Decision(Struct, eq=False):
         """Its rank at a replica that computes by rank, in seconds from now: `later_s` less its time since arrival."""
         return self.later_s - (now_s - self.question.counts_from_s)
 
+    def harms_s(self) -> "array[float] | None":
+        """The part of each cost that is harm to others; None: there is none."""
+        effects = self.effects
+        if effects is None:
+            return None
+        losses = (
+            (delayed + LOSS_WEIGHT * (lost or 0.0)) for delayed, lost in zip(effects.delayed, effects.lost, strict=True)
+        )
+        return array("f", (tokens / rate for tokens, rate in zip(losses, self.rates, strict=True)))
+
+    def parts_of(self, index: int, harm_s: float) -> CostParts | None:
+        """The parts of this candidate's cost; None if it cannot take the prompt.
+
+        The queue is what the other two leave: its length has changed since the decision.
+        """
+        cost_s, rate = self.costs[index], self.rates[index]
+        if cost_s == INFINITE:
+            return None
+        weight = 0.0 if self.policy == "least-loaded" else COMPUTE_WEIGHT
+        compute_s = min(cost_s, weight * self.uncached_of(index) / rate)
+        harm_s = min(cost_s - compute_s, harm_s)
+        return CostParts(compute_s, cost_s - compute_s - harm_s, harm_s)
+
     def explain(self) -> list[Verdict]:
         return list(self.verdicts())
 
     def verdicts(self) -> Iterator[Verdict]:
         winner = None if self.chosen is None else self.candidates.index(self.chosen)
-        return (_verdict(self, index, winner) for index in range(len(self.candidates)))
+        harms_s = self.harms_s() or repeat(0.0)
+        return (
+            _verdict(self, index, winner, harm_s)
+            for index, harm_s in zip(range(len(self.candidates)), harms_s, strict=False)
+        )
 
     def at_rest(self) -> "Decision":
         """Copy the decision with its candidates as they are now, to be explained later."""
@@ -170,7 +208,7 @@ class Decision(Struct, eq=False):
         return f"none of {len(self.candidates)} replicas can take the request: {reasons}"
 
 
-def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
+def _verdict(decision: Decision, index: int, winner: int | None, harm_s: float) -> Verdict:
     question, one = decision.question, decision.candidates[index]
     matched = question.matched.get(one.slot, 0)
     cost_s = decision.costs[index]
@@ -188,6 +226,7 @@ def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
         cost_s=cost_s if cost_s < INFINITE else None,
         why=_why(decision, index, winner),
         portions=decision.portions_of(index),
+        parts=decision.parts_of(index, harm_s),
     )
 
 

@@ -1,7 +1,9 @@
 """The summary of a finished request, for metrics, logs, traces and the list of decisions."""
 
 import time
+from array import array
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -12,7 +14,7 @@ from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision, Portion
+from router.placement.decision import CostParts, Decision, Portion
 from router.placement.elsewhere import Split
 from router.placement.prediction import Prediction
 from router.prompts.prompt import is_billed
@@ -149,6 +151,8 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     for portion in generation.decision.chosen_portions:
         tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
     tally.billed += is_billed(generation.peek)
+    tally.cached_tokens += summary.used.cached
+    tally.saved_s += _saved_s(summary, generation)
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
@@ -180,11 +184,16 @@ def counted(summary: RequestSummary) -> tuple[str, str, Counts]:
     counts.server_errors = status >= 500 or bool(summary.why and status < 400)
     if (ttft_s := summary.ttft_s) is not None and status < 400:
         counts.first_tokens, counts.first_token_s = 1, ttft_s
-    member = None if generation is None else generation.member
-    if used.cached and member is not None and (speed := member.candidate.prefill_tokens_per_s):
-        counts.saved_s = used.cached / speed
+    if generation is not None:
+        counts.saved_s = _saved_s(summary, generation)
     key, model = summary.admitted.key, summary.model
     return "" if key is None else key.name, "" if model is None else model.name, counts
+
+
+def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
+    """Seconds of prefill that the cache has saved, at the replica's speed; 0 while that is unknown."""
+    speed = 0.0 if generation.member is None else generation.member.candidate.prefill_tokens_per_s
+    return summary.used.cached / speed if speed else 0.0
 
 
 # ---- the list of decisions
@@ -196,6 +205,7 @@ class Considered(Struct, frozen=True):
     name: str
     matched_tokens: int
     cost_s: float | None  # None: it could not take the request
+    parts: CostParts | None = None  # of its cost
 
 
 class PrefillRecord(Struct, frozen=True, gc=False):
@@ -286,6 +296,7 @@ class PastDecision(Struct, frozen=True, gc=False):
     status: int
     why: str
     prefill: PrefillRecord | None = None
+    harms_s: "array[float] | None" = None  # parallel to the candidates: 4 bytes each, where effects have three lists
 
     def record(self) -> DecisionRecord:
         decision = self.decision
@@ -309,8 +320,15 @@ class PastDecision(Struct, frozen=True, gc=False):
             status=self.status,
             why=self.why or None,
             candidates=[
-                Considered(one.name, int(matched.get(one.slot, 0)), None if cost == INFINITE else round(cost, 6))
-                for one, cost in zip(decision.candidates, decision.costs, strict=True)
+                Considered(
+                    one.name,
+                    int(matched.get(one.slot, 0)),
+                    None if decision.costs[index] == INFINITE else round(decision.costs[index], 6),
+                    decision.parts_of(index, harm_s),
+                )
+                for index, (one, harm_s) in enumerate(
+                    zip(decision.candidates, self.harms_s or repeat(0.0), strict=False)
+                )
             ],
             tokens_exact=self.exactness.tokens,
             index_exact=self.exactness.index,
@@ -345,4 +363,5 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         summary.exchange.status,
         summary.why,
         None if summary.prefill is None else prefill_record(summary.prefill),
+        decision.harms_s(),
     )

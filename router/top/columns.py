@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from events.tool.words import printable
-from router.formatting import ago, duration, percent, rate, short
+from router.formatting import ago, bar, duration, percent, rate, short
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
 from router.top.reasons import reason_for
 from router.top.responses import Decision
@@ -25,6 +25,8 @@ from router.top.table import Column, Table
 
 BAD = "bold red"
 DIM = "dim"
+BAR = 4  # columns
+WARM = "dark_orange"
 LATE_S = 1.0  # heartbeats come four times a second
 
 T = TypeVar("T")
@@ -98,10 +100,14 @@ def _load(title: str, field: str, width: int, drop_order: int = 0) -> Column[Row
     return _number(title, value, short, width, drop_order=drop_order)
 
 
+def _filled(share: float | None) -> str:
+    return percent(share) if share is None else f"{bar(share, BAR)} {percent(share):>4}"
+
+
 LOAD_COLUMNS: tuple[Column[Row], ...] = (
     NAME,
     STATE,
-    _number("cache", lambda row: cache_use(row.replica), percent, 5),
+    _number("cache", lambda row: cache_use(row.replica), _filled, 4 + 1 + BAR, style=lambda _: WARM),
     _number("tokens", lambda row: cached_tokens(row.replica), short, 6, drop_order=12),
     _rate("hits", percent, "hit", 4),
     _load("queued", "queued_tokens", 6),

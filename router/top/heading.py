@@ -5,8 +5,9 @@ from collections import Counter
 from rich.text import Text
 
 from events.tool.words import printable
-from router.formatting import ago, count, duration, percent, rate, short
+from router.formatting import ago, count, duration, percent, rate, short, sparkline
 from router.top.client import KEY_HINT
+from router.top.columns import WARM
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
 from router.top.states import STATES, STYLES, state_of
 
@@ -44,7 +45,19 @@ def _replicas(poller: Poller, *, paused: bool) -> Text:
         line.append(f"{found[state]:,} {state}", STYLES[state])
     if poller.totals is not None and poller.totals.draining:
         line.append(f"{GAP}the router drains", "bold red")
+    _trend(line, poller)
     return line
+
+
+def _trend(line: Text, poller: Poller) -> None:
+    """Draw requests and hits of the last polls."""
+    trend = poller.history.trend
+    if len(trend) < 2:
+        return
+    line.append(f"{GAP}req/s ")
+    line.append(sparkline(one.requests_per_s for one in trend), "green")
+    line.append(f"{GAP}hits ")
+    line.append(sparkline((one.hit or 0.0 for one in trend), top=1.0), WARM)
 
 
 def stale_text(poller: Poller) -> str:

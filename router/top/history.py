@@ -8,6 +8,7 @@ from router.responses import ReplicaStatus
 from router.top.responses import Totals
 
 WINDOW_S = 15.0
+TREND = 20  # polls that are drawn
 RISEN_S = 60.0  # how long a counter that rose stays marked
 COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")
 
@@ -69,6 +70,7 @@ class History:
         self._batches = Window(window_s)
         self._first_tokens = Window(window_s)
         self._counters: dict[str, tuple[int, ...]] = {}
+        self.trend: deque[Rates] = deque(maxlen=TREND)  # of all replicas, one for each poll
         self._rose_s: dict[str, dict[str, float]] = {}
 
     def add(self, replicas: Iterable[ReplicaStatus], now_s: float) -> None:
@@ -76,6 +78,8 @@ class History:
         self._served.add({one.name: _served(one) for one in known}, now_s)
         self._batches.add({one.name: (one.events.seq,) for one in known if one.events is not None}, now_s)
         self._note_rises(known, now_s)
+        if (total := self.total()) is not None:
+            self.trend.append(total)
 
     def add_totals(self, totals: Totals, now_s: float) -> None:
         self._first_tokens.add(totals.first_tokens, now_s)

@@ -60,6 +60,7 @@ BY_NAME = (
     "shadow",
     "fairness",
     "fairness_live",
+    "film",
     "fronts",
     "heap",
     "soak",

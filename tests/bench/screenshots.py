@@ -2,36 +2,34 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 from tokenizers import Tokenizer, decoders, models
 
+from tests.bench import film
 from tests.bench.heap import conversations
+from tests.bench.pictures_of import check_sizes, save, save_sheet
 from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
 from tests.browser.recordings import viewing
+from tests.browser.test_pages import PAGES, place_of, wait_shown
 from tests.browser.traffic import DOCUMENTS, SUPPORT
 from tests.browser.used import made_up
 from tests.browser.world import LOSSY, World, another_router, begun, lose_events
 from tests.events.processes import tool
 from tests.replica.serving import MODEL
 
-DOCS = Path(__file__).parents[2] / "docs"
 SIZE = (1120, 800)
 REPLICAS = 4
 TALKS = 40
-COLOURS = 256
 TALL = (1120, 1240)
 USAGE_SIZE = (1120, 970)
+MOVING_S = 3.0  # until requests are on their way
 CHART_S = 75.0  # of traffic before the charts are drawn
-MOST_BYTES, MOST_BYTES_IN_ALL = 150_000, 900_000
 
 
 def run(rounds: int) -> None:
-    del rounds  # a picture is drawn once
     with begun(REPLICAS, TALKS) as world, chromium() as browser, TemporaryDirectory() as folder:
         recording, tokenizer = Path(folder, "incident.wre"), Path(folder, "tokenizer.json")
         with recorded(world, recording):
@@ -40,6 +38,7 @@ def run(rounds: int) -> None:
         words_of_bytes(tokenizer)
         with viewing(recording, "--tokenizer", tokenizer) as url, visit(browser, url, TALL) as tab:
             past(tab)
+    film.run(rounds)
     check_sizes()
 
 
@@ -51,11 +50,25 @@ def live(world: World, browser: Browser) -> None:
             overview(dark, "dashboard-dark")
         with visit(browser, world.url, NARROW) as phone:
             overview(phone, "dashboard-phone")
+        every_page(world, browser)
     with visit(browser, world.url, SIZE) as light:
         tree(light)
         which_replica(light)
         why_there(light, world)
         out_of_step(light, world)
+
+
+def every_page(world: World, browser: Browser) -> None:
+    """All pages on one sheet: dark, and on a phone."""
+    for name, size, scheme, width in (("dark", SIZE, "dark", 1600), ("phone", NARROW, "light", 1080)):
+        shots = []
+        with visit(browser, world.url, size, scheme) as tab:
+            for page in PAGES:
+                tab.open(place_of(page, world))
+                wait_shown(tab.page, page)
+                tab.page.wait_for_timeout(MOVING_S * 1000)
+                shots.append(tab.page.screenshot())
+        save_sheet(shots, f"all-{name}", width)
 
 
 def live_pages(tab: Visit) -> None:
@@ -69,6 +82,7 @@ def live_pages(tab: Visit) -> None:
 def overview(tab: Visit, name: str) -> None:
     tab.open()
     expect(tab.page.get_by_text("judged at")).to_be_visible()
+    tab.page.wait_for_timeout(MOVING_S * 1000)
     save(tab.page, name)
 
 
@@ -154,16 +168,3 @@ def past(tab: Visit) -> None:
     tab.page.locator(".icicle .node").nth(2).click()
     tab.page.wait_for_timeout(800)  # it is read, and moves there
     save(tab.page, "dashboard-recording")
-
-
-def save(page: Page, name: str) -> None:
-    """Save with 256 colours, which are enough and take a third of the space."""
-    with Image.open(BytesIO(page.screenshot())) as drawn:
-        drawn.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(DOCS / f"{name}.png", optimize=True)
-
-
-def check_sizes() -> None:
-    sizes = {path.name: path.stat().st_size for path in sorted(DOCS.glob("dashboard-*.png"))}
-    for name, size in sizes.items():
-        print(f"docs/{name}: {size:,} bytes")
-    assert max(sizes.values()) <= MOST_BYTES and sum(sizes.values()) <= MOST_BYTES_IN_ALL, sizes

@@ -104,3 +104,27 @@ def test_hostile_prompt_stays_text_on_every_page(page: Visit, world: World) -> N
     assert page.page.locator("main img[src='x']").count() == 0
     assert "owned" not in page.page.title()
     assert all("404" in complaint for complaint in page.blame())
+
+
+def test_answer_shows_at_once_what_it_left_in_the_cache(page: Visit) -> None:
+    page.open("/playground")
+    write(page.page, "Nobody has begun like this. " * 12, "Have they?")
+    expect(page.page.locator(".candidate.winner")).to_be_visible()
+    assert page.page.locator(".tokens .block.warm").count() <= 1
+    send(page.page)
+    expect(page.page.locator(".tokens .block.warm.fresh").nth(10)).to_be_visible()
+    cached = page.page.locator(".candidate.winner").get_by_text(re.compile(r"^\d+ cached$"))
+    expect(cached).to_be_visible()
+    assert int(cached.inner_text().removesuffix(" cached")) > 300
+
+
+def test_samples_show_a_cold_and_then_a_warm_answer(page: Visit) -> None:
+    page.open("/playground")
+    for sample, least in (("A customer asks", 0), ("Another customer asks", 400)):
+        page.page.get_by_role("button", name=sample, exact=True).click()
+        expect(page.page.locator(".candidate.winner")).to_be_visible()
+        send(page.page)
+        drawn = page.page.locator(".hit").get_by_role("img")
+        expect(page.page.locator(".answer")).to_have_attribute("data-state", "ended")
+        found = re.fullmatch(r"(\d+) of the prompt's (\d+) tokens were cached", drawn.get_attribute("aria-label") or "")
+        assert found is not None and int(found[1]) >= least

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from router.placement.ages import PAGE_TOKENS, CacheAges
-from router.placement.cost import Candidate, Question
+from router.placement.cost import BUSY_TOKENS, COMPUTE_WEIGHT, Candidate, Question
 from router.placement.decision import Decision
 from router.placement.effects import LOSS_WEIGHT, MOST_LOOKED_AT, PATIENCE
 from router.placement.policy import choose
@@ -116,6 +116,19 @@ def test_reasons_name_what_it_would_do_to_others() -> None:
     assert loser.lost_tokens == pytest.approx(20_000, rel=0.05)
     many, none = replica(0, *[(1010.0, 10.0)] * 50), replica(1, (1000.0, 1400.0))
     assert "others would wait 5.0 s longer" in asked(800, [many, none]).explain()[0].why
+
+
+def test_a_cost_is_the_sum_of_its_parts() -> None:
+    fresh, stale = full(0, 1.0), full(1, 500.0)
+    lossy, free = asked(20_000, [fresh, stale]).explain()
+    assert lossy.parts is not None and free.parts is not None
+    assert lossy.parts.harm_s == pytest.approx(LOSS_WEIGHT * 20_000 / RATE, rel=0.05)
+    assert (free.parts.queue_s, free.parts.harm_s) == (0, 0)
+    busy = asked(800, [replica(0, (1000.0, 1400.0), running=4)]).explain()[0]
+    assert busy.parts is not None and busy.cost_s is not None
+    assert busy.parts.compute_s == pytest.approx(COMPUTE_WEIGHT * 800 / RATE)
+    assert busy.parts.queue_s == pytest.approx((1000 + 1400 + 4 * BUSY_TOKENS) / RATE)
+    assert sum((busy.parts.compute_s, busy.parts.queue_s, busy.parts.harm_s)) == pytest.approx(busy.cost_s)
 
 
 @pytest.mark.parametrize("policy", ["prefix", "least-loaded", "round-robin"])

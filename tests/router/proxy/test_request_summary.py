@@ -36,7 +36,11 @@ def test_what_is_kept_of_a_decision_leaves_the_decision_itself_as_it_was() -> No
     past = past_decision(summary, generation)
     assert past.decision.effects is None and decision.effects is not None
     assert (past.ttft_s, past.duration_s) == (0.5, 2.0)
-    assert past.record().candidates[0].cost_s == pytest.approx(decision.costs[0], abs=1e-6)
+    [told] = past.record().candidates
+    assert told.cost_s == pytest.approx(decision.costs[0], abs=1e-6)
+    assert told.parts is not None and told.parts.harm_s == pytest.approx(
+        decision.effects.delayed[0] / decision.rates[0]
+    )
 
 
 def test_a_request_alone_writes_its_fields() -> None:

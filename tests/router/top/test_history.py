@@ -3,7 +3,7 @@
 import pytest
 
 from router.responses import FeedState, ReplicaStatus, Served
-from router.top.history import RISEN_S, WINDOW_S, History
+from router.top.history import RISEN_S, TREND, WINDOW_S, History
 from router.top.responses import Totals
 from tests.router.top.samples import a_replica
 
@@ -29,6 +29,15 @@ def test_rates_are_what_happened_between_the_looks() -> None:
     assert (rates.requests_per_s, rates.prompt_tokens_per_s, rates.prefill_tokens_per_s) == (2.0, 800.0, 200.0)
     assert (rates.hit, rates.batches_per_s) == (0.75, 2.0)
     assert history.total() == rates
+
+
+def test_the_trend_is_of_the_last_looks_and_bounded() -> None:
+    history = History()
+    for at_s in range(3 * TREND):
+        history.add([served(at_s * at_s)], float(at_s))
+    assert len(history.trend) == TREND
+    rates = [one.requests_per_s for one in history.trend]
+    assert rates == sorted(rates) and rates[-1] == history.total().requests_per_s  # type: ignore[union-attr]
 
 
 def test_without_prompts_there_is_no_hit_rate() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.prompts.prefixes.shared import Prefix, Shared
-from router.responses import FeedState, Index, Load, Portion, ReplicaStatus
+from router.responses import FeedState, Index, Load, Portion, ReplicaStatus, Served
 from router.top import details
 from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
@@ -46,7 +46,7 @@ def test_a_replica_is_a_row() -> None:
     assert cells(replica_table(), Row(replica, RATES, frozenset())) == {
         "replica": "r0",
         "state": "exact",
-        "cache": "25%",
+        "cache": "█     25%",
         "tokens": "4.0k",
         "hits": "91%",
         "queued": "900",
@@ -189,6 +189,14 @@ def test_the_heading_counts_states_the_worst_last() -> None:
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
 
 
+def test_the_heading_draws_requests_and_hits_of_the_last_polls() -> None:
+    poller = known(a_replica())
+    for at_s, requests in enumerate((0, 4, 8)):
+        replica = a_replica(served=Served(requests, 100 * requests, 50 * requests))
+        poller.history.add([replica], float(at_s))
+    assert heading(poller)[0].plain.endswith("  req/s ██  hits ▄▄")
+
+
 def test_the_heading_reports_a_silent_router_first() -> None:
     poller = known(a_replica(), unreachable="connection refused")
     assert heading(poller)[0].plain.startswith(" NO ANSWER: connection refused   http://router:8000")
@@ -260,4 +268,4 @@ def test_tokens_are_those_that_prompts_can_use() -> None:
 
 def test_a_cache_is_never_shown_as_more_than_full() -> None:
     replica = a_replica(index=Index(blocks={"GPU": 1004, "CPU": 900}))
-    assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "100%"
+    assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "████ 100%"

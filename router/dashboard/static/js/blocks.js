@@ -23,8 +23,8 @@ export function pieces({ hits, blockTokens, matched, lower }) {
   return found;
 }
 
-/** The bar; `blocks` full ones, and a tail that is no block. */
-export function strip({ tokens, blocks, blockTokens, drawn, label }) {
+/** The bar; `blocks` full ones, and a tail that is no block. `grows`: what is warm fills up when it is shown. */
+export function strip({ tokens, blocks, blockTokens, drawn, label, grows = false }) {
   const full = Math.min(tokens, blocks * blockTokens);
   const rects = [{ kind: "tail", from: full, to: tokens }, ...drawn]
     .filter(({ from, to }) => to > from)
@@ -37,7 +37,7 @@ export function strip({ tokens, blocks, blockTokens, drawn, label }) {
   return svg(
     "svg",
     {
-      class: blocks > MANY_CUTS ? "strip many" : "strip",
+      class: `strip${blocks > MANY_CUTS ? " many" : ""}${grows ? " grows" : ""}`,
       viewBox: `0 0 ${Math.max(1, tokens)} 1`,
       preserveAspectRatio: "none",
       role: "img",
@@ -56,8 +56,11 @@ export function toldHits(name, drawn, tokens) {
   return `${name} has the first ${whole(held)} of ${whole(tokens)} tokens cached${behind}`;
 }
 
-/** The prompt's own text, cut into tokens and blocks; `warm` tokens from its beginning are cached. */
-export function tokenText({ strings, blockSize, warm }) {
+/**
+ * The prompt's own text, cut into tokens and blocks; `warm` tokens from its beginning are cached, `before` of them were
+ * so when it was drawn last.
+ */
+export function tokenText({ strings, blockSize, warm, before }) {
   const node = el("div", {
     class: "tokens",
     tabindex: "0",
@@ -69,9 +72,11 @@ export function tokenText({ strings, blockSize, warm }) {
   for (let from = 0; from < count; from += size) {
     const to = Math.min(from + size, count);
     const isFull = to - from === size && blockSize > 0;
-    const kind = !isFull ? "block tail" : to <= warm ? "block warm" : "block";
+    const isFresh = isFull && to <= warm && to > before;
+    const kind = !isFull ? "block tail" : to <= warm ? `block warm${isFresh ? " fresh" : ""}` : "block";
     const title = isFull ? `block ${from / size + 1}, ${to <= warm ? "cached" : "not cached"}` : "less than a block";
-    node.append(el("span", { class: kind, title }, strings.slice(from, to).map(token)));
+    const style = isFresh ? { "--place": (from - before) / (warm - before) } : {};
+    node.append(el("span", { class: kind, title, style }, strings.slice(from, to).map(token)));
   }
   if (strings.length > count)
     node.append(el("span", { class: "soft" }, ` \u2026 and ${whole(strings.length - count)} tokens more`));

@@ -7,9 +7,7 @@ import { badge, sentence } from "./parts.js";
 import { replica } from "./places.js";
 
 const SHOWN = 12;
-// As router/cost.py weighs them.
-const COMPUTE_WEIGHT = 2;
-const BUSY_TOKENS = 16;
+const PARTS = { compute_s: "compute", queue_s: "queue", harm_s: "harm" };
 
 /**
  * What `/explain` answers and what is kept of a decision, in one form: the latter has neither hits nor queues.
@@ -74,7 +72,8 @@ function candidate(one, found, dearest, state) {
     "li",
     { class: kind },
     head,
-    el("div", { class: "bars" }, promptBar(one, found), costBar(one, found, dearest)),
+    el("div", { class: "bars" }, promptBar(one, found), costBar(one, dearest)),
+    one.parts && el("p", { class: "small soft" }, `cost: ${toldParts(one.parts)}`),
     tokens,
     why,
   );
@@ -106,15 +105,16 @@ function promptBar(one, found) {
   return row("prompt", bar, `${whole(one.lower)} cached`);
 }
 
-function costBar(one, found, dearest) {
+function costBar(one, dearest) {
   if (one.cost === null) return row("cost", el("span"), "none");
   let from = 0;
-  const rects = costParts(one, found).map(({ kind, cost }) => {
+  const rects = costParts(one).map(([kind, cost]) => {
     const rect = svg("rect", { class: kind, x: from, y: 0, width: cost, height: 1 });
     from += cost;
     return rect;
   });
-  const label = `${one.name} would cost ${seconds(one.cost)}`;
+  const split = one.parts ? `: ${toldParts(one.parts)}` : "";
+  const label = `${one.name} would cost ${seconds(one.cost)}${split}`;
   const box = {
     class: "strip thin",
     viewBox: `0 0 ${dearest} 1`,
@@ -127,21 +127,19 @@ function costBar(one, found, dearest) {
 
 const row = (name, bar, value) => [el("span", { class: "name" }, name), bar, el("span", { class: "value" }, value)];
 
-/** Whether it is known what a cost is made of. */
-const isSplit = (found) => found.policy === "cost" && found.candidates.some((one) => one.queued_tokens !== undefined);
+/** A cost by its parts; an older router does not tell them. */
+const costParts = ({ parts, cost }) =>
+  parts ? Object.entries(PARTS).map(([field, kind]) => [kind, parts[field]]) : [["compute", cost]];
 
-/** A cost by what it is for, where that is known. */
-function costParts(one, found) {
-  if (!isSplit(found)) return [{ kind: "compute", cost: one.cost }];
-  const parts = [
-    ["compute", COMPUTE_WEIGHT * one.uncached_tokens],
-    ["queue", one.queued_tokens],
-    ["busy", BUSY_TOKENS * Math.max(one.running, one.in_flight)],
-  ];
-  const sum = parts.reduce((total, [, tokens]) => total + tokens, 0);
-  if (!(sum > 0)) return [{ kind: "compute", cost: one.cost }];
-  return parts.map(([kind, tokens]) => ({ kind, cost: (one.cost * tokens) / sum }));
-}
+const toldParts = (parts) =>
+  Object.entries(PARTS)
+    .map(([field, kind]) => `${kind} ${seconds(parts[field])}`)
+    .join(" + ");
+
+const UNIT =
+  "Costs are in seconds of a replica's prefill. Compute counts twice: this prompt waits for it, and the next one finds " +
+  "less room. Queue is the prefill ahead of it and the requests that are decoded. Harm is what others lose: they wait " +
+  "longer, or their cached blocks are evicted.";
 
 function keys(found) {
   const told = [
@@ -150,14 +148,11 @@ function keys(found) {
   ];
   if (found.candidates.some((one) => one.lower > one.matched_tokens)) told.push(["part", "in slower memory"]);
   if (found.hits !== undefined) told.push(["gap", "cached, but behind a gap"]);
-  if (isSplit(found))
-    told.push(["compute", "cost: to compute"], ["queue", "cost: queue"], ["busy", "cost: requests running"]);
+  const isSplit = found.candidates.some(({ parts }) => parts);
+  if (isSplit) for (const kind of Object.values(PARTS)) told.push([kind, `cost: ${kind}`]);
   else told.push(["compute", "cost"]);
-  return el(
-    "p",
-    { class: "key-list" },
-    told.map(([kind, words]) => el("span", {}, el("span", { class: `swatch ${kind}` }), words)),
-  );
+  const swatches = told.map(([kind, words]) => el("span", {}, el("span", { class: `swatch ${kind}` }), words));
+  return [el("p", { class: "key-list" }, swatches), isSplit && el("p", { class: "small soft" }, UNIT)];
 }
 
 const PAST = { goes: "It went", has: "had", costs: "would have cost" };

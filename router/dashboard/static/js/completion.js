@@ -14,6 +14,7 @@ export async function completed(body, { signal, began, said }) {
     cachedTokens: numberOf(response.headers.get("x-warmroute-cached-tokens")),
     ttftS: null,
     durationS: null,
+    promptTokens: null,
     outputTokens: null,
     finish: null,
   };
@@ -36,6 +37,7 @@ function took(chunk, told, askedMs, said) {
   }
   told.finish = choice?.finish_reason ?? told.finish;
   if (chunk.usage) {
+    told.promptTokens = chunk.usage.prompt_tokens;
     told.outputTokens = chunk.usage.completion_tokens;
     told.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? told.cachedTokens;
   }

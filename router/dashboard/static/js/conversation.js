@@ -30,6 +30,14 @@ export class Conversation {
     return [...system, ...turns.filter(({ content }) => content !== "")];
   }
 
+  /** In the place of all that was written. */
+  begin(system, message) {
+    this._system.value = system;
+    this._turns = [];
+    this.add("user", message);
+    this._changed();
+  }
+
   add(role, content) {
     if (this._turns.length >= MOST_MESSAGES) return null;
     const turn = this._turn(role, content);

@@ -3,8 +3,9 @@
 import { el, fill, mark, say } from "./dom.js";
 
 const ROW = 48;
-const NARROW = 34; // pixels; less has no room for words
-const LEAST = 2;
+const NARROW = 44; // pixels; less has no room for words
+const TIGHT = 150; // less has room for one text, on two lines
+const LEAST = 4;
 
 /**
  * A node is `{id, weight, title, under, label, holders: [{name, hue}], trunk?, below}`; those below weigh no more than
@@ -98,7 +99,7 @@ export class Icicle {
       if (!above.has(id) && (outside || width * pixels < LEAST)) continue;
       const button = this._buttons.get(id) ?? this._button(id);
       drawn.set(id, button);
-      this._write(button, place, left, width, width * pixels < NARROW);
+      this._write(button, place, left, width, width * pixels);
       deepest = Math.max(deepest, place.depth);
     }
     for (const [id, button] of this._buttons) if (!drawn.has(id)) button.remove();
@@ -135,11 +136,12 @@ export class Icicle {
     );
   }
 
-  _write(button, { node, depth }, left, width, isNarrow) {
+  _write(button, { node, depth }, left, width, pixels) {
     const lit = this._highlight === null || node.holders.some(({ name }) => name === this._highlight);
     const kinds = [
       "node",
-      isNarrow && "narrow",
+      pixels < NARROW && "narrow",
+      pixels < TIGHT && "tight",
       node.trunk && "trunk",
       !node.trunk && node.holders.length === 0 && "cold",
       !lit && "dim",

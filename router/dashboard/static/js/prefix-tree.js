@@ -1,6 +1,6 @@
 /** What prefixes share and who holds them: as bars to zoom into, as a list, and one of them closely. */
 
-import { el, fill, mark } from "./dom.js";
+import { el, fill, mark, say } from "./dom.js";
 import { age, ago, plural, plurals, shortened, whole } from "./format.js";
 import { Icicle } from "./icicle.js";
 import { card } from "./parts.js";
@@ -19,6 +19,7 @@ export class PrefixTree {
     this._highlight = null;
     this._answer = null;
     this._build(title);
+    mark(this._icicle.node, "hidden", true);
   }
 
   close() {
@@ -43,7 +44,7 @@ export class PrefixTree {
     this._crumbs = el("ol", { class: "plain crumbs" });
     this._holders = el("div", { class: "row holder-key" });
     this._list = el("div", { hidden: true });
-    this._empty = el("p", { class: "empty", hidden: true }, `No two ${plurals(this._noun)} have begun alike yet.`);
+    this._empty = el("p", { class: "empty", role: "status" }, "Reading the tree\u2026");
     this._detail = el("div", { class: "stack" }, el("p", { class: "soft" }, "Point at a bar."));
     const looks = segmented(
       [
@@ -89,6 +90,7 @@ export class PrefixTree {
   _show() {
     if (this._answer === null) return;
     const prefixes = this._ofModel();
+    say(this._empty, `No two ${plurals(this._noun)} have begun alike yet.`);
     mark(this._empty, "hidden", prefixes.length > 0);
     mark(this._icicle.node, "hidden", prefixes.length === 0);
     this._showHolders(prefixes);

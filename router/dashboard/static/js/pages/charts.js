@@ -94,7 +94,7 @@ export function open({ view, state }) {
     ),
     el(
       "div",
-      { class: "columns live-figures" },
+      { class: "columns even live-figures" },
       drawn.map((chart) => chart.node),
     ),
   );

@@ -2,18 +2,20 @@
 
 import { spark } from "../chart.js";
 import { el, fill, mark, say } from "../dom.js";
-import { age, bytes, clock, compact, perSecond, plural, seconds, share, whole } from "../format.js";
+import { Flow } from "../flow.js";
+import { age, bytes, clock, compact, duration, perSecond, plural, seconds, share, whole } from "../format.js";
 import { Totals, alertNote, isLagging, kindOf, standing } from "../parts.js";
 import * as places from "../places.js";
 import { Table } from "../table.js";
 import { WORDS } from "../troubles.js";
 import { decisionColumns, decisionKey } from "../decisions.js";
 
-const TOTALS = ["Replicas", "Requests", "Time to first token", "Hit rate", "In flight", "Prompt tokens"];
+const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Prompt tokens"];
 const STATES = ["exact", "partial", "syncing", "approximate", "draining", "down"];
 const ASCENDING = ["name", "accuracy"]; // their natural order
 const PAGE = 100;
 const TYPING_MS = 250;
+const MONEY = { minimumFractionDigits: 2, maximumFractionDigits: 2 };
 const HEARD_S = 2; // replicas of ours say something several times a second
 
 export function open({ view, state, feed }) {
@@ -41,8 +43,10 @@ class Overview {
   _build(view) {
     this._about = el("p");
     this._totals = new Totals(TOTALS);
+    this._flow = new Flow();
     this._alerts = el("ul", { class: "plain alerts" });
     this._judged = el("span", { class: "end soft small" });
+    this._alertCard = section("What is wrong", this._alerts, this._judged);
     this._replicas = this._replicaTable();
     this._decisions = new Table({
       label: "Last decisions",
@@ -60,7 +64,8 @@ class Overview {
     view.append(
       el("div", { class: "page-head" }, el("h1", {}, "Fleet"), this._about),
       this._totals.node,
-      section("What is wrong", this._alerts, this._judged),
+      this._flow.node,
+      this._alertCard,
       this._replicaCard(),
       el(
         "div",
@@ -155,6 +160,7 @@ class Overview {
     if (what === "connection" || fleet === null) return;
     this._showTotals(fleet.totals);
     if (what !== "fleet") return;
+    this._flow.show(fleet);
     this._showAlerts(fleet.alerts);
     this._replicas.show(fleet.replicas);
     this._showStates(fleet.states);
@@ -167,16 +173,17 @@ class Overview {
   _showTotals(totals) {
     const lately = (name, hue) => spark(this._state.points.values(name).slice(-60), hue);
     this._totals.show({
+      "Prefill saved": [compact(totals.saved_tokens), savedWords(totals, this._state.hello)],
       Replicas: [
         `${whole(totals.up)} of ${whole(totals.replicas)}`,
-        `take requests; the index knows ${compact(totals.blocks)} blocks, in ${bytes(totals.index_bytes)}`,
+        `${compact(totals.blocks)} blocks indexed, in ${bytes(totals.index_bytes)}`,
       ],
       Requests: [
         perSecond(totals.requests_per_s),
         totals.errors_per_s > 0 ? `${perSecond(totals.errors_per_s)} of them errors` : "no errors",
         lately("requests_per_s", "var(--hue-2)"),
       ],
-      "Time to first token": [
+      "First token": [
         seconds(totals.ttft_p50_s),
         `p90 ${seconds(totals.ttft_p90_s)}, p99 ${seconds(totals.ttft_p99_s)}`,
         lately("ttft_p50_s", "var(--hue-0)"),
@@ -204,8 +211,11 @@ class Overview {
     const text = JSON.stringify([judgedAt === null, alerts, truncated]);
     if (text === this._alertText) return;
     this._alertText = text;
+    const isWell = judgedAt !== null && alerts.length === 0;
+    say(this._alertCard.querySelector("h2"), isWell ? "Nothing is wrong" : "What is wrong");
+    this._alertCard.classList.toggle("quiet", isWell);
     if (judgedAt === null) fill(this._alerts, el("li", { class: "soft" }, "Looking\u2026 this takes some seconds."));
-    else if (alerts.length === 0) fill(this._alerts, el("li", { class: "note good" }, "Nothing."));
+    else if (alerts.length === 0) fill(this._alerts);
     else
       fill(this._alerts, alerts.map(alertNote), truncated > 0 && el("li", { class: "soft" }, `and ${truncated} more`));
   }
@@ -232,6 +242,12 @@ class Overview {
 }
 
 const lastOffset = (matching) => Math.max(0, Math.ceil(matching / PAGE) - 1) * PAGE;
+
+function savedWords({ saved_tokens: tokens, saved_s: time }, hello) {
+  const price = hello?.price_per_million_tokens ?? null;
+  const money = price === null ? "" : `, worth ${((tokens * price) / 1e6).toLocaleString("en", MONEY)}`;
+  return `tokens, ${duration(time)}${money}, since the start`;
+}
 
 function aboutRouter(hello, models) {
   const served = models.length === 1 ? models[0] : plural(models.length, "model");

@@ -1,6 +1,6 @@
 /** Write a conversation; see its tokens and blocks, which replicas have them, where it would go; send it. */
 
-import { tokenText } from "../blocks.js";
+import { strip, tokenText } from "../blocks.js";
 import { weighed } from "../candidates.js";
 import { completed } from "../completion.js";
 import { Conversation } from "../conversation.js";
@@ -10,10 +10,13 @@ import { get, post } from "../http.js";
 import { onKey } from "../keys.js";
 import { badge, card, facts, failure, offer, sentence } from "../parts.js";
 import * as places from "../places.js";
+import { SAMPLES } from "../samples.js";
 import { explanation } from "./requests.js";
 
 const TYPING_MS = 350;
 const LONGEST_ANSWER = 200_000; // characters kept of one
+const LOOKS = 8; // after an answer, until the router has heard what the replica keeps of it
+const LOOK_MS = 250;
 
 export function open({ view, state }) {
   return new Playground(view, state);
@@ -25,6 +28,7 @@ class Playground {
     this._looking = null;
     this._sending = null;
     this._text = "";
+    this._warm = 0; // tokens that were cached when the prompt was drawn last
     this._build(view);
     this._readModels();
     const unsubscribes = [state.subscribe(() => offer(this._model, state.models)), onKey(() => this._look())];
@@ -58,6 +62,7 @@ class Playground {
       "form",
       { class: "stack", on: { submit: (event) => this._submitted(event), keydown: (event) => this._keyed(event) } },
       fields,
+      this._samples(),
       el("p", { class: "soft small" }, "What you write goes to a replica as you write it, to be cut into tokens."),
       this._conversation.node,
       el("div", { class: "row" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
@@ -82,6 +87,14 @@ class Playground {
         el("div", { class: "stack" }, card("Tokens and blocks", this._tokens), card("Where it would go", this._route)),
       ),
     );
+  }
+
+  _samples() {
+    const buttons = SAMPLES.map(({ title, system, message }) =>
+      el("button", { type: "button", on: { click: () => this._conversation.begin(system, message) } }, title),
+    );
+    const label = { class: "row samples", role: "group", "aria-label": "Sample prompts" };
+    return el("div", label, el("span", { class: "soft small" }, "Try"), buttons);
   }
 
   /** From the feed; before that has told, and where it is refused, as clients ask for them. */
@@ -115,6 +128,7 @@ class Playground {
     if (messages.length === 0) {
       fill(this._tokens, EMPTY());
       fill(this._route, EMPTY());
+      this._warm = 0;
       return null;
     }
     this._looking = new AbortController();
@@ -135,12 +149,14 @@ class Playground {
     const best = found === null ? null : weighed(found).candidates[0];
     const warm = best?.lower ?? 0;
     const size = found?.block_size ?? 0;
+    const before = Math.min(this._warm, warm);
+    this._warm = warm;
     const named = best !== null && warm > 0 ? `; ${whole(warm)} of them cached on ${best.name}` : "";
     const cut = size > 0 ? ` in ${plural(Math.floor(count / size), "block")} of ${size}` : "";
     return [
       el("p", { class: "small" }, `${plural(count, "token")}${cut}${named}.`),
       el("p", { class: "key-list" }, key("warm", "cached there"), key("cold", "to compute")),
-      tokenText({ strings: strings ?? tokens.map(String), blockSize: size, warm }),
+      tokenText({ strings: strings ?? tokens.map(String), blockSize: size, warm, before }),
     ];
   }
 
@@ -169,6 +185,17 @@ class Playground {
     this._sending = null;
     mark(this._send, "disabled", false);
     mark(this._stop, "disabled", true);
+    await this._lookAgain();
+  }
+
+  /** Show what the answer has left in the cache, once its events have arrived. */
+  async _lookAgain() {
+    const before = this._warm;
+    for (let look = 0; look < LOOKS && this._sending === null; look++) {
+      const found = await this._look();
+      if (found === null || this._warm > before || this._warm + found.block_size >= found.prompt_tokens) return;
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    }
   }
 
   _begin() {
@@ -227,6 +254,7 @@ class Playground {
         ["Request", told.requestId === null ? "" : el("a", { href: places.request(told.requestId) }, told.requestId)],
       ]),
     );
+    if (told.promptTokens !== null && told.cachedTokens !== null) parts.unshift(hit(told));
     if (this._text !== "" && problem === null) {
       parts.push(
         el(
@@ -257,6 +285,14 @@ const field = (label, id, input) => el("div", { class: "field" }, el("label", { 
 function cachedWords(guess, told) {
   const reported = told.cachedTokens === null ? "not reported" : `${whole(told.cachedTokens)} reported`;
   return guess === undefined ? reported : `${whole(guess.lower_tokens ?? guess.matched_tokens)} predicted, ${reported}`;
+}
+
+/** The part of the prompt that was cached, filling up. */
+function hit({ promptTokens: tokens, cachedTokens: cached }) {
+  const label = `${whole(cached)} of the prompt's ${plural(tokens, "token")} were cached`;
+  const drawn = [{ kind: "warm", from: 0, to: cached }];
+  const bar = strip({ tokens, blocks: 0, blockTokens: 1, drawn, label, grows: true });
+  return el("div", { class: "hit" }, bar, el("p", { class: "small" }, el("strong", {}, `${label}.`)));
 }
 
 function endWords(finish, stopped) {
