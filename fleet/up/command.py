@@ -152,7 +152,7 @@ def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
 
 
 def runs_on_ray(asked: bool | None, address: str | None) -> bool:
-    """What was asked for; else a cluster's replicas do, and those on this machine if Ray is installed."""
+    """Return what was asked for; else a cluster's replicas do, and those on this machine if Ray is installed."""
     if asked is None and address is None and importlib.util.find_spec("ray") is None:
         click.echo(WITHOUT_RAY, err=True)
         return False
