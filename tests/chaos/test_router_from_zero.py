@@ -65,6 +65,7 @@ def test_a_request_waits_for_the_first_replica_and_is_counted(tmp_path: Path) ->
         assert made.waiting() == {"all": 0, MODEL: 0}
         with asking(made) as [asked]:
             wait_until(lambda: made.waiting() == {"all": 1, MODEL: 1}, "the request waits")
+            assert b"\nwarmroute_router:open_requests 1.0\n" in made.running.get("/metrics").body
             with command() as replica:
                 made.scale_to(replica.url)
                 answer = asked.result(DEADLINE_S)
