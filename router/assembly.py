@@ -26,7 +26,7 @@ def assembled(config: RouterConfig, admission: Admission) -> tuple[Router, Upkee
         config.policy, optimistic_ttl_s=config.optimistic_ttl_s, first_token_timeout_s=config.first_token_timeout_s
     )
     feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), lambda name: upkeep.sized(name))
-    router = Router(config, Members(tokenizers.of), feeds, placement, admission)
+    router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
     upkeep = Upkeep(router, tokenizers)
     return router, upkeep
 

@@ -31,6 +31,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     replica_api_key: str | None = None  # sent to replicas that name no variable with a key of their own
     curve_server: str | None = None  # files, for replicas that name none: their public key,
     curve_secret: str | None = None  # and the router's own secret one
+    expected_models: tuple[str, ...] = ()  # requests wait for their first replica
     model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
     chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
     special_tokens_in_text: Literal["parse", "refuse"] = "parse"

@@ -99,7 +99,7 @@ TALLY_COUNTERS: tuple[Metric[Tally], ...] = (
 )
 ROUTER_GAUGES: tuple[Metric[Router], ...] = (
     Metric("open_requests", "Requests in progress.", lambda r: r.open_requests),
-    Metric("queue_length", "Requests that wait because every replica is at its limit.", lambda r: len(r.waiting)),
+    Metric("queue_length", "Requests that wait for a replica with room.", lambda r: len(r.waiting)),
     Metric("index_bytes", "Memory that the index takes, estimated.", lambda r: r.placement.index.bytes_used()),
     Metric(
         "message_cache_bytes",
@@ -141,6 +141,7 @@ CLASS_COUNTERS: tuple[Metric[ClassCounts], ...] = (
 )
 
 # Metrics with a writing function of their own: name and meaning.
+MODEL_QUEUE = "model_queue_length", "Those of one model, also while it has no replica."
 REFUSED = "refused", "Requests refused by the router itself."
 APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not their tokens."
 DECISION = "decision_seconds", "CPU time of choosing a replica."
@@ -171,6 +172,7 @@ def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
     members = list(router.members)
     blocks = [(member, router.placement.index.blocks(member.slot)) for member in members]  # a slot may be reused later
     yield from _rows(ROUTER_GAUGES, ROUTER_COUNTERS, [("", router)])
+    yield _of_models_that_wait(router)
     yield from _by_reason(router)
     if shows_keys:
         of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals()]
@@ -229,6 +231,13 @@ def _rows(
     for counter in counters:
         yield _head(counter.name, counter.meaning, "counter")
         yield from (_line(f"{counter.name}_total", labels, counter.value(one)) for labels, one in labelled)
+
+
+def _of_models_that_wait(router: Router) -> str:
+    members, groups = router.members, router.waiting.groups
+    names = dict.fromkeys((*members.expected, *members.models, *groups))
+    lines = (_line(MODEL_QUEUE[0], _labels(model=name), groups[name]) for name in names)
+    return _head(*MODEL_QUEUE, "gauge") + "".join(lines)
 
 
 def _by_reason(router: Router) -> Iterator[str]:

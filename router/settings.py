@@ -162,6 +162,15 @@ SETTINGS: dict[str, list[Setting]] = {
         _row("curve_server", FILE, "Public CURVE key of replicas without their own; their events are encrypted."),
         _row("curve_secret", FILE, "The router's secret CURVE key for them (see `warmroute events keygen`)."),
         _row(
+            "expect_model",
+            TEXT,
+            "Let requests for this model wait for its first replica, and be ready without any: for pools that scale "
+            "to zero. May be repeated.",
+            metavar="MODEL",
+            field="expected_models",
+            multiple=True,
+        ),
+        _row(
             "model_dir",
             TEXT,
             "Folder with a model's tokenizer and chat template; without them its prompts are matched only "

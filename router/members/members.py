@@ -25,6 +25,7 @@ from router.placement.roles import can_split
 from router.prompts.tokens import Tokens
 
 MOST_REMEMBERED = 1000  # names of models, including those no longer served
+NOT_YET = "no replica has served the model yet"
 MOST_GONE = 8  # models no longer served, for which requests may wait
 SALTED = ("warmroute", "vllm", "sglang")  # engines that keep the caches of different salts apart
 
@@ -208,13 +209,15 @@ class ServedModel:
 class Members:
     """All replicas by name, and the models that they serve; call `arrange` when either has changed."""
 
-    def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
+    def __init__(self, tokens_of: Callable[[str], Tokens], expected: Iterable[str] = ()) -> None:
+        """`expected`: models that requests may wait for before any replica has served them."""
         self.servers: dict[str, Server] = {}  # by the name of their spec
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
         self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
         self._once_served: dict[str, None] = {}  # names of models, those served now included
         self._gone: dict[str, ServedModel] = {}  # the newest of the models not served now
+        self.expected = {name: _expected(name) for name in expected}
         self._tokens_of = tokens_of
 
     def __iter__(self) -> Iterator[Member]:
@@ -234,7 +237,7 @@ class Members:
 
     def model(self, name: str) -> ServedModel:
         """Return this model; raise ApiError if no replica serves it. A model just gone has no candidates yet."""
-        served = self.models.get(name) or self._gone.get(name)
+        served = self.models.get(name) or self._gone.get(name) or self.expected.get(name)
         if served is not None:
             return served
         if name in self._once_served:
@@ -244,10 +247,10 @@ class Members:
         raise unknown_model(name, self.models)
 
     def check_served(self, name: str | None) -> None:
-        """Raise ApiError if no replica serves this model; for None, if there is no replica and never was one."""
+        """Raise ApiError if no replica serves this model; for None, if no replica is there, was or is expected."""
         if name is not None:
             self.model(name)
-        elif not self.by_name and not self._once_served:
+        elif not (self.by_name or self._once_served or self.expected):
             raise no_replica("there is no replica")
 
     def arrange(self) -> None:
@@ -271,6 +274,11 @@ class Members:
         self.models = models
         self._once_served.update(dict.fromkeys(models))
         _keep_newest(self._once_served, MOST_REMEMBERED)
+
+
+def _expected(name: str) -> ServedModel:
+    """A model without replicas. Waiting prompts are made again by the first one: its engine decides how."""
+    return ServedModel(name, None, Tokens(name, why_not=NOT_YET, strict=False))
 
 
 def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str]]:

@@ -24,7 +24,7 @@ FOLDERS = sorted(str(file.parent.relative_to(K8S)) for file in K8S.rglob("kustom
 # Components that no overlay has by itself, and where they belong.
 EVERYWHERE = ("api-keys", "autoscale-requests", "gateway", "ingress", "monitoring", "peers")
 WITH = {
-    "kind": (*EVERYWHERE, "replica-key", "curve", "neighbours"),
+    "kind": (*EVERYWHERE, "replica-key", "curve", "neighbours", "autoscale-replicas"),
     "vllm": (*EVERYWHERE, "replica-key"),
     "sglang": (*EVERYWHERE, "replica-key"),
     "ray-cpu": (*EVERYWHERE, "redis"),

@@ -23,11 +23,12 @@ from tests.router.test_status import exact, ours
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "monitoring" / "alerts.yaml"
 GRAFANA = ROOT / "monitoring" / "grafana.json"
-OF_TARGET = {"job", "instance"}  # labels that Prometheus adds
+SCALING = ROOT / "k8s" / "components" / "autoscale-replicas" / "rules.yaml"
+OF_TARGET = {"job", "instance", "namespace"}  # labels that Prometheus adds
 RANGED = {"rate": "counter", "increase": "counter"}
 
 METRIC = re.compile(r"(?P<name>\b(?:vllm|warmroute\w*):\w+)(?:\{(?P<matchers>[^}]*)\})?(?P<range>\[[^]]+\])?")
-AGGREGATION = re.compile(r"\b(?:sum|min|max|count)(?: by \((?P<by>[^)]*)\))? ?\(")
+AGGREGATION = re.compile(r"\b(?:sum|min|max|count|avg)(?: by \((?P<by>[^)]*)\))? ?\(")
 WORD = re.compile(r"\b\w+\b")
 
 
@@ -61,7 +62,7 @@ async def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exposed
     async with controller(tmp_path_factory.mktemp("fleet"), plan("m")) as (fleet, _):
         await fleet.ready(1)
         found |= exposed_by((await fleet.http.get("/metrics")).text)
-    return found
+    return found | {rule["record"]: Exposed("gauge", frozenset({"namespace"})) for rule in scaling_rules()}
 
 
 # ---- what is asked
@@ -77,6 +78,11 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 
 
+def scaling_rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load(SCALING.read_text())["spec"]["groups"]
+    return list(group["rules"])
+
+
 def panels() -> list[dict[str, Any]]:
     return list(json.loads(GRAFANA.read_text())["panels"])
 
@@ -85,6 +91,8 @@ def queries() -> Iterator[Query]:
     for rule in alerts():
         shown = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
         yield Query(rule["alert"], rule["expr"], frozenset(shown))
+    for rule in scaling_rules():
+        yield Query(rule["record"], rule["expr"], frozenset({"namespace"}))
     for panel in panels():
         for target in panel.get("targets", []):
             shown = re.findall(r"{{(\w+)}}", target["legendFormat"])
@@ -143,7 +151,8 @@ def operands(text: str, exposed: dict[str, Exposed], *, inside: bool = False) ->
             place = end + 1
         elif metric is not None:
             assert inside or "_bucket" not in metric["name"], "sum the buckets before taking a quantile"
-            yield exposed[metric["name"]].labels | OF_TARGET
+            is_recorded = metric["name"].startswith("warmroute_pool:")
+            yield exposed[metric["name"]].labels | (frozenset() if is_recorded else OF_TARGET)
             place = metric.end()
         else:
             return
