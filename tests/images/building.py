@@ -111,12 +111,11 @@ class Builder:
             shutil.copy2(ROOT / name, target)
 
     def _run(self, each: Instruction, layer: Path, stage: Stage, variables: Mapping[str, str]) -> None:
-        script = f"{each.value}\n{each.heredoc}\n"
-        if "apt-get" in script:
+        if "apt-get" in each.value:
             self.left_out.append(f"{stage.name}, line {each.line}: apt-get")
             return
         environment = build_environment(self.dockerfile, stage.name) | dict(variables)
-        done = inside(layer, script, environment, workdir=self._workdir(stage))
+        done = inside(layer, each.value, environment, workdir=self._workdir(stage))
         if done.returncode != 0:
             raise AssertionError(f"line {each.line} of the Dockerfile failed:\n{done.stdout}\n{done.stderr}")
 

@@ -1,0 +1,66 @@
+"""Clients that ask all the time, while pods come and go."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from tests.router.loopback import until
+
+CLIENTS = 12
+SIMULATED = (
+    *("--engine=simulated", "--simulated-decode-tokens-per-s=60", "--simulated-batch-slowdown=0"),
+    *("--simulated-prefill-tokens-per-s=100000", "--log-level=warning"),
+)
+
+
+class Load:
+    """Clients with connections that they keep, half of them stream."""
+
+    def __init__(self, url: str) -> None:
+        self.requests = 0
+        self.failed: list[str] = []
+        self._ending = False
+        self._url = url
+
+    async def run(self, number: int) -> None:
+        async with httpx2.AsyncClient(base_url=self._url, timeout=30, trust_env=False) as http:
+            while not self._ending:
+                tokens = 90 if number % 2 else 15
+                body = {"model": "demo", "prompt": f"Once upon a time, {number}", "max_tokens": tokens}
+                try:
+                    await self._ask(http, body | {"ignore_eos": True, "stream": bool(number % 2)})
+                except (httpx2.HTTPError, AssertionError) as error:
+                    self.failed.append(f"{type(error).__name__}: {error}")
+                self.requests += 1
+
+    @staticmethod
+    async def _ask(http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        if body["stream"]:
+            assert answer.text.endswith("data: [DONE]\n\n"), answer.text[-200:]
+            assert answer.text.count("data: {") >= body["max_tokens"], "tokens are missing"
+
+    def end(self) -> None:
+        self._ending = True
+
+
+async def more_of(load: Load) -> None:
+    enough = load.requests + 2 * CLIENTS
+    await until(lambda: load.requests >= enough, "more requests have been answered")
+
+
+@asynccontextmanager
+async def under_load(url: str) -> AsyncIterator[Load]:
+    load = Load(url)
+    tasks = [asyncio.create_task(load.run(number)) for number in range(CLIENTS)]
+    try:
+        await more_of(load)  # everybody has a connection, and streams run
+        yield load
+        await more_of(load)
+    finally:
+        load.end()
+        await asyncio.gather(*tasks)
