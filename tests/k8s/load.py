@@ -1,7 +1,8 @@
 """Clients that ask all the time, while pods come and go."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,7 +32,9 @@ class Load:
                 tokens = 90 if number % 2 else 15
                 body = {"model": "demo", "prompt": f"Once upon a time, {number}", "max_tokens": tokens}
                 try:
-                    await self._ask(http, body | {"ignore_eos": True, "stream": bool(number % 2)})
+                    await self._ask(
+                        http, body | {"ignore_eos": True, "stream": bool(number % 2), "return_token_ids": True}
+                    )
                 except (httpx2.HTTPError, AssertionError) as error:
                     self.failed.append(f"{type(error).__name__}: {error}")
                 self.requests += 1
@@ -42,10 +45,17 @@ class Load:
         assert answer.status_code == 200, answer.text
         if body["stream"]:
             assert answer.text.endswith("data: [DONE]\n\n"), answer.text[-200:]
-            assert answer.text.count("data: {") >= body["max_tokens"], "tokens are missing"
+            heard = token_ids(answer.text.splitlines())
+            assert heard == body["max_tokens"], f"{heard} of {body['max_tokens']} tokens"
 
     def end(self) -> None:
         self._ending = True
+
+
+def token_ids(lines: Iterable[str]) -> int:
+    """The number of tokens in a stream; some have no text of their own."""
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    return sum(len(each.get("token_ids") or ()) for piece in pieces for each in piece["choices"])
 
 
 async def more_of(load: Load) -> None:
