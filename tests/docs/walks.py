@@ -168,7 +168,7 @@ ELSEWHERE = {
     "docs/benchmarks.md": "takes an hour; tests/bench has a small run of each part",
     "docs/fleet-file.md": "the file asks for GPUs; tests/fleet/test_plan_file.py reads the very file",
     "docs/gpu.md": "needs a GPU; tests/gpu/test_run.py runs all of it in small on a CPU",
-    "docs/images.md": "needs a container engine; tests/images runs the Dockerfile without one",
+    "docs/images.md": "needs a container engine; tests/images builds, starts and asks the images, with one and without",
     "docs/install.md": "installs gigabytes; tests/images does it for its images",
     "docs/kubernetes.md": "needs a cluster; tests/k8s/test_walk.py compares every line with kubectl and the manifests",
     "docs/ray.md": "needs several machines; tests/chaos/test_fleet_nodes.py starts such a cluster",

@@ -18,7 +18,7 @@ SIMULATED = (
 
 
 class Load:
-    """Clients with connections that they keep, half of them stream."""
+    """Clients with connections that they keep; half of them stream."""
 
     def __init__(self, url: str) -> None:
         self.requests = 0
