@@ -16,18 +16,18 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 FROM python AS requirements
 WORKDIR /build
 COPY pyproject.toml ./
-RUN python <<'SCRIPT'
-import tomllib
-from pathlib import Path
-
-project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-extras = project["optional-dependencies"]
-for target, names in {"router": ["hub", "picker", "tracing"], "replica": ["replica", "kuberay"]}.items():
-    lines = project["dependencies"] + [line for name in names for line in extras[name]]
-    Path(f"{target}.txt").write_text("\n".join(lines) + "\n")
-lines = [line for line in lines if not line.startswith("torch")]  # vLLM brings its own
-Path("replica-gpu.txt").write_text("\n".join(lines) + "\n")
-SCRIPT
+# No here-document: Podman 4 reads none. An extra that names another (`warmroute[...]`) would have pip look for our own
+# package in an index, so each is named here.
+RUN python -c "import pathlib, tomllib; \
+    project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
+    extras = project['optional-dependencies']; \
+    lines = lambda *names: project['dependencies'] + [line for name in names for line in extras[name]]; \
+    foreign = lambda lines: [line for line in lines if not line.startswith('warmroute[')]; \
+    write = lambda target, lines: pathlib.Path(target + '.txt').write_text('\n'.join(foreign(lines)) + '\n'); \
+    replica = lines('simulated', 'replica', 'kuberay'); \
+    write('router', lines('hub', 'picker', 'tracing')); \
+    write('replica', replica); \
+    write('replica-gpu', [line for line in replica if not line.startswith('torch')])  # vLLM brings its own"
 
 FROM python AS router-packages
 WORKDIR /build

@@ -169,7 +169,7 @@ ELSEWHERE = {
     "docs/coming-from.md": "starts a router of others; tests/docs/test_coming_from.py checks what it says of ours",
     "docs/fleet-file.md": "the file asks for GPUs; tests/fleet/test_plan_file.py reads the very file",
     "docs/gpu.md": "needs a GPU; tests/gpu/test_run.py runs all of it in small on a CPU",
-    "docs/images.md": "needs a container engine; tests/images runs the Dockerfile without one",
+    "docs/images.md": "needs a container engine; tests/images builds, starts and asks the images, with one and without",
     "docs/install.md": "installs gigabytes; tests/images does it for its images",
     "docs/kubernetes.md": "needs a cluster; tests/k8s/test_walk.py compares every line with kubectl and the manifests",
     "docs/library.md": "wants two replicas; tests/docs/test_library.py runs the program with two",

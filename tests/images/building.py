@@ -16,12 +16,12 @@ from pathlib import Path
 
 from tests.events.processes import wait_until
 from tests.images import context
+from tests.images.base import PYTHON, copy_python
 from tests.images.dockerfile import ROOT, Dockerfile, Instruction, Stage, filled
 
 NEEDED = ("unshare", "nsenter", "setpriv", "mount", "ip")
 USER = 10001
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def why_not() -> str | None:
@@ -61,14 +61,7 @@ class Builder:
         folder = self.folder / "base"
         if folder.exists():
             return folder
-        prefix, local = Path(sys.base_prefix), folder / "usr" / "local"
-        (local / "bin").mkdir(parents=True)
-        shutil.copytree(prefix / "lib" / PYTHON, local / "lib" / PYTHON, symlinks=True, ignore=_unused)
-        for library in (prefix / "lib").glob("libpython*.so*"):
-            shutil.copy2(library, local / "lib", follow_symlinks=False)
-        shutil.copy2(prefix / "bin" / PYTHON, local / "bin" / PYTHON)
-        for name in ("python", "python3"):
-            (local / "bin" / name).symlink_to(PYTHON)
+        copy_python(folder / "usr" / "local")
         found = inside(folder, "ldconfig", {"PATH": PATH})  # the library that was copied, before the system's own
         assert found.returncode == 0, found.stderr
         return folder
@@ -111,21 +104,13 @@ class Builder:
             shutil.copy2(ROOT / name, target)
 
     def _run(self, each: Instruction, layer: Path, stage: Stage, variables: Mapping[str, str]) -> None:
-        script = f"{each.value}\n{each.heredoc}\n"
-        if "apt-get" in script:
+        if "apt-get" in each.value:
             self.left_out.append(f"{stage.name}, line {each.line}: apt-get")
             return
         environment = build_environment(self.dockerfile, stage.name) | dict(variables)
-        done = inside(layer, script, environment, workdir=self._workdir(stage))
+        done = inside(layer, each.value, environment, workdir=self._workdir(stage))
         if done.returncode != 0:
             raise AssertionError(f"line {each.line} of the Dockerfile failed:\n{done.stdout}\n{done.stderr}")
-
-
-def _unused(folder: str, names: list[str]) -> set[str]:
-    """Names to leave out: in site-packages all but pip, elsewhere the library's tests and tools."""
-    if folder.endswith("/site-packages"):
-        return {name for name in names if not name.startswith("pip")}
-    return {"test", "idlelib", "tkinter"}.intersection(names)
 
 
 def _lay(source: Path, target: Path) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
-HEREDOC = re.compile(r"<<-?'?(\w+)'?")
 FLAG = re.compile(r"--(\w[\w-]*)=(\S+)\s+")
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -18,7 +17,6 @@ class Instruction(NamedTuple):
     keyword: str
     flags: tuple[tuple[str, str], ...]
     value: str
-    heredoc: str  # lines after a RUN, including the end mark
     line: int
 
     def flag(self, name: str) -> str | None:
@@ -96,15 +94,7 @@ def instructions(text: str) -> Iterator[Instruction]:
         while found := FLAG.match(value):
             flags.append((found[1], found[2]))
             value = value[found.end() :]
-        yield Instruction(keyword, tuple(flags), value, _heredoc(value, lines) if keyword == "RUN" else "", number)
-
-
-def _heredoc(value: str, lines: Iterator[tuple[int, str]]) -> str:
-    begun = HEREDOC.search(value)
-    taken: list[str] = []
-    while begun is not None and (not taken or taken[-1] != begun[1]):
-        taken.append(next(lines)[1])
-    return "\n".join(taken)
+        yield Instruction(keyword, tuple(flags), value, number)
 
 
 def filled(value: str, variables: Mapping[str, str]) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.events.processes import wait_until
-from tests.images.building import PYTHON, Builder, Container, why_not
+from tests.images.base import PYTHON
+from tests.images.building import Builder, Container, why_not
 from tests.images.dockerfile import ROOT, read
 from tests.images.figures import PLACE, mebibytes, packages, site_packages
 from tests.images.trying import health_check

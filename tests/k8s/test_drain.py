@@ -5,57 +5,18 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
+from tests.k8s.load import SIMULATED, under_load
 from tests.k8s.pods_here import Balancer, PodHere
 from tests.k8s.rendered import Pod, pods, rendered
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi
-from tests.router.loopback import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 OVERLAY = "kind"
-CLIENTS = 12
 HEARD_S = 3.0  # until the last proxy has heard that a pod ends; and routers of replicas
-SIMULATED = (
-    *("--engine=simulated", "--simulated-decode-tokens-per-s=60", "--simulated-batch-slowdown=0"),
-    *("--simulated-prefill-tokens-per-s=100000", "--log-level=warning"),
-)
-
-
-class Load:
-    """Clients with connections that they keep, through the Service; half of them stream."""
-
-    def __init__(self, port: int) -> None:
-        self.requests = 0
-        self.failed: list[str] = []
-        self._ending = False
-        self._url = f"http://127.0.0.1:{port}"
-
-    async def run(self, number: int) -> None:
-        async with httpx2.AsyncClient(base_url=self._url, timeout=30, trust_env=False) as http:
-            while not self._ending:
-                tokens = 90 if number % 2 else 15
-                body = {"model": "demo", "prompt": f"Once upon a time, {number}", "max_tokens": tokens}
-                try:
-                    await self._ask(http, body | {"ignore_eos": True, "stream": bool(number % 2)})
-                except (httpx2.HTTPError, AssertionError) as error:
-                    self.failed.append(f"{type(error).__name__}: {error}")
-                self.requests += 1
-
-    @staticmethod
-    async def _ask(http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
-        answer = await http.post("/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        if body["stream"]:
-            assert answer.text.endswith("data: [DONE]\n\n"), answer.text[-200:]
-            assert answer.text.count("data: {") >= body["max_tokens"], "tokens are missing"
-
-    def end(self) -> None:
-        self._ending = True
 
 
 class World:
@@ -118,24 +79,6 @@ async def world(folder: Path) -> AsyncIterator[World]:
             await it.kill_all()
 
 
-async def more_of(load: Load) -> None:
-    enough = load.requests + 2 * CLIENTS
-    await until(lambda: load.requests >= enough, "more requests have been answered")
-
-
-@asynccontextmanager
-async def under_load(it: World) -> AsyncIterator[Load]:
-    load = Load(it.service.port)
-    tasks = [asyncio.create_task(load.run(number)) for number in range(CLIENTS)]
-    try:
-        await more_of(load)  # everybody has a connection, and streams run
-        yield load
-        await more_of(load)
-    finally:
-        load.end()
-        await asyncio.gather(*tasks)
-
-
 async def replaced(it: World, old: PodHere, *more: str) -> float:
     """As a rolling update does it; the seconds that the old router took to end."""
     await it.router(*more)
@@ -148,7 +91,7 @@ async def replaced(it: World, old: PodHere, *more: str) -> float:
 async def test_a_rolling_update_of_routers_fails_no_request(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         first = [await it.router(), await it.router()]
-        async with under_load(it) as load:
+        async with under_load(it.service.url) as load:
             took = [await replaced(it, old) for old in first]
     print(f"\nboth routers replaced: {len(load.failed)} of {load.requests} failed, each ended after {took} s")
     assert load.failed == [] and load.requests > 100
@@ -159,7 +102,7 @@ async def test_without_the_delay_requests_would_fail(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.router()
         old = await it.router("--drain-delay=0")
-        async with under_load(it) as load:
+        async with under_load(it.service.url) as load:
             await replaced(it, old)
     print(f"\nwithout --drain-delay: {len(load.failed)} of {load.requests} failed")
     assert load.failed != []
@@ -169,7 +112,7 @@ async def test_a_replica_that_ends_fails_no_request(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.router()
         old = it._made[0]
-        async with under_load(it) as load:
+        async with under_load(it.service.url) as load:
             await it.replica()
             ending = asyncio.create_task(old.end())
             await asyncio.sleep(HEARD_S)

@@ -1,0 +1,47 @@
+"""Podman's command line: images and containers of a test."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.images.dockerfile import ROOT, read
+
+BASE = os.environ.get("WARMROUTE_PYTHON_IMAGE") or read().arguments["PYTHON_IMAGE"]
+CERTIFICATES = Path("/etc/ssl/certs")
+PIP = Path("/etc/pip.conf")
+
+
+def why_not() -> str | None:
+    """Reason why no container can run here, or None."""
+    if sys.platform != "linux" or os.getuid() != 0:
+        return "containers with addresses of their own need root on Linux"
+    if absent := [name for name in ("podman", "kubectl") if shutil.which(name) is None]:
+        return f"there is no {absent[0]}"
+    if subprocess.run(["podman", "image", "exists", BASE], check=False).returncode != 0:
+        return f"there is no image {BASE}: `podman pull {BASE}`, or `python3.12 -m tests.images.base`"
+    return None
+
+
+def podman(*arguments: str) -> str:
+    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+def build(file: Path, target: str, tag: str) -> str:
+    """Build with this machine's pip settings and certificates, which the image does not keep."""
+    where = ["--network=host", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"]
+    where += [f"--secret=id=pip,src={PIP}"] if PIP.exists() else []
+    # Images of the format OCI have no health checks.
+    what = ("--format=docker", "--pull=never", f"--build-arg=PYTHON_IMAGE={BASE}", f"--target={target}")
+    podman("build", "--quiet", *what, *where, f"--file={file}", f"--tag={tag}", str(ROOT))
+    return tag
+
+
+def inspect(kind: str, name: str) -> dict[str, Any]:
+    [found] = json.loads(podman(kind, "inspect", name))
+    return dict(found)
