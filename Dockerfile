@@ -16,15 +16,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 FROM python AS requirements
 WORKDIR /build
 COPY pyproject.toml ./
-# No here-document: Podman 4 reads none. An extra that names another (`warmroute[...]`) would have pip look for our own
-# package in an index, so each is named here.
+# No here-document: Podman 4 reads none.
 RUN python -c "import pathlib, tomllib; \
     project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
     extras = project['optional-dependencies']; \
     lines = lambda *names: project['dependencies'] + [line for name in names for line in extras[name]]; \
-    foreign = lambda lines: [line for line in lines if not line.startswith('warmroute[')]; \
-    write = lambda target, lines: pathlib.Path(target + '.txt').write_text('\n'.join(foreign(lines)) + '\n'); \
-    replica = lines('simulated', 'replica', 'kuberay'); \
+    write = lambda target, lines: pathlib.Path(target + '.txt').write_text('\n'.join(lines) + '\n'); \
+    replica = lines('replica', 'kuberay'); \
     write('router', lines('hub', 'picker', 'tracing')); \
     write('replica', replica); \
     write('replica-gpu', [line for line in replica if not line.startswith('torch')])  # vLLM brings its own"
