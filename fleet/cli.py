@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
+    "manual": ("fleet.commands.manual:manual", "Print a manual page of all commands."),
     "picker": ("router.cli:picker", "Pick the replica of each request that a gateway forwards."),
     "prefixes": (
         "fleet.commands.prefixes:prefixes",

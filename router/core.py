@@ -2,16 +2,13 @@
 
 import asyncio
 import logging
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from time import time, time_ns
+from time import time
 from typing import TYPE_CHECKING, TypeVar
 
-from starlette.types import Scope
-
-from api.errors import ApiError, queue_full
+from api.errors import queue_full
 from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.members.broken import Broken
@@ -19,7 +16,6 @@ from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel, Server
 from router.members.predictions import Predictions
-from router.members.tally import DECISION_S, Histogram
 from router.placement.cost import NONE_TRIED, Candidate, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
@@ -27,31 +23,20 @@ from router.placement.index import Matches
 from router.placement.placement import Placement
 from router.placement.prompt import Prompt
 from router.placement.waiting import Waiting
-from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
-from router.prompts.prefixes.retained import RetainedPrefixes
-from router.prompts.prompt import beginning_of
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
 from router.proxy.attempt import Attempt, Owner
 from router.proxy.request_summary import (
-    GenerationSummary,
-    PastDecision,
     RequestSummary,
-    compare,
-    count_request,
     counted,
-    past_decision,
 )
 from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
-from router.records.access_log import Line, line_of, line_of_request
-from router.records.request_log import RequestLog
-from router.tenants.class_totals import ClassTotals
+from router.records.history import History
 from router.tenants.ledger import ledger_of
 
 if TYPE_CHECKING:
     from router.peers.links import Links
-    from router.records.genai_metrics import GenaiMetrics
     from router.records.tracing import Tracing
     from router.verification import Verification
     from router.workers.colleagues import Colleagues
@@ -66,19 +51,6 @@ RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
 INDEX_WITHIN_S = 30.0  # after the start; then the router serves with a partial index
 HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long frames
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
-
-
-class RequestCounts:
-    """Counters of requests over all replicas."""
-
-    def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()  # by the error's code
-        self.approximate: Counter[str] = Counter()  # by reason
-        self.retries = 0
-        self.resumes = 0
-        self.client_left = 0
-        self.decision_s = Histogram(DECISION_S)
-        self.classes = ClassTotals()
 
 
 class Router:
@@ -96,16 +68,10 @@ class Router:
         self.started = int(time())
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
-        self.counts = RequestCounts()
-        self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
-        self.recent = RecentPrompts(config.recent_prompts)
-        self.retained = RetainedPrefixes()
         self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
-        self.on_answer: Callable[[Line], None] | None = None  # the access log
-        self.request_log: RequestLog | None = None
+        self.history = History(config, self.predictions, placement.index, texts=self.shows_prompts)
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
-        self.genai_metrics: GenaiMetrics | None = None
         self.links: Links | None = None  # to other routers
         self.colleagues: Colleagues | None = None  # the other workers, if there are several
         self.responses = HeldResponses()
@@ -122,7 +88,6 @@ class Router:
         self._attempts: set[Attempt] = set()
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
-        self._is_untold = False  # whether the access log has failed
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -325,74 +290,14 @@ class Router:
 
     # ---- the end
 
-    def turned_away(self, scope: Scope, error: ApiError) -> None:
-        """Count and log a request that was not admitted."""
-        self.counts.refused[error.code or str(error.status)] += 1
-        if self.on_answer is not None:
-            self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=len(error.body()), request_id=""))
-
-    def _tell(self, line: Line) -> None:
-        assert self.on_answer is not None, "its caller has looked"
-        try:
-            self.on_answer(line)
-        except OSError as error:  # a full disk must not stop the answers
-            if not self._is_untold:
-                log.error("Cannot write the access log (%s): lines are lost from now on", error)
-            self._is_untold = True
-
     def over(self, summary: RequestSummary) -> None:
-        """Pass the summary of a finished request to counters, logs, traces and metrics."""
+        """Give back what a finished request held, and charge its key."""
         self.open_requests -= 1
         if summary.used.generated and summary.attempts:
             self.placement.generated(summary.attempts[-1].placed, summary.used.generated)
         self.admission.release(summary.admitted, summary.used, summary.ended_s)
         self.ledger.add(*counted(summary))
-        if self.on_answer is not None:
-            self._tell(line_of_request(summary))
-        if self.request_log is not None:
-            self.request_log.over(summary)
-        if summary.trace is not None:
-            summary.trace.end(summary)
-        if self.genai_metrics is not None:
-            self.genai_metrics.over(summary, time_ns())
-        if summary.chat is not None and summary.exchange.disconnected:
-            self.counts.client_left += 1
-        self.counts.retries += summary.retries
-        self.counts.resumes += summary.resumes
-        if (generation := summary.generation) is not None:
-            self._generated(summary, generation)
-
-    def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
-        self.decisions.append(past_decision(summary, generation))
-        self._count_class(summary, generation)
-        peek, size = generation.peek, generation.block_size
-        member = generation.member
-        lookahead = self.placement.index.lookahead(member.slot) if member is not None and size else 0
-        keys = generation.prompt.keys(size, lookahead)
-        if summary.first_byte_s and self.config.recent_prompts:
-            text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
-            self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
-        if member is not None:
-            if summary.first_byte_s and member.native and size:
-                retain = generation.prompt.retain
-                self.retained.asked(member.name, peek.model, size, keys, retain, summary.ended_s)
-            usual_keys = generation.prompt.keys(size) if lookahead else keys
-            count_request(member.tally(peek.model), summary, generation, usual_keys)
-            if generation.prediction is not None:
-                compare(self.predictions, summary, generation, keys)
-        if summary.prefill is not None and (half := summary.prefill.generation) is not None:
-            self._compare_prefill(summary, half)
-
-    def _count_class(self, summary: RequestSummary, generation: GenerationSummary) -> None:
-        tenant = generation.decision.question.tenant
-        if tenant is not None and (service := tenant.service) is not None and (ttft_s := summary.ttft_s) is not None:
-            self.counts.classes.answered(service, ttft_s)
-
-    def _compare_prefill(self, summary: RequestSummary, half: GenerationSummary) -> None:
-        """Compare the hit at the replica that computed the prompt for another one."""
-        if half.prediction is not None and half.member is not None:
-            lookahead = self.placement.index.lookahead(half.member.slot)
-            compare(self.predictions, summary, half, half.prompt.keys(half.block_size, lookahead))
+        self.history.over(summary)
 
     def _predicted_wrongly(self, name: str) -> None:
         """Read a replica's cache again if predictions of its cached tokens fail too often."""

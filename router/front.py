@@ -61,8 +61,8 @@ class Front:
             self.router.responses.ask_others = partial(held_elsewhere, self.colleagues)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)
-        self.router.on_answer = self._access_log.answered if self._access_log else None
-        self.router.request_log = RequestLog.open(config)
+        self.router.history.access_log = self._access_log.answered if self._access_log else None
+        self.router.history.request_log = RequestLog.open(config)
         self._metrics_export: MetricsExport | None = None
         if config.otlp_endpoint is not None:
             self._tell_collector(config.otlp_endpoint, None if place is None else place.number)
@@ -98,8 +98,8 @@ class Front:
         if is_sent("TRACES"):
             self.router.tracing = Tracing(collector)
         if is_sent("METRICS"):
-            self.router.genai_metrics = GenaiMetrics()
-            self._metrics_export = MetricsExport(self.router.genai_metrics, collector)
+            self.router.history.genai_metrics = GenaiMetrics()
+            self._metrics_export = MetricsExport(self.router.history.genai_metrics, collector)
 
     async def start(self, *, ready_within_s: float = 0.0) -> None:
         """Start all tasks, and return once the router listens.
@@ -206,7 +206,7 @@ class Front:
             self.router.tracing.close()
         if self._metrics_export is not None:
             self._metrics_export.close()
-        for log_file in (self._access_log, self.router.request_log):
+        for log_file in (self._access_log, self.router.history.request_log):
             if log_file is not None:
                 log_file.close()
 

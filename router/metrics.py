@@ -115,9 +115,9 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
     ),
 )
 ROUTER_COUNTERS: tuple[Metric[Router], ...] = (
-    Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.counts.retries),
-    Metric("resumes", "Answers continued by another replica.", lambda r: r.counts.resumes),
-    Metric("client_disconnects", "Clients that left before the end.", lambda r: r.counts.client_left),
+    Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.history.counts.retries),
+    Metric("resumes", "Answers continued by another replica.", lambda r: r.history.counts.resumes),
+    Metric("client_disconnects", "Clients that left before the end.", lambda r: r.history.counts.client_left),
     Metric("peer_requests", "Requests that other routers told of.", lambda r: told(r).requests),
     Metric("peer_ignored_requests", "Those that could not be counted.", lambda r: told(r).ignored),
     Metric("peer_corrected_requests", "Those whose end was not heard of.", lambda r: told(r).corrected),
@@ -177,9 +177,11 @@ def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
     if shows_keys:
         of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals()]
         yield from _rows((), KEY_COUNTERS, of_keys)
-    of_classes = [(_labels(**{"class": name}), counts) for name, counts in router.counts.classes.by_name.items()]
+    of_classes = [
+        (_labels(**{"class": name}), counts) for name, counts in router.history.counts.classes.by_name.items()
+    ]
     yield from _rows((), CLASS_COUNTERS, of_classes)
-    yield from _histograms(DECISION, [("", router.counts.decision_s)])
+    yield from _histograms(DECISION, [("", router.history.counts.decision_s)])
     named = [(_labels(replica=member.name), member) for member in members]
     yield from _rows(MEMBER_GAUGES, MEMBER_COUNTERS, named)
     yield _head(*BLOCKS, "gauge")
@@ -241,7 +243,7 @@ def _of_models_that_wait(router: Router) -> str:
 
 
 def _by_reason(router: Router) -> Iterator[str]:
-    refused = [(_labels(code=code), count) for code, count in router.counts.refused.items()]
+    refused = [(_labels(code=code), count) for code, count in router.history.counts.refused.items()]
     yield _head(*REFUSED, "counter") + "".join(_line("refused_total", labels, count) for labels, count in refused)
     approximate = [
         (_labels(model=model, reason=reason), count)

@@ -50,8 +50,8 @@ class Told(NamedTuple):
 
 
 async def told(router: Router, limit: int) -> Told:
-    routed = router.recent.all()
-    until_s = router.retained.until_s(router.now_s())
+    routed = router.history.recent.all()
+    until_s = router.history.retained.until_s(router.now_s())
     if router.colleagues is not None:
         for there in (await router.colleagues.told(RECENT)).values():
             routed += there.prompts

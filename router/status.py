@@ -72,7 +72,7 @@ def idle_members(router: Router, members: Iterable[Member]) -> dict[str, str]:
     """Why members have nothing to do, by name, as far as this worker knows; nothing if it remembers no decisions."""
     if not router.config.decisions:
         return {}
-    return why_idle(members, (past.decision for past in reversed(router.decisions)))
+    return why_idle(members, (past.decision for past in reversed(router.history.decisions)))
 
 
 def state_of(member: Member, feed: FeedState | None) -> str:
@@ -101,7 +101,7 @@ def index_status(router: Router) -> dict[str, Any]:
         "replicas": {one.name: blocks_of(router, one, router.feeds.state(one.name)) for one in router.members},
         "bytes": router.placement.index.bytes_used(),
         "optimistic_entries": len(router.placement.index.optimistic),
-        "recent_prompts": len(router.recent),
+        "recent_prompts": len(router.history.recent),
         "approximate_bytes": router.placement.guesses.bytes_used(),
         "models": {
             name: {

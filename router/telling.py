@@ -61,7 +61,7 @@ class Telling:
 
     async def _recent(self, _: Told) -> RecentlyRouted:
         router = self._router
-        return RecentlyRouted(router.recent.all(), router.retained.until_s(router.now_s()))
+        return RecentlyRouted(router.history.recent.all(), router.history.retained.until_s(router.now_s()))
 
     async def _decided(self, _: Told) -> list[dict[str, Any]]:
         return decided(self._router)

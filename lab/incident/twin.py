@@ -17,7 +17,7 @@ from events.records import Record
 from events.source import Source
 from lab.incident.sources import status_of
 from router.log_lines import Report, Weighed
-from router.members.feeds import ReplicaFeed
+from router.members.feed import ReplicaFeed
 from router.placement.ages import CacheAges
 from router.placement.placement import Placement
 from router.placement.reuse import Reuse

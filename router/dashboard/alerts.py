@@ -101,8 +101,8 @@ class Alerts:
         approximate: Counter[str] = Counter()
         for (_, reason), count in approximate_prompts(router.members.models.values()).items():
             approximate[reason] += count
-        newest = router.decisions[-1] if router.decisions else None
-        return Look(at_s, replicas, router.counts.refused.copy(), approximate, newest)
+        newest = router.history.decisions[-1] if router.history.decisions else None
+        return Look(at_s, replicas, router.history.counts.refused.copy(), approximate, newest)
 
     async def _judge(self, fleet: Fleet) -> None:
         figures = await self._figures(fleet, self._looks[0], self._looks[-1])
@@ -173,7 +173,7 @@ class Alerts:
         """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
         most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
         decided = []
-        for one in islice(reversed(self._router.decisions), most):
+        for one in islice(reversed(self._router.history.decisions), most):
             if one is before:
                 break
             if one.chosen is not None:

@@ -221,7 +221,7 @@ def event(name: str, content: object) -> bytes:
 
 def decided(router: Router) -> list[dict[str, Any]]:
     """This worker's newest decisions."""
-    return [_shown(one) for one in islice(reversed(router.decisions), MOST_DECISIONS)]
+    return [_shown(one) for one in islice(reversed(router.history.decisions), MOST_DECISIONS)]
 
 
 def _shown(one: PastDecision) -> dict[str, Any]:

@@ -172,4 +172,4 @@ def _unsampled(member: Member) -> Sampled:
 
 
 def unserved_by(router: Router) -> int:
-    return sum(router.counts.refused.get(code, 0) for code in UNSERVED)
+    return sum(router.history.counts.refused.get(code, 0) for code in UNSERVED)

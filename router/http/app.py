@@ -58,7 +58,7 @@ class RouterGate:
                 http_version=scope["http_version"],
             )
         except ApiError as error:
-            router.turned_away(scope, error)
+            router.history.turned_away(scope, error)
             await error_response(error, scope["path"])(scope, receive, send)
             return
         scope["state"]["admitted"] = admitted
@@ -83,8 +83,8 @@ class RouterGate:
             await error_response(error, scope["path"])(scope, receive, count)
         finally:
             router.admission.release(admitted)
-            if router.on_answer is not None and asked.who is not Role.ANYONE:
-                router.on_answer(
+            if router.history.access_log is not None and asked.who is not Role.ANYONE:
+                router.history.access_log(
                     line_of(
                         scope,
                         status=status,

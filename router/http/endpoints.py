@@ -204,12 +204,12 @@ class Endpoints:
             return json_response(await explained(self._router, *asked))
 
     async def decisions(self, request: Request) -> Response:
-        remembered = list(self._router.decisions)[-limit_of(request.query_params, USUAL_DECISIONS) :][::-1]
+        remembered = list(self._router.history.decisions)[-limit_of(request.query_params, USUAL_DECISIONS) :][::-1]
         return json_response({"decisions": [one.record() for one in remembered]})
 
     async def decision(self, request: Request) -> Response:
         wanted = request.path_params["request_id"]
-        found = next((one for one in reversed(self._router.decisions) if one.request_id == wanted), None)
+        found = next((one for one in reversed(self._router.history.decisions) if one.request_id == wanted), None)
         if found is None:
             message = f"no decision about a request {quoted(wanted)} is remembered; see /decisions, and --decisions"
             raise ApiError(404, message, code="decision_not_found")

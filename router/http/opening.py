@@ -30,7 +30,7 @@ class Openings:
         """A handler for a request with an invalid target."""
 
         def refuse(exchange: Exchange) -> None:
-            self._router.turned_away(exchange.scope, error)
+            self._router.history.turned_away(exchange.scope, error)
             raise error
 
         return refuse
@@ -110,7 +110,7 @@ class Openings:
                 http_version=scope["http_version"],
             )
         except ApiError as error:
-            router.turned_away(scope, error)
+            router.history.turned_away(scope, error)
             raise
         exchange.extra += admitted.id_line
         router.open_requests += 1

@@ -48,7 +48,7 @@ async def retain(router: Router, body: bytes) -> tuple[int, RetainReport]:
     key = keys[-1] if keys else 0
     if asked.ttl_s and keys:
         try:
-            router.retained.check_room(key, packed, router.now_s())
+            router.history.retained.check_room(key, packed, router.now_s())
         except Full as full:
             raise ApiError(409, str(full), code="retention_full") from full
     found = await _ask_all(holders, asked.model, packed, prompt.salt, asked.ttl_s)
@@ -56,16 +56,16 @@ async def retain(router: Router, body: bytes) -> tuple[int, RetainReport]:
     prefix = RetainedPrefix(key, asked.model, size, len(keys) * size, asked.ttl_s, {}, packed, prompt.salt)
     prefix.until_s = {one.name: now_s + asked.ttl_s for one in found if one.retained_blocks}
     if asked.ttl_s and prefix.until_s:
-        router.retained.retain(prefix)
+        router.history.retained.retain(prefix)
     elif not asked.ttl_s:
-        router.retained.end(key)
+        router.history.retained.end(key)
     return _reported(prefix, found)
 
 
 async def end(router: Router, id: str) -> tuple[int, RetainReport]:
     """End an operator's retention; ApiError 404 or 409."""
-    router.retained.expire(router.now_s())
-    prefix = router.retained.find(id)
+    router.history.retained.expire(router.now_s())
+    prefix = router.history.retained.find(id)
     if prefix is None:
         raise ApiError(404, f"nothing is retained as {quoted(id)}; see GET /retain", code="retention_not_found")
     if not prefix.is_operators:
@@ -73,14 +73,14 @@ async def end(router: Router, id: str) -> tuple[int, RetainReport]:
         raise ApiError(409, f"{quoted(id)} is retained for a client; {fix}", code="retained_by_client")
     members = [member for name in prefix.until_s if (member := router.members.by_name.get(name)) is not None]
     found = await _ask_all(members, prefix.model, prefix.packed, prefix.salt, 0)
-    router.retained.end(prefix.key)
+    router.history.retained.end(prefix.key)
     prefix.ttl_s = 0
     return _reported(prefix, found)
 
 
 def listed(router: Router) -> RetainedList:
     now_s = router.now_s()
-    return RetainedList([_shown(prefix, now_s) for prefix in router.retained.all(now_s)])
+    return RetainedList([_shown(prefix, now_s) for prefix in router.history.retained.all(now_s)])
 
 
 def _shown(prefix: RetainedPrefix, now_s: float) -> Retained:

@@ -12,7 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.members.accuracy import Accuracy
-from router.members.feeds import Feeds, Moment
+from router.members.feed import Moment
+from router.members.feeds import Feeds
 from router.placement.prediction import Prediction
 
 JUDGED_AFTER_S = 0.5  # by then, the events of an answer's time have usually come

@@ -230,7 +230,7 @@ class Conversing(Forwarding):
             source=self._source,
             tenant=self.tenant,
         )
-        if router.request_log is not None:
+        if router.history.request_log is not None:
             self.notes = self.notes or Notes()
             self.notes.body = self._body if router.config.log_prompts else b""
             members = [router.members.by_name[one.name] for one in decision.candidates]

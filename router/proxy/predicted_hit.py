@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from router.members.feeds import Moment
+from router.members.feed import Moment
 from router.members.members import Member, ServedModel
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
@@ -60,7 +60,7 @@ class PredictedHit(Struct, eq=False):
         decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
         if decision.chosen is None and source is not None:  # it may generate the answer itself
             decision, matches = router.decide(model, prompt, session, tried, came_s, only=only, tenant=tenant)
-        router.counts.decision_s.observe(perf_counter() - started)
+        router.history.counts.decision_s.observe(perf_counter() - started)
         if decision.chosen is not None:
             member = self.member = router.members.by_name[decision.chosen.name]
             self.prediction = self.predicted_at = None

@@ -71,7 +71,7 @@ class PromptedRequest(Request):
 
     def _take_notes(self) -> None:
         """Begin the request's notes and its trace, if somebody reads them."""
-        self.notes = Notes() if self.router.request_log is not None else None
+        self.notes = Notes() if self.router.history.request_log is not None else None
         if self.router.tracing is not None:
             self.trace = self.router.tracing.begin(self.exchange.scope["headers"])
 

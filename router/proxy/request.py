@@ -165,7 +165,7 @@ class Request(Owner):
         room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)
         self._outlook = router.placement.outlook(decision, room_s)
         if self._outlook is not None and (wait_s := self._outlook.refused_for_s) is not None:
-            router.counts.classes.refused(service)
+            router.history.counts.classes.refused(service)
             raise class_refused(service.name, wait_s)
 
     def _charge_prompt(self) -> None:
@@ -335,7 +335,7 @@ class Request(Owner):
 
     def refuse(self, error: ApiError) -> None:
         self.why = error.message
-        self.router.counts.refused[error.code or str(error.status)] += 1
+        self.router.history.counts.refused[error.code or str(error.status)] += 1
         if not self.is_over:
             self.exchange.refuse(error)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from router.members.feeds import Moment
+from router.members.feed import Moment
 from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.approximate import APPROXIMATE

@@ -199,7 +199,7 @@ async def _answering(rounds: int) -> None:
         return msgspec.json.encode(dashboard.replica(member, await dashboard.prefixes(member)))
 
     async def decision() -> bytes:
-        return msgspec.json.encode(router.decisions[0].record())
+        return msgspec.json.encode(router.history.decisions[0].record())
 
     async def explain() -> bytes:
         return msgspec.json.encode(await explained(router, body, (), Admitted("bench")))
@@ -276,7 +276,7 @@ def busy(router: Router) -> None:
     for number in range(router.config.decisions):
         decision = router.placement.decide(Question(tokens=1000, matched={}), model.candidates)
         assert decision.chosen is not None
-        router.decisions.append(
+        router.history.decisions.append(
             PastDecision(
                 time.time(), 0.0, 0.0, 0.0, f"r{number}", model.name, decision.chosen.name, 1000, ALL_EXACT, decision,
                 None, None, 0, 0, 200, "",

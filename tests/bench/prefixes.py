@@ -127,7 +127,7 @@ def fleet() -> FrontOnWires:
             history = list(chance.choice(tools))
         history += tokens(chance, PROMPT_BLOCKS // 10)
         keys = block_keys(history, BLOCK, root)
-        router.recent.add(RecentPrompt("m", BLOCK, keys, router.now_s(), b"text " * 800))
+        router.history.recent.add(RecentPrompt("m", BLOCK, keys, router.now_s(), b"text " * 800))
         for slot in chance.sample(slots, 5):
             router.placement.index.store(slot, keys)
     held = sum(sum(router.placement.index.blocks(slot).values()) for slot in slots)

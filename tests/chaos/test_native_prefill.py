@@ -129,7 +129,7 @@ async def ask(running: Served, path: str, asked: dict[str, Any]) -> Answer:
 
 
 def outcome(running: Served) -> str | None:
-    record = running.router.decisions[-1].record()
+    record = running.router.history.decisions[-1].record()
     assert record.prefill is not None
     found: str | None = record.prefill.outcome
     return found
@@ -150,7 +150,7 @@ async def test_answers_are_those_of_one_replica(
         assert answer.headers["x-warmroute-replica"] == "decode"
         await running.idle()
         assert outcome(running) == "handed"
-        record = running.router.decisions[-1].record()
+        record = running.router.history.decisions[-1].record()
         assert record.prompt_tokens > 370 and not record.prediction_exact
     there = await asyncio.to_thread(more_computed, prefill, before[0], record.prompt_tokens - 64)
     here = await asyncio.to_thread(more_computed, decode, before[1], 1)

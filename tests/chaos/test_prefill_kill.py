@@ -82,7 +82,7 @@ async def test_nothing_fails_when_the_prefill_replica_is_killed(tmp_path: Path) 
             await asyncio.gather(*clients)
             await running.idle()
             outcomes = Counter(running.member("prefill").prefills)
-            decided = [one.record() for one in running.router.decisions]
+            decided = [one.record() for one in running.router.history.decisions]
     assert [answer.status for answer in answered] == [200] * REQUESTS
     assert {answer.headers["x-warmroute-replica"] for answer in answered} == {"decode"}
     assert all(b"decode" in answer.body and b"error" not in answer.body for answer in answered)

@@ -179,15 +179,15 @@ class World:
     async def one_at_a_time(self, requests: int) -> tuple[int, int]:
         """Numbers of requests with a correct prediction of cached blocks, and of requests with a hit."""
         right = warm = 0
-        before = self.router.decisions[-1] if self.router.decisions else None
+        before = self.router.history.decisions[-1] if self.router.history.decisions else None
         async with http_client(f"http://127.0.0.1:{port_of(self.front)}") as http:
             for _ in range(requests):
                 await self.settled()
                 asked = self._something()
                 answer = await http.post("/v1/completions", json=asked)
                 assert answer.status_code == 200, answer.text
-                await until(lambda: self.router.decisions[-1] is not before, "the decision is remembered")  # noqa: B023
-                record, before = self.router.decisions[-1].record(), self.router.decisions[-1]
+                await until(lambda: self.router.history.decisions[-1] is not before, "the decision is remembered")  # noqa: B023
+                record, before = self.router.history.decisions[-1].record(), self.router.history.decisions[-1]
                 assert record.predicted_cached_tokens is not None and record.reported_cached_tokens is not None
                 right += record.predicted_cached_tokens == record.reported_cached_tokens // 16 * 16
                 warm += record.reported_cached_tokens >= 16
@@ -264,7 +264,7 @@ async def test_at_every_quiet_point_the_index_is_what_the_replicas_hold() -> Non
         assert all(member.resyncs <= 1 + LOAD_S // 60 for member in made.router.members)
         assert made.largest > 300, "no replica filled up, so nothing was evicted"
         print(f"{made.crowd.counts}; {lost} batches lost, {state.gaps} gaps, {state.repairs} repairs")
-        print(f"resumed {made.router.counts.resumes}, retried {made.router.counts.retries}")
+        print(f"resumed {made.router.history.counts.resumes}, retried {made.router.history.counts.retries}")
 
 
 async def test_without_repairs_the_same_story_ends_with_a_wrong_index(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,7 +322,7 @@ async def test_a_foreign_replica_gets_the_same_however_a_body_was_read(shape: st
     ):
         for body in (raw, SPACE + raw):
             assert (await client.post(path, body, authorization="Bearer secret")).status == 200
-        [second, first] = list(running.router.decisions)[::-1]
+        [second, first] = list(running.router.history.decisions)[::-1]
         for name in ("prompt_tokens", "exact"):
             assert getattr(first, name, None) == getattr(second, name, None)
     assert kept.bodies[0] == kept.bodies[1]

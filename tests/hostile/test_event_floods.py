@@ -24,7 +24,7 @@ from events.slices import SLICE_BLOCKS, slices
 from events.source import Source
 from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD
 from events.view import CacheView, Request
-from router.members.feeds import MOST_SIZES
+from router.members.feed import MOST_SIZES
 from tests.events.test_subscriber import until
 from tests.hostile.lying import SIZE, Liar, batch, keys_of, stored
 from tests.hostile.pauses import pauses
@@ -412,7 +412,7 @@ async def test_a_replica_that_claims_more_than_its_pool_holds_is_inexact_and_bou
 
 async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """An honest engine without a replay socket, with a lost batch."""
-    monkeypatch.setattr("router.members.feeds.READ_ANEW_PAUSE_S", 0.0)
+    monkeypatch.setattr("router.members.feed.READ_ANEW_PAUSE_S", 0.0)
     with zmq.Context() as context, closing(Liar(context, native=False)) as liar:
         async with routing() as router:
             router.follow("r", msgspec.structs.replace(liar.source, replay=None))

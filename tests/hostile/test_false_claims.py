@@ -131,7 +131,7 @@ class Scene:
 
     async def claim(self, claimant: Claimant) -> int:
         """It says that it holds the prompt; how many blocks that is."""
-        keys = self.running.router.recent.all()[-1].keys
+        keys = self.running.router.history.recent.all()[-1].keys
         native, _ = (self.one.replica.calls + self.other.replica.calls)[0].native
         tokens = unpack_ids(native.prompts[0])
         claimant.liar.publish(batch(stored(keys, None, tokens[: len(keys) * SIZE], block_size=SIZE)))
@@ -176,7 +176,9 @@ async def test_a_false_claim_attracts_no_more_than_a_cold_replica() -> None:
         await it.ask(60)
         assert it.trust() == 0
         assert await it.ask(20) <= 14
-        assert it.running.router.placement.index.match(it.running.router.recent.all()[-1].keys, 0b11).gpu == {0: blocks}
+        assert it.running.router.placement.index.match(it.running.router.history.recent.all()[-1].keys, 0b11).gpu == {
+            0: blocks
+        }
 
 
 async def test_correct_answers_regain_trust() -> None:

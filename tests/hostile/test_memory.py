@@ -84,8 +84,8 @@ async def test_a_decision_keeps_no_long_session() -> None:
         for number in range(8):
             assert (await client.post(CHAT, BODY | {"prompt_cache_key": f"{number % 2}" * 50_000})).status == 200
             assert (await client.post(CHAT, BODY, x_session_id=f"{number % 2}" * 8000)).status == 200
-        kept = [one.decision.question.session for one in running.router.decisions]
-        chosen = {(one.decision.question.session, one.chosen) for one in running.router.decisions}
+        kept = [one.decision.question.session for one in running.router.history.decisions]
+        chosen = {(one.decision.question.session, one.chosen) for one in running.router.history.decisions}
     assert len(kept) == 16
     assert max(map(len, kept)) <= 256
     assert len(set(kept)) == len(chosen) == 4, "each session keeps its replica"

@@ -59,7 +59,7 @@ async def test_a_refused_path_is_quoted_and_counted_and_the_router_continues() -
             answer = await client.get("/replicas%0A", host="localhost")
             assert (answer.status, answer.error["code"]) == (400, "invalid_path")
             assert '"/replicas%0A"' in answer.error["message"]
-            assert running.router.counts.refused["invalid_path"] == 1
+            assert running.router.history.counts.refused["invalid_path"] == 1
         async with connect(running.port) as client:
             assert (await client.post(CHAT, chat())).status == 200
 

@@ -80,7 +80,9 @@ async def test_requests_for_an_absent_model_take_at_most_half_of_the_queue() -> 
     async with served(away, live, **limits) as running, AsyncExitStack() as stack:
         running.member("away").health.drain()
         crowd = await asked(stack, running, 8, "away")
-        await until(lambda: running.router.open_requests + sum(running.router.counts.refused.values()) >= 8, "all came")
+        await until(
+            lambda: running.router.open_requests + sum(running.router.history.counts.refused.values()) >= 8, "all came"
+        )
         others = await asked(stack, running, 3, "live")
         assert [(await client.answer()).json for client in others] == ["live"] * 3
         assert {(await client.answer()).status for client in crowd} == {503}

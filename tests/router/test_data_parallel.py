@@ -6,7 +6,7 @@ import pytest
 
 from events.publisher import Publisher, PublisherConfig
 from router import upkeep
-from router.members import feeds
+from router.members import feed
 from router.members.spec import ReplicaSpec
 from router.placement.approximate import APPROXIMATE
 from tests.router.loopback import until
@@ -162,7 +162,7 @@ async def test_an_engine_without_events_says_what_to_switch_on() -> None:
 async def test_a_socket_that_is_never_reached_is_named_and_nothing_is_called_exact(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(feeds, "REACHED_WITHIN_S", 0.05)
+    monkeypatch.setattr(feed, "REACHED_WITHIN_S", 0.05)
     e = engine(1)
     status, answer = sources(1)
     endpoint = answer["0"]["endpoint"].replace("*", "127.0.0.1")

@@ -167,7 +167,7 @@ async def test_others_have_their_turn_while_it_is_written_and_may_take_replicas_
 async def test_names_of_any_kind_are_labels() -> None:
     odd = 'a "quoted" \\ model\nof two lines'
     async with served(named("a")) as running:
-        running.router.counts.refused[odd] = 7
+        running.router.history.counts.refused[odd] = 7
         text = (await metrics_text(running.router)).decode()
         [refused] = [one for one in text_string_to_metric_families(text) if one.name == "warmroute_router:refused"]
         assert [(sample.labels, sample.value) for sample in refused.samples] == [({"code": odd}, 7.0)]

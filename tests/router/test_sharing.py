@@ -68,7 +68,7 @@ async def test_a_replica_that_holds_a_part_in_slower_memory_is_named_with_it() -
         router.placement.index.store(running.member("r2").slot, keys[18:19], "CPU")
         router.placement.index.store(running.member("r2").slot, keys[19:], "DISK")
         for _ in range(2):
-            router.recent.add(RecentPrompt(MODEL, 16, keys, 0.0, b"Hi"))
+            router.history.recent.add(RecentPrompt(MODEL, 16, keys, 0.0, b"Hi"))
         [found] = (await told(running))["prefixes"]
         assert (found["replicas"], found["sources"]) == (["r0", "r1", "r2"], {"r1": "CPU", "r2": "STORAGE"})
         answer = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", f"http://127.0.0.1:{running.port}"])
@@ -104,7 +104,7 @@ async def test_where_clients_have_keys_words_are_shown_only_if_that_was_wished(
         [prefix] = found["prefixes"]
         assert found["texts"] is shown
         assert (prefix["text"] is not None) is shown
-        assert any(one.text for one in running.router.recent.all()) is shown
+        assert any(one.text for one in running.router.history.recent.all()) is shown
         async with connect(running.port) as client:
             assert (await client.get("/prefixes", authorization="Bearer key")).status == 403
 
@@ -127,7 +127,7 @@ async def test_texts_may_be_cut_within_a_letter_and_are_kept_in_part() -> None:
         await routed(running, *[{"model": MODEL, "prompt": "\u00fc" * 9000 + last} for last in "ab"], path=COMPLETIONS)
         [found] = (await told(running))["prefixes"]
         assert found["text"] == "\u00fc" * 200
-        assert all(len(one.text or b"") == 4096 for one in running.router.recent.all())
+        assert all(len(one.text or b"") == 4096 for one in running.router.history.recent.all())
 
 
 async def test_words_of_parts_and_odd_roles_are_text() -> None:
@@ -141,7 +141,7 @@ async def test_words_of_parts_and_odd_roles_are_text() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         body = {"model": MODEL, "messages": [{"role": "user", "content": parts}]}
         await routed(running, *[body] * 2)
-        assert [one.text for one in running.router.recent.all()] == [
+        assert [one.text for one in running.router.history.recent.all()] == [
             b"\0user\0" + b"Look: " * 100 + b"Well? " * 100
         ] * 2
 
@@ -151,11 +151,11 @@ async def test_what_no_replica_took_is_not_kept() -> None:
     async with served(*script.replicas(1), queue_timeout_s=0.1) as running, connect(running.port) as client:
         for status in (400, 200):
             assert (await client.post(CHAT, asked(SYSTEM, "Why? " * 200))).status == status
-        assert len(running.router.recent) == 1
+        assert len(running.router.history.recent) == 1
         for member in running.router.members:
             member.health.drain()
         assert (await client.post(CHAT, asked(SYSTEM, "Why? " * 200))).status == 503
-        assert len(running.router.recent) == 1
+        assert len(running.router.history.recent) == 1
 
 
 async def test_nothing_is_kept_where_nothing_shall_be() -> None:
@@ -177,7 +177,7 @@ def holding(
     router.placement.index.apply(member.slot, Grouped(layout))
     router.placement.index.store(member.slot, held)
     for question in (6, 7):
-        router.recent.add(RecentPrompt(MODEL, 16, [*prefix, question], 0.0, None, lookahead))
+        router.history.recent.add(RecentPrompt(MODEL, 16, [*prefix, question], 0.0, None, lookahead))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_an_answer_is_bounded_however_large_the_fleet() -> None:
         router = running.router
         for number in range(500):
             keys = [1, 2, *(1000 + number // 2 * 10 + place for place in range(3))]
-            router.recent.add(RecentPrompt(MODEL, 0, keys, 0.0, None))
+            router.history.recent.add(RecentPrompt(MODEL, 0, keys, 0.0, None))
         for member in router.members:
             router.placement.approximate.routed(member.slot, [1, 2])
         found = await told(running, "?limit=100000")

@@ -102,7 +102,7 @@ async def test_a_prompt_is_remembered_and_compared_by_the_keys_that_its_replica_
             sent = {"model": MODEL, "prompt": tokens, "stream": True}
             assert (await client.post(COMPLETIONS, sent)).status == 200
             keys = extend_keys_ahead(root_key(MODEL, None, None, 4), pack_tokens(tokens), 4, 1)
-            [recent] = running.router.recent.all()
+            [recent] = running.router.history.recent.all()
             assert (recent.keys, recent.lookahead) == (keys, 1)
             [difference] = running.router.predictions._open
             assert list(difference.keys) == keys[:1]

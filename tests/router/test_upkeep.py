@@ -435,7 +435,7 @@ async def test_a_frozen_replica_is_left_and_what_it_was_answering_continues_else
         body = b"".join([part async for part in client.chunks()])
         assert body == event("one ") + event("two ") + DONE
         assert "silent" in (running.member(frozen).candidate.unavailable or "") or drains
-        assert running.router.counts.resumes == 1
+        assert running.router.history.counts.resumes == 1
 
 
 async def begins(call: Call) -> None:
@@ -466,7 +466,7 @@ async def test_where_all_are_silent_a_stream_waits_for_its_replica() -> None:
     script = Script(begins)
     async with served(*script.replicas(2, native=True)) as running:
         assert await stream_through_silence(running, script) == event("one ") + event("two ") + DONE
-        assert len(script.calls) == 1 and running.router.counts.resumes == 0
+        assert len(script.calls) == 1 and running.router.history.counts.resumes == 0
 
 
 async def test_without_a_look_at_the_siblings_it_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ class RecentPrompt(Struct, frozen=True, gc=False):
 
 class RecentPrompts:
     def __init__(self, most_prompts: int) -> None:
-        self._most_prompts = most_prompts
+        self.most_prompts = most_prompts
         self._routed: deque[RecentPrompt] = deque()
         self._blocks = 0
         self._text_bytes = 0
@@ -35,9 +35,7 @@ class RecentPrompts:
         self._routed.append(routed)
         self._blocks += len(routed.keys)
         self._text_bytes += len(routed.text or b"")
-        while (
-            len(self._routed) > self._most_prompts or self._blocks > MOST_BLOCKS or self._text_bytes > MOST_TEXT_BYTES
-        ):
+        while len(self._routed) > self.most_prompts or self._blocks > MOST_BLOCKS or self._text_bytes > MOST_TEXT_BYTES:
             oldest = self._routed.popleft()
             self._blocks -= len(oldest.keys)
             self._text_bytes -= len(oldest.text or b"")
@@ -47,6 +45,6 @@ class RecentPrompts:
         return list(self._routed)
 
     def check(self) -> None:
-        assert len(self._routed) <= self._most_prompts
+        assert len(self._routed) <= self.most_prompts
         assert self._blocks == sum(len(one.keys) for one in self._routed) <= MOST_BLOCKS
         assert self._text_bytes == sum(len(one.text or b"") for one in self._routed) <= MOST_TEXT_BYTES

@@ -21,7 +21,7 @@ from events.records import Record
 from events.resolver import Resolver
 from events.source import Source
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
-from router.members.feeds import ReplicaFeed
+from router.members.feed import ReplicaFeed
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad

@@ -74,11 +74,11 @@ def rules_of(fleet: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:
 
 async def test_counts_of_before_are_no_alert_and_those_of_now_are() -> None:
     async with served(*Script(says(GOOD)).replicas(1), queue_size=0, replica_limit=1) as running:
-        running.router.counts.refused["queue_full"] = 1000
+        running.router.history.counts.refused["queue_full"] = 1000
         async with watched(running) as page:
             for _ in range(3):
                 assert "requests-refused" not in rules_of(await page.next("fleet"))
-            running.router.counts.refused["queue_full"] += 1000
+            running.router.history.counts.refused["queue_full"] += 1000
             found = await told(page, "requests-refused")
             assert found["replica"] is None
             assert found["figures"] == {"refused": 1000.0, "requests": 0.0, "queue_full": 1000.0}
@@ -104,7 +104,7 @@ async def test_a_page_that_reconnects_at_once_finds_the_earlier_alerts() -> None
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with watched(running) as page:
             await page.next("fleet")
-            running.router.counts.refused["queue_full"] += 1000
+            running.router.history.counts.refused["queue_full"] += 1000
             await told(page, "requests-refused")
         await until(lambda: not running.front.dashboard.broadcast, "no viewer is left")
         async with watched(running, "?sort=name") as page:
@@ -130,7 +130,7 @@ async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
         await ask(running, 20)
         await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
         running.member("r0").health.drain()
-        running.router.counts.refused["queue_full"] += 7
+        running.router.history.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
         fleet = await running.front.dashboard.broadcast._view.look()
         ours = await judging._figures(fleet, first, await judging._look(fleet.at_s))
@@ -174,7 +174,7 @@ async def test_choices_are_looked_at_no_further_than_is_cheap(monkeypatch: pytes
         assert len(judging._decided_since(None)) == 3
         monkeypatch.setattr(alerts, "MOST_CONSIDERED", 10**6)
         assert len(judging._decided_since(None)) == 10
-        assert len(judging._decided_since(running.router.decisions[6])) == 3
+        assert len(judging._decided_since(running.router.history.decisions[6])) == 3
 
 
 async def test_a_replica_that_was_never_reached_is_down() -> None:

@@ -81,7 +81,7 @@ async def test_answers_that_report_nothing_make_no_hit_rate_smaller() -> None:
         for _ in range(4):
             await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 31, "stream": True})
         [tally] = running.member("r0").tallies.values()
-        [first, *_] = running.router.decisions
+        [first, *_] = running.router.history.decisions
         assert (tally.compared_tokens, tally.prompt_tokens) == (first.tokens, 4 * first.tokens)
         assert (await page_of(running))["row"]["hit_reported"] == round(16 / first.tokens, 4)
 
@@ -122,7 +122,7 @@ async def test_its_part_of_shared_prefixes_is_shown() -> None:
 async def test_a_part_that_is_held_is_counted() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         await routed(running, *[asked(SYSTEM, "Why? " * 400)] * 2)
-        routed_keys = running.router.recent.all()[0].keys
+        routed_keys = running.router.history.recent.all()[0].keys
         running.router.placement.guesses.remove(running.member("r0").slot, routed_keys[5:])
         [one] = (await page_of(running))["cache"]["prefixes"]
         assert not one["held"] and one["held_tokens"] == 5 * one["tokens"] // len(routed_keys)

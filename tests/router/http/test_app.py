@@ -380,7 +380,7 @@ async def test_a_decision_is_explained_without_being_made() -> None:
         assert before["model"] == MODEL and before["policy"] == "cost" and before["exact"] is False
         assert {one["name"] for one in before["candidates"]} == {"r0", "r1"}
         assert all(one["matched_tokens"] == 0 for one in before["candidates"])
-        assert not script.calls and not running.router.decisions
+        assert not script.calls and not running.router.history.decisions
         went = (await client.post(CHAT, prompt)).headers["x-warmroute-replica"]
         after = (await client.post("/explain", prompt, **LOCAL)).json
         assert after["chosen"] == went
@@ -410,7 +410,7 @@ async def test_requests_of_other_apis_are_explained_as_the_chats_that_they_stand
         found = (await client.post(f"/explain{query.format(api)}", asked, **LOCAL)).json
         assert found["exact"] is as_chat["exact"] is native
         assert found["prompt_tokens"] == as_chat["prompt_tokens"] and found["blocks"] == as_chat["blocks"] > 0
-        assert not script.calls and not running.router.decisions
+        assert not script.calls and not running.router.history.decisions
         counts = running.router.members.model(MODEL).tokens.counts
         assert counts.exact == 0 and not counts.approximate
 

@@ -46,7 +46,7 @@ async def test_a_generation_request_is_known_however_its_path_is_written(target:
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         assert (await client.post(target, chat())).body == GOOD
         assert script.calls[0].path == CHAT
-        assert len(running.router.decisions) == 1
+        assert len(running.router.history.decisions) == 1
 
 
 @pytest.mark.parametrize("target", ["/v1/../load", "/v1/%2e%2e/load", "/v1/a/..%2f../load", "/v1/.."])
@@ -129,7 +129,7 @@ async def test_requests_beyond_a_keys_limit_are_refused_and_those_after_them_are
         takes[0].answer(GOOD)
         assert (await first.answer()).status == 200
         assert (await first.post(CHAT, chat(), authorization=f"Bearer {KEY}")).status == 200
-        assert running.router.counts.refused["rate_limit_exceeded"] == 2
+        assert running.router.history.counts.refused["rate_limit_exceeded"] == 2
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])

@@ -16,7 +16,8 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, 
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
-from router.members.feeds import SETTLED_S, Feeds, Moment, ReplicaFeed
+from router.members.feed import SETTLED_S, Moment, ReplicaFeed
+from router.members.feeds import Feeds
 from router.placement.index import Matches, PrefixIndex
 from router.responses import FeedState
 

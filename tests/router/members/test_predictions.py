@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from router.members.accuracy import Accuracy
-from router.members.feeds import Moment
+from router.members.feed import Moment
 from router.members.predictions import MOST_OPEN, Predictions
 from router.placement.prediction import Prediction
 

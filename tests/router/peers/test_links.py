@@ -95,8 +95,8 @@ async def test_a_request_waits_for_its_routers_turn(monkeypatch: pytest.MonkeyPa
             hasty.send("POST", CHAT, chat())
             await until(lambda: len(asked) == 2, "it waits for its turn")
         await one.idle()
-        assert one.router.decisions[-1].status == 200, "nothing was chosen for a client that has left"
-        assert len(one.router.decisions) <= 2
+        assert one.router.history.decisions[-1].status == 200, "nothing was chosen for a client that has left"
+        assert len(one.router.history.decisions) <= 2
 
 
 async def test_requests_wait_for_room_that_another_router_makes() -> None:

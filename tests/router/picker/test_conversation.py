@@ -44,7 +44,7 @@ async def test_a_request_is_in_the_books_until_its_answer_ends() -> None:
         await stream.send(response_trailers={})
         assert (await stream.reply())[0] == "response_trailers"
         assert member.candidate.in_flight == 0
-        [decision] = running.router.decisions
+        [decision] = running.router.history.decisions
         told = decision.record()
         assert (told.status, told.reported_cached_tokens) == (200, 3)
         await stream.end()

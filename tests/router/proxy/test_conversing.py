@@ -61,7 +61,7 @@ async def test_decisions_name_such_requests() -> None:
     async with served(*replicas(1), **COST) as running, connect(running.port) as client:
         await client.post(MESSAGES, body(MESSAGES, "stars", 1))
         await running.idle()
-        [decision] = running.router.decisions
+        [decision] = running.router.history.decisions
         assert (decision.model, decision.chosen, decision.exactness.tokens, decision.status) == (
             MODEL,
             "r0",

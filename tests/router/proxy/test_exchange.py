@@ -450,7 +450,7 @@ async def test_a_client_that_leaves_takes_its_request_away_from_the_replica_at_o
         async with asyncio.timeout(20):
             await script.calls[0].left()
         await running.idle()
-        assert running.router.counts.client_left == 1
+        assert running.router.history.counts.client_left == 1
         assert len(script.calls) == 1
         assert running.member("r0").server.faults == 0
 
@@ -473,7 +473,7 @@ async def test_leaving_after_the_answer_does_not_count_as_a_disconnect() -> None
         await client.post(CHAT, chat())
         client.leave()
         await running.idle()
-        assert running.router.counts.client_left == 0
+        assert running.router.history.counts.client_left == 0
 
 
 # ---- headers

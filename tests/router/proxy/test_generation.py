@@ -84,7 +84,7 @@ async def test_a_replica_that_stops_listening_is_skipped_and_its_breaker_opens()
         assert [answer.json for answer in answers] == ["good"] * 4
         assert running.member("stopping").candidate.unavailable is not None
         assert running.member("good").candidate.unavailable is None
-        assert running.router.counts.retries == 1
+        assert running.router.history.counts.retries == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_a_loss_before_the_first_byte_is_not_seen_by_the_client(lost: Hand
         assert (answer.status, answer.body) == (200, GOOD)
         assert len(script.calls) == 2 and script.calls[0].body == script.calls[1].body
         assert faults(running) == 1
-        assert running.router.counts.retries == 1
+        assert running.router.history.counts.retries == 1
 
 
 async def test_the_only_replica_is_asked_again() -> None:
@@ -483,7 +483,7 @@ async def test_a_body_that_comes_slowly_gains_nothing_by_it() -> None:
         assert (await client.answer()).status == 200
         assert script.calls[0].native[0].priority > -late_s / 2
         await running.idle()
-        assert router.decisions[-1].record().duration_s >= late_s  # the negative control: it came so early
+        assert router.history.decisions[-1].record().duration_s >= late_s  # the negative control: it came so early
 
 
 async def test_a_clients_own_seed_stands() -> None:
@@ -504,7 +504,7 @@ async def test_a_native_stream_continues_elsewhere_and_the_client_reads_the_same
         assert second.prompts == first.prompts and second.cache_salt == first.cache_salt == "s"
         assert (second.response_id, second.created, second.seed) == (first.response_id, first.created, first.seed)
         assert script.calls[0].native[1] == script.calls[1].native[1]
-        assert running.router.counts.resumes == 1 and faults(running) == 1
+        assert running.router.history.counts.resumes == 1 and faults(running) == 1
 
 
 async def test_it_may_be_lost_twice() -> None:
@@ -706,7 +706,7 @@ async def test_a_client_that_reads_nothing_any_more_gives_its_slot_back() -> Non
         client.send("POST", CHAT, chat(stream=True))
         await until(lambda: running.router.open_requests == 1, "it has come")
         await running.idle()
-        assert faults(running) == 0 and running.router.counts.client_left == 1
+        assert faults(running) == 0 and running.router.history.counts.client_left == 1
 
 
 # ---- waiting for room
@@ -733,7 +733,7 @@ async def test_requests_beyond_the_limit_wait_and_go_in_the_order_in_which_they_
             release[n].set()
             assert (await clients[n].answer()).body == GOOD
         assert begun == ["0", "1", "2", "3", "4"]
-        waited = [one.record().waited_s for one in running.router.decisions]
+        waited = [one.record().waited_s for one in running.router.history.decisions]
         assert waited[0] == 0 and all(waited_s > 0.3 for waited_s in waited[1:])
 
 
@@ -757,7 +757,7 @@ async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
         answer = await third.post(CHAT, chat())
         assert (answer.status, answer.error["code"]) == (429, "queue_full")
         assert answer.error["type"] == "rate_limit_error" and int(answer.headers["retry-after"]) >= 1
-        assert running.router.counts.refused["queue_full"] == 1
+        assert running.router.history.counts.refused["queue_full"] == 1
         release.set()
         assert (await first.answer()).body == (await second.answer()).body == GOOD
 
@@ -800,7 +800,7 @@ async def test_a_client_that_leaves_while_waiting_takes_no_room() -> None:
         first.leave()
         assert (await third.answer()).body == GOOD
         assert [call.json["messages"][0]["content"] for call in script.calls] == ["0", "2"]
-        await until(lambda: running.router.counts.client_left == 2, "both are counted")
+        await until(lambda: running.router.history.counts.client_left == 2, "both are counted")
 
 
 def takes(call: Call) -> None:
@@ -897,7 +897,7 @@ async def test_streaming_time_is_not_waiting_time() -> None:
         await until(lambda: len(other.calls) == 2, "and goes on")
         from_piece(1, 4)(other.calls[1])
         assert [(await client.answer()).body for client in (first, second, third)] == [WHOLE] * 3
-        assert all(remembered.record().waited_s < 0.5 for remembered in running.router.decisions)
+        assert all(remembered.record().waited_s < 0.5 for remembered in running.router.history.decisions)
 
 
 async def test_a_request_for_a_model_without_its_last_replica_is_told_to_retry() -> None:
@@ -956,9 +956,9 @@ async def test_a_long_waiting_prompt_is_not_tried_where_only_shorter_ones_fit() 
         await until(lambda: big.calls, "the replica is full")
         second.send("POST", COMPLETIONS, asked)
         await until(lambda: len(running.router.waiting) == 1, "one request waits")
-        decided = sum(running.router.counts.decision_s.counts)
+        decided = sum(running.router.history.counts.decision_s.counts)
         await asyncio.sleep(0.4)  # the clock looks a few times
-        assert sum(running.router.counts.decision_s.counts) == decided
+        assert sum(running.router.history.counts.decision_s.counts) == decided
         assert (await third.post(COMPLETIONS, {"model": MODEL, "prompt": "x"})).body == GOOD
         big.calls[0].answer(GOOD)
         await until(lambda: len(big.calls) == 2, "the second has its turn")
@@ -1098,7 +1098,7 @@ async def test_an_unwritable_access_log_blocks_no_answer(
         raise OSError(28, "No space left on device")
 
     async with served(named("r0")) as running, connect(running.port) as client:
-        running.router.on_answer = full
+        running.router.history.access_log = full
         for _ in range(3):
             assert (await client.post(CHAT, chat())).json == "r0"
         await running.idle()
@@ -1127,7 +1127,7 @@ async def test_everything_is_remembered_but_the_words() -> None:
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         await client.post(CHAT, chat("secret words"), x_request_id="my-id")
         await client.post(CHAT, chat("secret words"))
-        good, bad = [one.record() for one in running.router.decisions]
+        good, bad = [one.record() for one in running.router.history.decisions]
         assert (good.request_id, good.status, good.chosen, good.reported_cached_tokens) == ("my-id", 200, "r0", 48)
         assert good.ttft_s is not None and good.ttft_s <= good.duration_s
         assert (bad.status, bad.ttft_s) == (503, None) and bad.why and "no replica" not in (good.why or "")

@@ -59,7 +59,7 @@ async def test_a_replica_is_told_where_to_read_what_it_does_not_hold() -> None:
         assert answer.status == 200 and answer.headers["x-warmroute-replica"] == "r1"
         assert script.calls[0].native[0].kv_sources == [KvSource("tcp://127.0.0.1:7000", held)]
         await running.idle()
-        [decision] = running.router.decisions
+        [decision] = running.router.history.decisions
         assert (decision.predicted_tokens, decision.exactness.prediction) == (0, False)
         record = decision.record()
         assert [(one.source, one.tokens, one.neighbours) for one in record.portions] == [

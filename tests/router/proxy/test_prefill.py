@@ -45,7 +45,7 @@ class Pair:
     @property
     def last(self) -> Any:
         """The last decision's record of the first half."""
-        return self.running.router.decisions[-1].record().prefill
+        return self.running.router.history.decisions[-1].record().prefill
 
     async def outcome(self) -> str | None:
         await self.running.idle()

@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def last(self) -> Any:
-        return self.running.router.decisions[-1].record()
+        return self.running.router.history.decisions[-1].record()
 
     async def outcome(self) -> str | None:
         await self.running.idle()

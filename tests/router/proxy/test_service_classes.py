@@ -94,7 +94,7 @@ async def test_batch_work_that_would_be_late_is_refused_and_told_when_to_come_ag
         assert error["code"] == "class_refused"
         assert '"batch"' in error["message"]
         assert 70 < int(refused.headers["retry-after"]) < 90, "200 s of work, and 120 s that it would wait for"
-        assert made.router.counts.classes.by_name["batch"].refused == 1
+        assert made.router.history.counts.classes.by_name["batch"].refused == 1
         decisions = (await client.get("/decisions", **USUAL)).json
         assert decisions is not None
 
@@ -103,11 +103,11 @@ async def test_batch_work_that_is_in_time_is_taken() -> None:
     script = Script(frames)
     async with running(script, queued_s=100.0) as made, connect(made.port) as client:
         assert (await client.post(COMPLETIONS, body(), **NIGHTLY)).status == 200
-        [decision] = made.router.decisions
+        [decision] = made.router.history.decisions
         record = decision.record()
         assert record.service_class == "batch"
         assert record.behind_s == 120.0
-        assert made.router.counts.classes.by_name["batch"].answered == 1
+        assert made.router.history.counts.classes.by_name["batch"].answered == 1
 
 
 async def test_who_waits_already_is_not_refused() -> None:

@@ -205,7 +205,7 @@ async def test_a_full_disk_loses_lines_and_no_request(caplog: pytest.LogCaptureF
         for _ in range(3):
             assert (await client.post(CHAT, chat())).json == "r0"
         await running.idle()
-        assert running.router.request_log.lost_lines == 3
+        assert running.router.history.request_log.lost_lines == 3
     assert caplog.text.count("Cannot write the request log /dev/full") == 1
 
 
@@ -275,7 +275,7 @@ async def test_a_body_nested_however_deep_has_its_line(tmp_path: Path) -> None:
             answer = await client.post(CHAT, b'{"model":"m","messages":[],"x":%b%b}' % (b"[" * depth, b"]" * depth))
             routed += answer.status == 200
         await running.idle()
-        assert running.router.request_log.lost_lines == 0
+        assert running.router.history.request_log.lost_lines == 0
         [tally] = running.member("r0").tallies.values()
         assert tally.statuses == {200: routed}
     assert routed and len(log.read_bytes().splitlines()) == routed
@@ -294,9 +294,9 @@ async def test_a_mistake_of_the_log_costs_lines_and_nothing_else(
             for _ in range(3):
                 assert (await client.post(CHAT, chat())).status == 200
             await running.idle()
-        assert running.router.request_log.lost_lines == 3
+        assert running.router.history.request_log.lost_lines == 3
         [tally] = running.member("r0").tallies.values()
-        assert tally.statuses == {200: 3} and len(running.router.decisions) == 3
+        assert tally.statuses == {200: 3} and len(running.router.history.decisions) == 3
         await client.post(CHAT, chat())
     assert len(lines_of(log)) == 1
     assert [record.levelno for record in caplog.records if "request log" in record.message] == [logging.ERROR]
@@ -331,7 +331,7 @@ def test_an_empty_file_and_a_whole_one_get_no_empty_line(tmp_path: Path) -> None
 async def test_nothing_is_noted_without_a_log() -> None:
     async with served(named("r0")) as running, connect(running.port) as client:
         await client.post(CHAT, chat())
-        assert running.router.request_log is None
+        assert running.router.history.request_log is None
 
 
 # ---- lots

@@ -178,7 +178,7 @@ async def test_totals_are_sums_of_what_a_real_router_counts() -> None:
         assert found is not None
         assert found.retries_total == 0
         assert [count for count, _ in found.first_tokens.values()] == [1, 1]  # of each replica
-        assert len(running.router.counts.refused) == 2 and found.refused_total == 2  # one of each code
+        assert len(running.router.history.counts.refused) == 2 and found.refused_total == 2  # one of each code
         assert 0 < sum(seconds for _, seconds in found.first_tokens.values()) < 10
     assert totals_of("vllm:num_requests_running 5\n") is None
 

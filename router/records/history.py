@@ -1,0 +1,129 @@
+"""The router's memory of its requests: counters, the last decisions and prompts, logs, traces and metrics."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from time import time_ns
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from api.errors import ApiError
+from router.config import RouterConfig
+from router.members.predictions import Predictions
+from router.members.tally import DECISION_S, Histogram
+from router.placement.index import PrefixIndex
+from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
+from router.prompts.prefixes.retained import RetainedPrefixes
+from router.prompts.prompt import beginning_of
+from router.proxy.request_summary import (
+    GenerationSummary,
+    PastDecision,
+    RequestSummary,
+    compare,
+    count_request,
+    past_decision,
+)
+from router.records.access_log import Line, line_of, line_of_request
+from router.records.request_log import RequestLog
+from router.tenants.class_totals import ClassTotals
+
+if TYPE_CHECKING:
+    from router.records.genai_metrics import GenaiMetrics
+
+log = logging.getLogger(__name__)
+
+
+class RequestCounts:
+    """Counters of requests over all replicas."""
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()  # by the error's code
+        self.approximate: Counter[str] = Counter()  # by reason
+        self.retries = 0
+        self.resumes = 0
+        self.client_left = 0
+        self.decision_s = Histogram(DECISION_S)
+        self.classes = ClassTotals()
+
+
+class History:
+    """Learns of each request when it is over, or turned away."""
+
+    def __init__(self, config: RouterConfig, predictions: Predictions, index: PrefixIndex, *, texts: bool) -> None:
+        """`texts`: recent prompts are kept with the beginnings of their texts."""
+        self.counts = RequestCounts()
+        self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
+        self.recent = RecentPrompts(config.recent_prompts)
+        self.retained = RetainedPrefixes()
+        self.access_log: Callable[[Line], None] | None = None
+        self.request_log: RequestLog | None = None
+        self.genai_metrics: GenaiMetrics | None = None
+        self._predictions = predictions
+        self._index = index
+        self._texts = texts
+        self._is_untold = False  # whether the access log has failed
+
+    def turned_away(self, scope: Scope, error: ApiError) -> None:
+        """Count and log a request that was not admitted."""
+        self.counts.refused[error.code or str(error.status)] += 1
+        if self.access_log is not None:
+            self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=len(error.body()), request_id=""))
+
+    def over(self, summary: RequestSummary) -> None:
+        """Record a finished request."""
+        if self.access_log is not None:
+            self._tell(line_of_request(summary))
+        if self.request_log is not None:
+            self.request_log.over(summary)
+        if summary.trace is not None:
+            summary.trace.end(summary)
+        if self.genai_metrics is not None:
+            self.genai_metrics.over(summary, time_ns())
+        if summary.chat is not None and summary.exchange.disconnected:
+            self.counts.client_left += 1
+        self.counts.retries += summary.retries
+        self.counts.resumes += summary.resumes
+        if (generation := summary.generation) is not None:
+            self._generated(summary, generation)
+
+    def _tell(self, line: Line) -> None:
+        assert self.access_log is not None, "its caller has looked"
+        try:
+            self.access_log(line)
+        except OSError as error:  # a full disk must not stop the answers
+            if not self._is_untold:
+                log.error("Cannot write the access log (%s): lines are lost from now on", error)
+            self._is_untold = True
+
+    def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
+        self.decisions.append(past_decision(summary, generation))
+        self._count_class(summary, generation)
+        peek, size = generation.peek, generation.block_size
+        member = generation.member
+        lookahead = self._index.lookahead(member.slot) if member is not None and size else 0
+        keys = generation.prompt.keys(size, lookahead)
+        if summary.first_byte_s and self.recent.most_prompts:
+            text = beginning_of(peek, TEXT_BYTES) or None if self._texts else None
+            self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
+        if member is not None:
+            if summary.first_byte_s and member.native and size:
+                retain = generation.prompt.retain
+                self.retained.asked(member.name, peek.model, size, keys, retain, summary.ended_s)
+            usual_keys = generation.prompt.keys(size) if lookahead else keys
+            count_request(member.tally(peek.model), summary, generation, usual_keys)
+            if generation.prediction is not None:
+                compare(self._predictions, summary, generation, keys)
+        if summary.prefill is not None and (half := summary.prefill.generation) is not None:
+            self._compare_prefill(summary, half)
+
+    def _count_class(self, summary: RequestSummary, generation: GenerationSummary) -> None:
+        tenant = generation.decision.question.tenant
+        if tenant is not None and (service := tenant.service) is not None and (ttft_s := summary.ttft_s) is not None:
+            self.counts.classes.answered(service, ttft_s)
+
+    def _compare_prefill(self, summary: RequestSummary, half: GenerationSummary) -> None:
+        """Compare the hit at the replica that computed the prompt for another one."""
+        if half.prediction is not None and half.member is not None:
+            lookahead = self._index.lookahead(half.member.slot)
+            compare(self._predictions, summary, half, half.prompt.keys(half.block_size, lookahead))
