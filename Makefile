@@ -152,12 +152,14 @@ clean:  ## remove everything that make and the tests have built
 
 environments: $(INSTALLED) $(CHECKOV) $(TRITON)
 
-# pip would compile on one processor, and hundreds of models that nobody imports. Some files are templates, and no Python.
+# pip would compile on one processor, and also half of it that is never imported here. Some files are templates, no Python.
+NEVER_IMPORTED := /(ray/(data|llm|rllib|serve|train|tune)|torch/(_dynamo|_inductor|onnx|testing)|transformers/models|networkx|pip|setuptools|sympy)/
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call need_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev,ray,replica]'
-	$(BIN)/python -m compileall -qq -j 0 -x /transformers/models/ $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '$(NEVER_IMPORTED)' $(VENV)/lib || true
 	@touch $@
 
 define need_python
