@@ -1,8 +1,9 @@
 """Whole routers side by side, ours and others, before the same simulated replicas: hits, times to first token, CPU.
 
-The others are sglang-router 0.3.2 and vllm-router 0.1.17, each in a Python environment of its own whose folder
-WARMROUTE_SGLANG_ROUTER and WARMROUTE_VLLM_ROUTER name; of one that is not there the table says so. The traces are made
-by chance (tests/lab/traffic.py), or are all *.jsonl and *.jsonl.gz of Mooncake's kind in the folder WARMROUTE_TRACES.
+Ours runs by itself, and as the picker of an Envoy. The others are sglang-router 0.3.2 and vllm-router 0.1.17, each in a
+Python environment of its own whose folder WARMROUTE_SGLANG_ROUTER and WARMROUTE_VLLM_ROUTER name; of one that is not
+there the table says so. The traces are made by chance (tests/lab/traffic.py), or are all *.jsonl and *.jsonl.gz of
+Mooncake's kind in the folder WARMROUTE_TRACES.
 
 Every run has new replicas and a new router, and lasts a minute and more: `python -m tests.bench peers --rounds 3` takes
 most of an hour and draws docs/peers.svg, `--rounds 1 --small` tries it all out in three minutes. Linux only: it reads
@@ -33,8 +34,9 @@ from lab.trace.requests import Trace
 from lab.trace.shaping import coarsened, sped_up
 from router.members.target import parse_target
 from tests.bench.policies import LOAD, LOADS
+from tests.chaos.envoy import gateway, port_of_picker
 from tests.chaos.replicas import children, cpu_s, free_ports
-from tests.chaos.routers import Fleet, fleet, router
+from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.lab.traffic import agents, conversations
 from tests.replica.serving import MODEL, Replica
@@ -73,11 +75,16 @@ class Figures(NamedTuple):
 
 class Contender(NamedTuple):
     name: str
-    started: Callable[[Fleet], AbstractContextManager[Replica]]
+    started: Callable[[Fleet], AbstractContextManager[Sequence[Replica]]]  # all its processes, first the one to ask
 
 
 def beside(peer: "Peer") -> Contender:
-    return Contender(peer.name, lambda replicas: peer.started(replicas.urls))
+    @contextmanager
+    def started(replicas: Fleet) -> Iterator[Sequence[Replica]]:
+        with peer.started(replicas.urls) as running:
+            yield (running,)
+
+    return Contender(peer.name, started)
 
 
 class Peer(NamedTuple):
@@ -160,15 +167,31 @@ NOT_FAIR = {
 
 def ours(policy: str) -> Contender:
     @contextmanager
-    def started(replicas: Fleet) -> Iterator[Replica]:
-        with router(*replicas.as_options, "--policy", policy, "--log-level", "warning") as running:
-            ready: Callable[[], bool] = lambda: all(  # noqa: E731
-                one["available"] and one["block_size"] for one in running.get("/replicas").json["replicas"]
-            )
-            wait_until(ready, "every replica's events are followed")
-            yield running
+    def started(replicas: Fleet) -> Iterator[Sequence[Replica]]:
+        with following(replicas, "--policy", policy) as running:
+            yield (running,)
 
     return Contender(f"warmroute, {policy}", started)
+
+
+@contextmanager
+def following(replicas: Fleet, *options: object) -> Iterator[RouterProcess]:
+    """A router of ours that follows the events of all replicas."""
+    with router(*replicas.as_options, "--log-level", "warning", *options) as running:
+        ready: Callable[[], bool] = lambda: all(  # noqa: E731
+            one["available"] and one["block_size"] for one in running.get("/replicas").json["replicas"]
+        )
+        wait_until(ready, "every replica's events are followed")
+        yield running
+
+
+@contextmanager
+def behind_envoy(replicas: Fleet) -> Iterator[Sequence[Replica]]:
+    with (
+        following(replicas, "--picker-listen", "127.0.0.1:0") as running,
+        gateway(port_of_picker(running)) as envoy,
+    ):
+        yield envoy, running
 
 
 def run(rounds: int, *, small: bool = False) -> None:
@@ -178,7 +201,8 @@ def run(rounds: int, *, small: bool = False) -> None:
     for peer in present:
         found = peer.version()
         print(f"{peer.package} {found}" + ("" if found == peer.pinned else f", and not {peer.pinned} as usual"))
-    contenders = [ours("cost"), ours("round-robin"), *map(beside, present)]
+    picked = Contender("Envoy and warmroute picker", behind_envoy)
+    contenders = [ours("cost"), picked, ours("round-robin"), *map(beside, present)]
     by_trace: dict[str, dict[str, list[Figures]]] = {}
     for make in sources(size.requests):
         measured_runs: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
@@ -203,15 +227,15 @@ def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figu
     limits = Limits(max(1, len(paced.requests) - size.warm_up), None, WarmUp(requests=size.warm_up))
     with fleet(REPLICAS, *speeds(paced)) as replicas, contender.started(replicas) as running:
         plan = Plan(
-            targets=[parse_target(running.url)],
+            targets=[parse_target(running[0].url)],
             models=[MODEL],
             wish=RequestSettings(MODEL, f"peers {number}"),
             arrivals=lambda _: replayed(paced),
             limits=limits,
         )
         before_s: list[float] = []
-        found = measured(plan, lambda *_: before_s.append(tree_cpu_s(running.process.pid)))
-        used_s = tree_cpu_s(running.process.pid) - before_s[0]
+        found = measured(plan, lambda *_: before_s.append(cpu_of(running)))
+        used_s = cpu_of(running) - before_s[0]
         if found.interrupted:
             raise KeyboardInterrupt
         used = sum(replica.load()["pool"]["query_tokens"] > 0 for replica in replicas.replicas)
@@ -251,6 +275,10 @@ def prefill_tokens_per_s(paced: Trace) -> float:
 
 def tree(pid: int) -> list[int]:
     return [pid, *(other for child in children(pid) for other in tree(child))]
+
+
+def cpu_of(running: Sequence[Replica]) -> float:
+    return sum(tree_cpu_s(one.process.pid) for one in running)
 
 
 def tree_cpu_s(pid: int) -> float:

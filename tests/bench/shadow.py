@@ -66,7 +66,7 @@ def quietly(trial: Callable[[], Figures]) -> Figures:
 
 def shadowed(other: Contender, paced: Trace, number: int) -> Figures:
     """Serve the trace by the other router with shadow beside it."""
-    with fleet(REPLICAS, *speeds(paced)) as replicas, other.started(replicas) as running:
+    with fleet(REPLICAS, *speeds(paced)) as replicas, other.started(replicas) as (running,):
         options = (*replicas.as_options, "--listen", "127.0.0.1:0", "--interval", 60)
         with ExitStack() as stack:
             watching = stack.enter_context(shadow(*options))
@@ -76,7 +76,7 @@ def shadowed(other: Contender, paced: Trace, number: int) -> Figures:
 
 
 def taken_over(paced: Trace, number: int) -> Figures:
-    with fleet(REPLICAS, *speeds(paced)) as replicas, ours("cost").started(replicas) as running:
+    with fleet(REPLICAS, *speeds(paced)) as replicas, ours("cost").started(replicas) as (running,):
         return asked(running, replicas, paced, number)
 
 
