@@ -1,11 +1,15 @@
 """Puts together a router without its HTTP front: what it knows of replicas, and the tasks that keep this up to date."""
 
-from router.config import RouterConfig
+from contextlib import aclosing
+
+from router.config import Kubernetes, RouterConfig
 from router.core import Router
 from router.members.discovery.combined import StaticReplicas
 from router.members.discovery.desired import Discovery
 from router.members.discovery.file import FileDiscovery
-from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.followed_pool import PoolDiscovery
+from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch
+from router.members.discovery.objectives import objectives_of
 from router.members.discovery.pods import pods_of
 from router.members.discovery.registry import RegistryDiscovery
 from router.members.discovery.slices import slices_of
@@ -14,6 +18,7 @@ from router.members.members import Members
 from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission
+from router.tenants.priorities import Priorities
 from router.upkeep import Upkeep
 
 
@@ -43,4 +48,14 @@ def discoveries(config: RouterConfig) -> list[Discovery]:
             found.append(KubernetesDiscovery(cluster, slices_of(cluster.namespace, kubernetes.service)))
         if kubernetes.pods is not None:
             found.append(KubernetesDiscovery(cluster, pods_of(cluster.namespace, kubernetes.pods)))
+        if kubernetes.pool is not None:
+            found.append(PoolDiscovery(cluster, kubernetes.pool))
     return found
+
+
+async def follow_objectives(kubernetes: Kubernetes, priorities: Priorities) -> None:
+    assert kubernetes.pool is not None, "its objectives are wanted"
+    objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool)
+    async with aclosing(KubernetesWatch(kubernetes.cluster, objectives).watch()) as updates:
+        async for found in updates:
+            priorities.of = {name: objective.priority for name, objective in found.items()}

@@ -45,7 +45,7 @@ def picker(ctx: click.Context, /, **_: object) -> int:
     \b
     Examples:
       warmroute picker --replica http://10.0.0.1:8001 --replica http://10.0.0.2:8001
-      warmroute picker --kubernetes-pods app=vllm --picker-listen 0.0.0.0:9002 --host 0.0.0.0
+      warmroute picker --kubernetes-pool vllm --picker-listen 0.0.0.0:9002 --host 0.0.0.0
 
     Exit status: 0 ended as asked, 1 could not start, 2 invalid setting.
     """

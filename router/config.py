@@ -15,11 +15,13 @@ MEGABYTE = 10**6
 
 
 class Kubernetes(Struct, frozen=True):
-    """A cluster, and the service or the labels (exactly one of them) that select its replica pods."""
+    """A cluster, and the service, the labels or the pool (exactly one of them) that select its replica pods."""
 
     cluster: Cluster
     service: str | None = None  # those behind it
     pods: str | None = None  # those with these labels
+    pool: str | None = None  # those of this InferencePool
+    objectives: bool = False  # of the pool: their priorities are classes
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):

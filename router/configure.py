@@ -16,11 +16,14 @@ from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.cluster import Cluster, in_cluster
 from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
+from router.members.discovery.pool import check_name
 from router.members.spec import ReplicaSpec, by_name, parse_replica
 from router.peers.names import is_local
 from router.settings import TABLE
 from router.tenants.keys import keys_from_options, parse_keys
 from router.watched_file import WatchedFile
+
+KUBERNETES = ("kubernetes_service", "kubernetes_pods", "kubernetes_pool")
 
 
 def config_from(ctx: click.Context) -> RouterConfig:
@@ -55,6 +58,10 @@ def _unusable(option: str) -> Iterator[None]:
         raise Unusable(f"{option}: {error}") from error
 
 
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
 def _check_together(values: Mapping[str, Any]) -> None:
     if (values["tls_cert"] is None) != (values["tls_key"] is None):
         given, missing = ("--tls-cert", "--tls-key") if values["tls_cert"] else ("--tls-key", "--tls-cert")
@@ -64,15 +71,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
     check_limits(values)
     if values["log_prompts"] and not values["request_log"]:
         raise Unusable("--log-prompts is of no use alone; give --request-log too")
-    if values["kubernetes_service"] and values["kubernetes_pods"]:
-        raise Unusable(
-            "--kubernetes-service and --kubernetes-pods would name the same pods in two ways; give one of them "
-            "(pods of several services: a label that they share)"
-        )
-    for key in ("kubernetes_namespace", "kubernetes_api"):
-        if values[key] and not (values["kubernetes_service"] or values["kubernetes_pods"]):
-            name = key.replace("_", "-")
-            raise Unusable(f"--{name} is of no use alone; give --kubernetes-service or --kubernetes-pods too")
+    _check_kubernetes(values)
     if (values["curve_server"] is None) != (values["curve_secret"] is None):
         raise Unusable(
             "--curve-server and --curve-secret belong together: the file of the replicas' public key, "
@@ -94,12 +93,27 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
 
 
+def _check_kubernetes(values: Mapping[str, Any]) -> None:
+    given = [_option(key) for key in KUBERNETES if values[key]]
+    if len(given) > 1:
+        raise Unusable(
+            f"{' and '.join(given)} would name the same pods in two ways; give one of them "
+            "(pods of several services or pools: a label that they share)"
+        )
+    for key in ("kubernetes_namespace", "kubernetes_api"):
+        if values[key] and not given:
+            *options, last = map(_option, KUBERNETES)
+            raise Unusable(f"{_option(key)} is of no use alone; give {', '.join(options)} or {last} too")
+    if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
+        raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
+
+
 def _check_files(values: Mapping[str, Any]) -> None:
     """Refuse to start with a broken file; a running router would keep the last good one."""
     for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys)):
         path = values[key]
         if path is not None:
-            with _unusable(f"--{key.replace('_', '-')}"):
+            with _unusable(_option(key)):
                 parse(path, WatchedFile(path).read_if_changed() or "")
     if values["usage_db"] is not None and not Path(values["usage_db"]).absolute().parent.is_dir():
         raise Unusable(f"--usage-db: the folder of {values['usage_db']!r} does not exist; make it first")
@@ -122,14 +136,18 @@ def _replicas(texts: Sequence[str]) -> tuple[ReplicaSpec, ...]:
 
 
 def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
-    service, pods, namespace, api = (values[f"kubernetes_{key}"] for key in ("service", "pods", "namespace", "api"))
-    if service is None and pods is None:
+    service, pods, pool = (values[key] for key in KUBERNETES)
+    given = next((key for key in KUBERNETES if values[key] is not None), None)
+    if given is None:
         return None
-    with _unusable(f"--kubernetes-{'pods' if service is None else 'service'}"):
+    namespace, api = values["kubernetes_namespace"], values["kubernetes_api"]
+    with _unusable(_option(given)):
         if pods is not None:
             check_selector(pods)
+        if pool is not None:
+            check_name(pool)
         cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-    return Kubernetes(cluster, service, pods)
+    return Kubernetes(cluster, service, pods, pool, bool(values["kubernetes_objectives"]))
 
 
 def _model_dirs(texts: Sequence[str]) -> dict[str, str]:

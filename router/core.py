@@ -34,6 +34,7 @@ from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
 from router.records.history import History
 from router.tenants.ledger import ledger_of
+from router.tenants.priorities import Priorities
 
 if TYPE_CHECKING:
     from router.peers.links import Links
@@ -63,6 +64,8 @@ class Router:
         self.predictions = Predictions(feeds, self._predicted_wrongly)
         self.placement = placement
         self.admission = admission
+        has_objectives = config.kubernetes is not None and config.kubernetes.objectives
+        self.priorities = Priorities() if has_objectives else None  # None: only keys have classes
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Owner] = Waiting(config.queue_size)
         self.started = int(time())
@@ -123,7 +126,7 @@ class Router:
         `source`: the replica that has computed its KV for another one.
         """
         slots = model.slots if prompt.exact else model.all_slots
-        self.placement.shares.others_may_come = self.admission.has_tenants
+        self.placement.shares.others_may_come = self.admission.has_tenants or self.priorities is not None
         question, matches = self.placement.question(
             prompt,
             slots,

@@ -12,7 +12,7 @@ from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
 from events.curve import shared_keys
-from router.assembly import assembled, discoveries
+from router.assembly import assembled, discoveries, follow_objectives
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
@@ -112,6 +112,8 @@ class Front:
             asyncio.create_task(self._look_at_keys()),
             asyncio.create_task(self.dashboard.run()),
         ]
+        if self.router.priorities is not None and self.config.kubernetes is not None:
+            self._tasks.append(asyncio.create_task(follow_objectives(self.config.kubernetes, self.router.priorities)))
         await self.router.ledger.save()  # what was used of the day's budgets before
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:

@@ -139,13 +139,25 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "kubernetes_pods",
             TEXT,
-            "Use the pods with these labels as replicas: app=vllm, or app in (a,b). Not together with a service.",
+            "Use the pods with these labels as replicas: app=vllm, or app in (a,b).",
             metavar="SELECTOR",
+        ),
+        _row(
+            "kubernetes_pool",
+            TEXT,
+            "Use the pods of this InferencePool (Gateway API Inference Extension, v1) as replicas, at its port. Give "
+            "only one of the three.",
+            metavar="NAME",
+        ),
+        _row(
+            "kubernetes_objectives",
+            click.BOOL,
+            "Give each request a class by the priority of the pool's InferenceObjective that it names.",
         ),
         _row(
             "kubernetes_namespace",
             TEXT,
-            "Namespace of the service or the pods.  [default: the router's own]",
+            "Namespace of the service, the pods or the pool.  [default: the router's own]",
             metavar="NAME",
         ),
         _row(

@@ -114,13 +114,17 @@ class Request(Owner):
     def tenant(self) -> Tenant | None:
         """Return the party whose share of the replicas it takes; None: there are no shares."""
         key = self.admitted.key
-        if key is None:
-            return None
+        service = None if key is None else self._service_of(key)
+        if (priorities := self.router.priorities) is not None:
+            service = priorities.service(key, service, self.exchange.scope["headers"])
+        if key is None:  # all requests of a class are one tenant; no key's name begins with a parenthesis
+            model = self.model_name or ""
+            return None if service is None else Tenant(f"({service.name})", model, service.weight, service)
         name = key.name
         if key.tenant_header is not None:
             value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
             name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
-        return Tenant(name, self.model_name or "", key.weight, self._service_of(key))
+        return Tenant(name, self.model_name or "", key.weight, service)
 
     def _service_of(self, key: Key) -> ServiceClass | None:
         """The request's class; None: there are no classes."""

@@ -3,10 +3,12 @@
 from typing import Any
 
 import click
+import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from router.cli import picker
 from router.configure import config_of
+from router.members.discovery.pool import InferencePool, Target, target_of
 from tests.docs.pages import ROOT, blocks
 from tests.k8s.validation import mistakes
 
@@ -31,16 +33,16 @@ def test_the_pool_asks_the_service_of_the_pickers() -> None:
     assert rule["backendRefs"][0]["name"] == found["InferencePool"]["metadata"]["name"]
 
 
-def test_the_picker_follows_the_pods_of_the_pool_and_listens_where_it_is_asked() -> None:
+def test_the_picker_follows_the_pool_and_listens_where_it_is_asked() -> None:
     found = manifests()
     [container] = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["warmroute", "picker"]
     context = picker.make_context("picker", [*container["args"], "--kubernetes-api", "http://127.0.0.1:1"])
     assert isinstance(context, click.Context)
     config = config_of(context.params)
-    labels = found["InferencePool"]["spec"]["selector"]["matchLabels"]
     assert config.kubernetes is not None
-    assert config.kubernetes.pods == ",".join(f"{key}={value}" for key, value in labels.items())
+    name = config.kubernetes.pool
+    assert target_of(msgspec.convert(found["InferencePool"], InferencePool)) == Target(str(name), "app=llm", 8000)
     port = found["InferencePool"]["spec"]["endpointPickerRef"]["port"]["number"]
     assert config.picker_listen == f"0.0.0.0:{port}"
     assert {"containerPort": port} in container["ports"]

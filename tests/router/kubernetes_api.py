@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from tests.router.scripted import refused_port
 SPACE = "space"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{SPACE}/endpointslices"
+POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{SPACE}/inferencepools"
+OBJECTIVES = f"/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{SPACE}/inferenceobjectives"
 Object = dict[str, Any]
 Refusal = tuple[int, dict[str, str]]  # a status and headers
 
@@ -202,13 +204,17 @@ def failure(code: int, message: str) -> Object:
 
 
 def selector_of(request: Request) -> Callable[[Object], bool]:
-    """Parse a selector of `key=value` and `key in (a,b)`."""
-    selector = request.query.get("labelSelector", "")
-    if not selector:
-        return bool
-    key, _, values = selector.partition(" in ") if " in " in selector else selector.partition("=")
-    allowed = values.strip("()").split(",")
-    return lambda content: (content["metadata"].get("labels") or {}).get(key) in allowed
+    """Parse a selector of `key=value,...`, of `key in (a,b)`, or of a field `metadata.name=value`."""
+    selector, field = request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
+    if field:
+        name = field.removeprefix("metadata.name=")
+        return lambda content: content["metadata"]["name"] == name
+    if " in " in selector:
+        key, _, values = selector.partition(" in ")
+        allowed = values.strip("()").split(",")
+        return lambda content: (content["metadata"].get("labels") or {}).get(key) in allowed
+    wanted = dict(part.split("=") for part in selector.split(",") if part)
+    return lambda content: wanted.items() <= (content["metadata"].get("labels") or {}).items()
 
 
 def as_seen(kind: str, content: Object, before: Object | None, matches: Callable[[Object], bool]) -> str:
@@ -256,6 +262,24 @@ def pod(name: str, address: str = "10.0.0.1", *, ready: bool = True, restarts: i
             ],
         },
     }
+
+
+def pool(name: str, labels: Mapping[str, str] | None = None, ports: Sequence[int] = (8000,)) -> Object:
+    """An InferencePool; without labels it selects those of `pod`."""
+    return {
+        "metadata": {"name": name, "namespace": SPACE, "uid": f"uid-{name}"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "llm"} if labels is None else labels},
+            "targetPorts": [{"number": number} for number in ports],
+            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
+        },
+    }
+
+
+def objective(name: str, priority: int | None, of: str = "llm") -> Object:
+    """An InferenceObjective of a pool."""
+    spec: Object = {"poolRef": {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": of}}
+    return {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": spec | {"priority": priority}}
 
 
 def port(name: str, number: int, protocol: str = "TCP") -> Object:

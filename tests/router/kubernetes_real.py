@@ -17,9 +17,9 @@ import httpx2
 
 from router.members.discovery.cluster import Cluster
 from router.members.discovery.collection import Collection
-from router.members.discovery.desired import Desired
-from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.desired import Desired, Discovery
 from router.members.discovery.slices import KIND, Slice, slices_of
+from router.members.spec import ReplicaSpec
 from tests.router.kubernetes_api import SPACE, Object
 from tests.router.scripted import refused_port
 
@@ -224,6 +224,23 @@ def documented_role() -> str:
     return str(role)
 
 
+def definition(plural: str, kind: str, group: str) -> Object:
+    """A definition of resources of any content. Kubernetes asks who approved a group that ends like its own."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
 def binding() -> Object:
     return {
         "metadata": {"name": "warmroute-router"},
@@ -232,7 +249,7 @@ def binding() -> Object:
     }
 
 
-def slices_known_to(client: httpx2.Client, service: str) -> Collection[Slice]:
+def slices_known_to(client: httpx2.Client, service: str) -> Collection[Slice, ReplicaSpec]:
     """In the version that this server has."""
     groups = {group["name"]: group for group in checked(client.get("/apis"))["groups"]}
     kind = KIND._replace(version=groups[KIND.group]["preferredVersion"]["version"])
@@ -258,7 +275,7 @@ def real_api(folder: Path) -> Iterator[RealApi]:
 
 
 @asynccontextmanager
-async def following(watch: KubernetesDiscovery) -> AsyncIterator[list[Desired]]:
+async def following(watch: Discovery) -> AsyncIterator[list[Desired]]:
     said: list[Desired] = []
 
     async def follow() -> None:

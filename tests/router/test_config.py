@@ -144,12 +144,22 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--client-path", "/v1/videos/"), "'/v1/videos/' is not a path below /v1/"),
         (("--client-path", "/v1/{x}"), "'/v1/{x}' is not a path below /v1/"),
         (("--kubernetes-service", "llm"), "--kubernetes-service: this process has no pod service account"),
-        (("--kubernetes-namespace", "n"), "--kubernetes-namespace is of no use alone; give --kubernetes-service or"),
+        (
+            ("--kubernetes-namespace", "n"),
+            "is of no use alone; give --kubernetes-service, --kubernetes-pods or --kuber",
+        ),
         (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process has no pod service account"),
         (
             ("--kubernetes-pods", "app=a", "--kubernetes-service", "llm"),
             "would name the same pods in two ways; give one",
         ),
+        (
+            ("--kubernetes-pods", "app=a", "--kubernetes-pool", "llm"),
+            "--kubernetes-pods and --kubernetes-pool would name the same pods in two ways; give one",
+        ),
+        (("--kubernetes-objectives",), "--kubernetes-objectives are those of a pool; give --kubernetes-pool too"),
+        (("--kubernetes-pool", "llm"), "--kubernetes-pool: this process has no pod service account"),
+        (("--kubernetes-pool", "a/b"), "--kubernetes-pool: 'a/b' is no name of an InferencePool; write its metadata"),
         (("--peer", "tcp://h:1"), "--peer is of no use alone: routers tell each other; give --peer-listen too"),
         (("--peer-keys", __file__), "--peer-keys is of no use alone; give --peer-listen too"),
         (("--peer-listen", "tcp://0.0.0.0:5570"), "--peer-listen tcp://0.0.0.0:5570: whoever reaches it could tell"),
@@ -240,6 +250,16 @@ def test_pods_of_kubernetes_are_found_by_their_labels() -> None:
     made = config("--kubernetes-pods", "app in (a,b),!gone", *api).kubernetes
     assert made is not None
     assert (made.service, made.pods, made.cluster.namespace) == (None, "app in (a,b),!gone", "n")
+
+
+def test_pods_of_kubernetes_are_found_by_their_pool() -> None:
+    environment = {"WARMROUTE_KUBERNETES_POOL": "llm", "WARMROUTE_KUBERNETES_API": "http://127.0.0.1:8001"}
+    made = config(environment=environment).kubernetes
+    assert made is not None
+    assert (made.service, made.pods, made.pool, made.objectives) == (None, None, "llm", False)
+    made = config("--kubernetes-objectives", environment=environment).kubernetes
+    assert made is not None
+    assert made.objectives
 
 
 def test_folders_of_models_are_named_by_model_or_by_themselves(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kubernetes objects from lists and watches, and the replicas that they describe.
+"""Kubernetes objects from lists and watches, and what is made of them: replicas, for example.
 
 No I/O: `router.members.discovery.kubernetes` talks to the API server. Unknown fields are ignored.
 """
@@ -10,9 +10,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from router.members.discovery.desired import Desired
 from router.members.discovery.labels import Metadata, Values, values_in
-from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +28,16 @@ class KubernetesObject(Protocol):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Sort key: if two objects name the same replica, the first one counts."""
+        """Sort key: if the same name is made of two objects, the first one counts."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
 
 Item = TypeVar("Item", bound=KubernetesObject)
+Made = TypeVar("Made", bound=Named)
 
 
 class ListMetadata(Struct, rename="camel"):
@@ -64,43 +68,44 @@ class Failure(Struct):
     message: str = ""
 
 
-class FromObject(NamedTuple):
-    """The replicas made from one object."""
+class FromObject(NamedTuple, Generic[Made]):
+    """The things made from one object."""
 
     uid: str = ""
     order: tuple[str, ...] = ()
-    replicas: tuple[ReplicaSpec, ...] = ()
-    good: Values | None = None  # its last labels and annotations that made replicas
+    made: tuple[Made, ...] = ()
+    good: Values | None = None  # its last labels and annotations that made some
     logged: frozenset[str] = frozenset()  # remarks logged already
 
 
-class Kind(NamedTuple, Generic[Item]):
+class Kind(NamedTuple, Generic[Item, Made]):
     resource: str  # as in RBAC roles
     group: str  # "": the core API
     version: str
     noun: str  # for logs
     type: type[Item]
     # From an object and its values: replicas, and why others were refused (to follow the object's name in a log).
-    replicas: Callable[[Item, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]
+    make: Callable[[Item, Values], tuple[Sequence[Made], Sequence[str]]]
+    selects_by: str = "labelSelector"  # the parameter that has the selector
 
     def path(self, namespace: str) -> str:
         api = f"/apis/{self.group}" if self.group else "/api"
         return f"{api}/{self.version}/namespaces/{namespace}/{self.resource}"
 
 
-class Collection(Generic[Item]):
+class Collection(Generic[Item, Made]):
     """The objects of one kind that match a selector, at one version.
 
     Versions that are whole numbers are compared, others are taken in the order of arrival. An event older than the
     known version means that the server repeats itself or was restored from a backup; a new list tells which.
     """
 
-    def __init__(self, kind: Kind[Item], where: str, selector: str) -> None:
+    def __init__(self, kind: Kind[Item, Made], where: str, selector: str) -> None:
         self.kind = kind
         self.where = where  # for logs
         self.selector = selector
         self.resource_version = ""
-        self._objects: dict[str, FromObject] = {}  # by the object's name
+        self._objects: dict[str, FromObject[Made]] = {}  # by the object's name
         self._item = msgspec.json.Decoder(kind.type)
         self._list = msgspec.json.Decoder(ItemList[kind.type])  # type: ignore[name-defined]
 
@@ -114,7 +119,7 @@ class Collection(Generic[Item]):
         self.resource_version = pages[0].metadata.resource_version
 
     def changed(self, line: bytes | str) -> bool:
-        """Apply a watch event; return True if the replicas may have changed. Raises Expired."""
+        """Apply a watch event; return True if what is made of them may have changed. Raises Expired."""
         event = _event(line)
         if event.type == "ERROR":
             failure = _failure(event.object)
@@ -127,19 +132,20 @@ class Collection(Generic[Item]):
         item = self._item.decode(event.object)
         self._advance(item.metadata.resource_version)
         name = item.metadata.name
-        before = self._objects.get(name, FromObject())
+        nothing: FromObject[Made] = FromObject()
+        before = self._objects.get(name, nothing)
         if event.type == "DELETED":
             self._objects.pop(name, None)
         elif event.type in ("ADDED", "MODIFIED"):
             self._objects[name] = self._look(item)
-        return self._objects.get(name, FromObject()).replicas != before.replicas
+        return self._objects.get(name, nothing).made != before.made
 
-    def desired(self) -> Desired:
-        """All replicas; one named by several objects counts once."""
-        desired: Desired = {}
+    def desired(self) -> dict[str, Made]:
+        """All of them by name; one named by several objects counts once."""
+        desired: dict[str, Made] = {}
         for each in sorted(self._objects.values(), key=lambda each: each.order):
-            for spec in each.replicas:
-                desired.setdefault(spec.name, spec)
+            for one in each.made:
+                desired.setdefault(one.name, one)
         return desired
 
     def _advance(self, version: str) -> None:
@@ -148,26 +154,26 @@ class Collection(Generic[Item]):
             raise Expired(f"its watch went back from version {known} to {version}")
         self.resource_version = version or known
 
-    def _look(self, item: Item) -> FromObject:
-        """Make the object's replicas. If a changed label is invalid, its last valid value still counts."""
+    def _look(self, item: Item) -> FromObject[Made]:
+        """Make what the object describes. If a changed value is invalid, the last valid one still counts."""
         metadata = item.metadata
-        before = self._objects.get(metadata.name, FromObject())
+        before: FromObject[Made] = self._objects.get(metadata.name, FromObject())
         if before.uid != metadata.uid:
             before = FromObject(metadata.uid)
         values, remarks = values_in(metadata)
-        replicas, refused = self.kind.replicas(item, values)
+        made, refused = self.kind.make(item, values)
         good = before.good
-        if replicas:
+        if made:
             good = values
         elif refused and good is not None:
-            replicas, _ = self.kind.replicas(item, good)
-            if replicas:
+            made, _ = self.kind.make(item, good)
+            if made:
                 refused = [f"{why}; its last valid value still counts" for why in refused]
         remarks += refused
         for remark in remarks:
             if remark not in before.logged:
                 log.warning("%s: %s %s %s", self.where, self.kind.noun, metadata.name, remark)
-        return FromObject(metadata.uid, item.order, tuple(replicas), good, before.logged.union(remarks))
+        return FromObject(metadata.uid, item.order, tuple(made), good, before.logged.union(remarks))
 
 
 _event = msgspec.json.Decoder(WatchEvent).decode

@@ -12,26 +12,34 @@ log = logging.getLogger(__name__)
 Desired: TypeAlias = dict[str, ReplicaSpec]  # by name
 
 
-class Discovery(ABC):
-    """A source of replicas. While it fails, its last answer stays valid and `problem` says why."""
+class Source:
+    """Something that is read again and again. While it fails, its last answer stays valid and `problem` says why."""
 
     def __init__(self, where: str) -> None:
         self.where = where  # for logs: the file, the URL
-        self.problem: str | None = None
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        return self._problem
+
+    def _failed(self, why: str) -> None:
+        if self._problem is None:
+            log.warning("Cannot read %s: %s; keeping what it named before", self.where, why)
+        self._problem = why
+
+    def _recovered(self) -> None:
+        if self._problem is not None:
+            log.info("%s can be read again", self.where)
+        self._problem = None
+
+
+class Discovery(Source, ABC):
+    """A source of replicas."""
 
     @abstractmethod
     def watch(self) -> AsyncGenerator[Desired, None]:
         """Yield all desired replicas whenever they change, forever."""
-
-    def _failed(self, why: str) -> None:
-        if self.problem is None:
-            log.warning("Cannot read %s: %s; keeping the replicas it named before", self.where, why)
-        self.problem = why
-
-    def _recovered(self) -> None:
-        if self.problem is not None:
-            log.info("%s can be read again", self.where)
-        self.problem = None
 
 
 class Difference(NamedTuple):

@@ -80,9 +80,9 @@ class FileDiscovery(Discovery):
                 return None
             desired = parse_replicas(self.where, text)
         except ValueError as error:
-            if self.problem != str(error):
-                log.warning("%s; keeping the replicas it named before", error)
-            self.problem = str(error)
+            if self._problem != str(error):
+                log.warning("%s; keeping what it named before", error)
+            self._problem = str(error)
             return None
         self._recovered()
         return desired

@@ -1,4 +1,4 @@
-"""Replicas from Kubernetes: lists objects of one kind, then watches them."""
+"""Lists objects of one kind in Kubernetes, then watches them."""
 
 import asyncio
 import contextlib
@@ -9,15 +9,16 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import httpx2
 import msgspec
 
 from router.members.discovery.backoff import Backoff
 from router.members.discovery.cluster import Cluster
-from router.members.discovery.collection import GONE, Collection, Expired, ItemList, failure_of
-from router.members.discovery.desired import Desired, Discovery
+from router.members.discovery.collection import GONE, Collection, Expired, ItemList, Made, failure_of
+from router.members.discovery.desired import Discovery, Source
+from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,13 @@ class ApiServerError(Exception):
         self.relist = relist
 
 
-class KubernetesDiscovery(Discovery):
+class KubernetesWatch(Source, Generic[Made]):
     """Objects of one kind. A broken watch continues at its last version."""
 
     def __init__(
         self,
         cluster: Cluster,
-        collection: Collection[Any],
+        collection: Collection[Any, Made],
         *,
         watch_s: int = WATCH_S,
         backoff: Backoff | None = None,
@@ -64,8 +65,8 @@ class KubernetesDiscovery(Discovery):
         self._relist = Backoff(most_s=MOST_RELIST_S)  # reset by changes and by a watch that starts
         self._listed = False
 
-    async def watch(self) -> AsyncGenerator[Desired, None]:
-        latest: Desired | None = None
+    async def watch(self) -> AsyncGenerator[dict[str, Made], None]:
+        latest: dict[str, Made] | None = None
         while True:
             pause_s = PAUSE_S
             try:
@@ -91,7 +92,7 @@ class KubernetesDiscovery(Discovery):
                 pause_s = self._backoff.next_s()
             await asyncio.sleep(pause_s)
 
-    async def _changes(self) -> AsyncGenerator[Desired, None]:
+    async def _changes(self) -> AsyncGenerator[dict[str, Made], None]:
         """List if necessary, then watch once."""
         async with self._client() as client:
             if not self._listed:
@@ -144,7 +145,7 @@ class KubernetesDiscovery(Discovery):
         return self._cluster.url.rstrip("/") + self._collection.kind.path(self._cluster.namespace)
 
     def _params(self, more: dict[str, str]) -> dict[str, str]:
-        return {"labelSelector": self._collection.selector} | more
+        return {self._collection.kind.selects_by: self._collection.selector} | more
 
     def _headers(self) -> dict[str, str]:
         file = self._cluster.token_file
@@ -172,14 +173,15 @@ class KubernetesDiscovery(Discovery):
             return
         if status == GONE and self._relist.is_fresh:
             raise Expired("the server answered 410")
-        why = f"status {status}"
+        why, kind = f"status {status}", self._collection.kind
         if status in (401, 403):
-            kind = self._collection.kind
             raise ApiServerError(
                 f"{why}; let the service account get, list and watch {kind.resource} "
                 f"of {kind.group or 'the core API'} in the namespace {self._cluster.namespace}"
             )
         message = failure_of(await response.aread())
+        if status == 404:
+            message = f"the cluster has no {kind.resource} of {kind.group}/{kind.version}; install their definition"
         # The same watch would fail again, unless the server was overloaded or broken.
         relist = status < 500 and status != 429
         raise ApiServerError(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
@@ -189,6 +191,10 @@ class KubernetesDiscovery(Discovery):
             return self._collection.changed(line)
         except (msgspec.DecodeError, ValueError) as error:
             raise ApiServerError(f"its watch cannot be read: {error}", relist=True) from error
+
+
+class KubernetesDiscovery(KubernetesWatch[ReplicaSpec], Discovery):
+    """Replicas that are made of these objects."""
 
 
 async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:

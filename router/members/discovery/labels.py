@@ -14,6 +14,7 @@ from router.placement.roles import Role
 
 PREFIX = "warmroute/"
 HTTP = "http"
+HTTP_PORT = "http-port"
 
 TEXTS = {"engine": "engine", "model": "model", "role": "role", "topic": "topic"}
 NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}

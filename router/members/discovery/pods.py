@@ -1,12 +1,12 @@
 """Replicas from Kubernetes pods, chosen by labels, without a service in between."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from router.members.discovery.collection import Collection, Kind
-from router.members.discovery.labels import HTTP, PREFIX, Metadata, Values, annotations_in, spec_at
+from router.members.discovery.labels import HTTP, HTTP_PORT, PREFIX, Metadata, Values, annotations_in, spec_at
 from router.members.spec import BadSpec, ReplicaSpec
 
 
@@ -60,8 +60,14 @@ class Pod(Struct):
         return (self.metadata.name,)
 
 
-def pods_of(namespace: str, selector: str) -> Collection[Pod]:
-    return Collection(KIND, f"pods {namespace}/{selector}", selector)
+def pods_of(namespace: str, selector: str, http_port: int | None = None) -> Collection[Pod, ReplicaSpec]:
+    """`http_port`: the port of HTTP of all of them, whatever they say themselves."""
+    kind = KIND if http_port is None else KIND._replace(make=at_port(http_port))
+    return Collection(kind, f"pods {namespace}/{selector}", selector)
+
+
+def at_port(http_port: int) -> Callable[[Pod, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]:
+    return lambda pod, values: replicas_in(pod, values | {HTTP_PORT: str(http_port)})
 
 
 def replicas_in(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
@@ -133,9 +139,20 @@ KIND = Kind("pods", "", "v1", "the pod", Pod, replicas_in)
 
 _KEY = r"(?:[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+_LABEL = re.compile(f"{_KEY}={_VALUE}")
 _ONE = re.compile(
     rf"\s*({_KEY}\s*(==?|!=)\s*{_VALUE}|{_KEY}\s+(not)?in\s*\(\s*{_VALUE}(\s*,\s*{_VALUE})*\s*\)|{_KEY}\s*[<>]\s*[0-9]{{1,19}}|!?\s*{_KEY})\s*"
 )
+
+
+def selector_of(labels: Mapping[str, str]) -> str:
+    """The selector of pods with all of these labels; raise ValueError if it would select others, or every pod."""
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(f"{key}={value}"):
+            raise ValueError(f"{key!r}: {value!r} is not a label; write a key and a value as in a pod's labels")
+    if not labels:
+        raise ValueError("without a label every pod would be selected; name at least one")
+    return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def check_selector(selector: str) -> None:

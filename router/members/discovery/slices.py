@@ -45,7 +45,7 @@ class Slice(Struct, rename="camel"):
         return (self.address_type, self.metadata.name)
 
 
-def slices_of(namespace: str, service: str) -> Collection[Slice]:
+def slices_of(namespace: str, service: str) -> Collection[Slice, ReplicaSpec]:
     return Collection(KIND, f"service {namespace}/{service}", f"kubernetes.io/service-name={service}")
 
 

@@ -73,7 +73,7 @@ async def test_several_sources_make_one_set_and_the_first_wins(caplog: pytest.Lo
     assert "Two sources name the replica a; using the one at http://h:1" in caplog.text
     first.says.put_nowait({})
     await until(lambda: applied[-1] == wanted(s=9, a=2, b=2), "the second counts again")
-    second.problem = "gone"
+    second._failed("gone")
     assert together.problems() == {"second": "gone"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -81,7 +81,7 @@ def test_a_broken_file_keeps_the_last_good_list_and_says_why_once(
     assert len(said) == 3
     assert "is not TOML" in (problems[0] or "")
     assert problems[1:] == [f"cannot read {str(path)!r}: No such file or directory", None]
-    assert said[0].endswith("keeping the replicas it named before") and said[2].endswith("can be read again")
+    assert said[0].endswith("keeping what it named before") and said[2].endswith("can be read again")
 
 
 def test_a_file_of_the_same_length_and_time_is_seen_when_it_was_replaced(tmp_path: Path) -> None:

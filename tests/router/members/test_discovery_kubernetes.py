@@ -22,6 +22,7 @@ from router.members.discovery.collection import Collection, Expired
 from router.members.discovery.desired import Desired
 from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery
 from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
+from router.members.spec import ReplicaSpec
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal
 from tests.router.loopback import Reply, Request, until
 
@@ -44,7 +45,7 @@ def pod(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[str, A
     return {"addresses": [address], "conditions": {"ready": True} | conditions, "targetRef": target}
 
 
-def listed(*slices: dict[str, Any]) -> Collection[Slice]:
+def listed(*slices: dict[str, Any]) -> Collection[Slice, ReplicaSpec]:
     made = slices_of(SPACE, "llm")
     made.listed([made.page(msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": slices}))])
     return made
@@ -328,7 +329,7 @@ async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureF
     assert api.kinds().count("list") == 1
     assert api.watches()[1].query["resourceVersion"] == "104"
     assert [list(wanted) for wanted in said] == [["a"], ["b"], ["c"]]
-    assert "keeping the replicas it named" in caplog.text
+    assert "keeping what it named" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
@@ -496,7 +497,7 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
         assert api.kinds()[:8] == ["list", "watch"] * 4
         why = f"status {status}: refused with {status}"
         assert watch.problem == why
-        failure = f"Cannot read service space/llm: {why}; keeping the replicas it named before"
+        failure = f"Cannot read service space/llm: {why}; keeping what it named before"
         assert caplog.messages == [*said_first, failure]
         api.put(SLICES, slice_of("s", pod("b")))
         api.refusals.clear()

@@ -98,7 +98,7 @@ async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_i
             await until(lambda: len(said) == 2, "the second answer")
         assert list(said[1]) == ["h:2"]
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("router.members.discovery")]
-    assert "keeping the replicas it named" in messages[0]
+    assert "keeping what it named" in messages[0]
     assert messages[1].endswith("can be read again")
 
 

@@ -15,7 +15,7 @@ from tests.router.kubernetes_api import SPACE, Object, pod, port
 EVENTS = [port("events", 5557), port("replay", 5558), port("status", 5559), port("snapshot", 5560)]
 
 
-def listed(*pods: Object) -> Collection[Pod]:
+def listed(*pods: Object) -> Collection[Pod, ReplicaSpec]:
     made = pods_of(SPACE, "app=llm")
     made.listed([made.page(msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": pods}))])
     return made
@@ -30,7 +30,7 @@ def none_of(content: Object) -> bool:
     return not listed(content).desired()
 
 
-def change(made: Collection[Pod], kind: str, content: Object, version: str) -> bool:
+def change(made: Collection[Pod, ReplicaSpec], kind: str, content: Object, version: str) -> bool:
     content["metadata"]["resourceVersion"] = version
     return made.changed(msgspec.json.encode({"type": kind, "object": content}))
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.members.discovery.collection import Collection, Expired
 from router.members.discovery.pods import Pod, pods_of
+from router.members.spec import ReplicaSpec
 from tests.router.kubernetes_api import SPACE, Object, pod
 
 NAMES = st.sampled_from(["a", "b"])
@@ -83,7 +84,7 @@ class Follower:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.pods: Collection[Pod] = pods_of(SPACE, "app=llm")
+        self.pods: Collection[Pod, ReplicaSpec] = pods_of(SPACE, "app=llm")
         self.coming: list[Object] = []  # of the watch that is open
         self.list()
 

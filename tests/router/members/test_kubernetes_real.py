@@ -13,15 +13,17 @@ import msgspec
 import pytest
 
 from router.config import Kubernetes
+from router.members.discovery.followed_pool import PoolDiscovery
 from router.members.discovery.kubernetes import KubernetesDiscovery
 from router.members.discovery.pods import pods_of
-from tests.router.kubernetes_api import PODS, SPACE, pod, port
+from tests.router.kubernetes_api import OBJECTIVES, PODS, POOLS, SPACE, pod, pool, port
 from tests.router.kubernetes_real import (
     MERGE,
     ROUTER,
     RealApi,
     Relay,
     checked,
+    definition,
     following,
     no_cluster,
     real_api,
@@ -188,7 +190,7 @@ async def test_a_killed_api_server_changes_nothing_and_is_heard_when_it_is_back(
             await made.kubelet.says("b")
             await made.soon({"a": True, "b": True})
         report(capsys, "after a restart of the API server a change is known after", made.latencies_s)
-    assert "keeping the replicas it named" in caplog.text
+    assert "keeping what it named" in caplog.text
     assert "pods space/app=llm can be read again" in caplog.text
 
 
@@ -229,7 +231,7 @@ async def test_changes_that_the_server_has_forgotten_are_made_up_for_by_a_list(
         await until(lambda: int(pods.resource_version) > 1)
         assert said == [{}]
     (message,) = [each.message for each in caplog.records if each.name == "router.members.discovery.kubernetes"]
-    assert message.startswith("Listing pods space/app=nobody anew: too old resource version: 1 ")
+    assert message.startswith("Listing pods space/app=nobody again: too old resource version: 1 ")
 
 
 def test_selectors_are_refused_as_the_server_refuses_them(api: RealApi) -> None:
@@ -243,6 +245,8 @@ def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:
     with api.asking(ROUTER) as client:
         for resource in (PODS, "/apis/discovery.k8s.io/v1beta1/namespaces/space/endpointslices"):
             assert client.get(resource).status_code == 200
+        for resource in (POOLS, OBJECTIVES):
+            assert client.get(resource).status_code in (200, 404)  # allowed; it may not be defined
         for resource in ("secrets", "configmaps", "serviceaccounts"):
             assert client.get(f"/api/v1/namespaces/{SPACE}/{resource}").status_code == 403
         assert client.get("/api/v1/namespaces/default/pods").status_code == 403
@@ -284,11 +288,7 @@ async def test_a_list_of_several_pages_is_whole(api: RealApi, monkeypatch: pytes
     names = [f"paged-{number}" for number in range(5)]
     with api.asking() as client:
         for name in names:
-            metadata = {"name": name, "labels": {"app": "paged"}}
-            container = {"name": "c", "image": "none", "ports": [port("http", 8000)]}
-            checked(client.post(PODS, json={"metadata": metadata, "spec": {"containers": [container]}}))
-            status = {"status": pod(name)["status"] | {"containerStatuses": []}}
-            checked(client.patch(f"{PODS}/{name}/status", json=status, headers=MERGE))
+            kubelet_makes(client, name, "paged")
         async with following(KubernetesDiscovery(api.account(), pods_of(SPACE, "app=paged"))) as said:
             await until(lambda: said)
             assert sorted(said[0]) == names
@@ -322,6 +322,42 @@ async def test_slices_of_a_service_are_followed(api: RealApi) -> None:
                 await until(lambda: said[-1]["p"].draining)
             checked(client.delete(f"{path}/llm-x"))
             await until(lambda: not said[-1])
+
+
+async def test_a_pool_is_followed_from_before_its_kind_is_defined(api: RealApi) -> None:
+    watch = PoolDiscovery(api.account(), "llm")
+    definitions, group = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "inference.networking.k8s.io"
+    content = pool("llm", {"app": "pooled"}, [8001]) | {"apiVersion": f"{group}/v1", "kind": "InferencePool"}
+    content["metadata"].pop("uid")
+    with api.asking() as client:
+        async with following(watch) as said:
+            await until(lambda: watch.problem is not None)
+            assert "the cluster has no inferencepools of inference.networking.k8s.io/v1" in str(watch.problem)
+            checked(client.post(definitions, json=definition("inferencepools", "InferencePool", group)))
+            await until(lambda: watch.problem == "it does not exist; create it")
+            checked(client.post(POOLS, json=content))
+            await until(lambda: said == [{}])
+            kubelet_makes(client, "pooled-p", "pooled")
+            await until(lambda: [spec.url for spec in said[-1].values()] == ["http://10.0.0.1:8001"])
+            changed = {"spec": {"selector": {"matchLabels": {"app": "others"}}}}
+            checked(client.patch(f"{POOLS}/llm", json=changed, headers=MERGE))
+            await until(lambda: not said[-1])
+            kubelet_makes(client, "pooled-q", "others")
+            await until(lambda: list(said[-1]) == ["pooled-q"])
+            checked(client.delete(f"{POOLS}/llm"))
+            await until(lambda: watch.problem == "it does not exist; create it")
+            assert list(said[-1]) == ["pooled-q"]
+        for name in ("pooled-p", "pooled-q"):
+            checked(client.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"}))
+
+
+def kubelet_makes(client: httpx2.Client, name: str, app: str) -> None:
+    """A pod that is ready."""
+    container = {"name": "c", "image": "none", "ports": [port("http", 8000)]}
+    metadata = {"name": name, "labels": {"app": app}}
+    checked(client.post(PODS, json={"metadata": metadata, "spec": {"containers": [container]}}))
+    status = {"status": pod(name)["status"] | {"containerStatuses": []}}
+    checked(client.patch(f"{PODS}/{name}/status", json=status, headers=MERGE))
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from events.publisher import Publisher, PublisherConfig
 from router.config import Kubernetes
 from router.members.discovery.cluster import Cluster
 from router.members.feeds import Feeds
-from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Object, pod, port
+from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
 SOON_S = 3.0  # one second is promised; other tests on the machine may add to it
@@ -80,12 +80,16 @@ class Cloud:
 
 
 @asynccontextmanager
-async def cloud(*names: str, asking: bool = True, keys: Mapping[str, str] | None = None) -> AsyncIterator[Cloud]:
+async def cloud(
+    *names: str, asking: bool = True, by_pool: bool = False, keys: Mapping[str, str] | None = None
+) -> AsyncIterator[Cloud]:
     """A cloud with pods of these names; the first one is ready."""
     async with AsyncExitStack() as stack:
         replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
         api = await stack.enter_async_context(KubernetesApi().running())
-        told = Kubernetes(Cluster(api.url, SPACE), pods="app=llm")
+        cluster = Cluster(api.url, SPACE)
+        told = Kubernetes(cluster, pool="llm") if by_pool else Kubernetes(cluster, pods="app=llm")
+        api.put(POOLS, pool("llm", ports=[replicas[names[0]].port]))
         running = await stack.enter_async_context(served(ready=False, kubernetes=told, **(keys or {})))
         made = Cloud(api, running, replicas)
         made.put(names[0])
@@ -127,6 +131,23 @@ async def test_pods_come_become_ready_restart_and_go_and_every_request_is_answer
         await made.soon({"a": True, "b": True})
         made.api.delete(PODS, "b")
         await made.soon({"a": True})
+
+
+async def test_a_pool_names_the_pods_and_their_port() -> None:
+    async with cloud("a", "b", by_pool=True) as made:
+        ports = {name: made.replicas[name].port for name in ("a", "b")}
+        made.put("b", ports=[], labels={"app": "new"})
+        await made.asked_a_while()
+        assert await made.members() == {"a": True}
+        made.api.put(POOLS, pool("llm", {"app": "new"}, [ports["b"]]))
+        await made.soon({"b": True})
+        await made.someone_answers("b")
+        made.api.delete(POOLS, "llm")
+        await made.asked_a_while()
+        assert await made.members() == {"b": True}
+        made.api.put(POOLS, pool("llm", ports=[ports["a"]]))
+        await made.soon({"a": True})
+        await made.someone_answers("a")
 
 
 async def test_a_stream_that_a_leaving_pod_answers_comes_to_its_end() -> None:

@@ -1,0 +1,80 @@
+"""An InferencePool (Gateway API Inference Extension, v1): labels of pods, and their port."""
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from router.members.discovery.collection import Collection, Kind
+from router.members.discovery.labels import MOST_PORT, Metadata, Values
+from router.members.discovery.pods import selector_of
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+class Port(Struct):
+    number: int = 0
+
+
+class Selector(Struct, rename="camel"):
+    match_labels: dict[str, str] = {}
+
+
+class PoolSpec(Struct, rename="camel"):
+    selector: Selector = field(default_factory=Selector)
+    target_ports: list[Port] = []
+
+
+class InferencePool(Struct):
+    """`spec.endpointPickerRef` is the gateway's business, its failureMode included."""
+
+    metadata: Metadata
+    spec: PoolSpec = field(default_factory=PoolSpec)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return (self.metadata.name,)
+
+
+class Target(Struct, frozen=True):
+    """The pods of a pool, or why it names none."""
+
+    name: str
+    selector: str = ""
+    port: int = 0
+    unusable: str = ""
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if no object can have the name: it becomes part of a selector."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of an InferencePool; write its metadata.name")
+
+
+def pool_of(namespace: str, name: str) -> Collection[InferencePool, Target]:
+    return Collection(KIND, f"pool {namespace}/{name}", f"metadata.name={name}")
+
+
+def target_of(pool: InferencePool) -> Target:
+    name, ports = pool.metadata.name, [port.number for port in pool.spec.target_ports]
+    if len(ports) != 1 or not 0 < ports[0] <= MOST_PORT:
+        return Target(name, unusable=f"its targetPorts are {ports}; write one, from 1 to {MOST_PORT}")
+    try:
+        return Target(name, selector_of(pool.spec.selector.match_labels), ports[0])
+    except ValueError as error:
+        return Target(name, unusable=f"its selector.matchLabels: {error}")
+
+
+def _made(pool: InferencePool, _: Values) -> tuple[Sequence[Target], Sequence[str]]:
+    return [target_of(pool)], ()
+
+
+KIND = Kind(
+    "inferencepools",
+    "inference.networking.k8s.io",
+    "v1",
+    "the InferencePool",
+    InferencePool,
+    _made,
+    selects_by="fieldSelector",
+)

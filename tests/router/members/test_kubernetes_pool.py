@@ -1,0 +1,257 @@
+"""An InferencePool: its pods at its port, however it changes, and what is wrong with it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.members.discovery.cluster import Cluster
+from router.members.discovery.desired import Desired
+from router.members.discovery.followed_pool import PoolDiscovery
+from router.members.discovery.pool import InferencePool, Target, check_name, target_of
+from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
+from tests.router.kubernetes_real import following
+from tests.router.loopback import Request, until
+
+A, B = {"app": "a"}, {"app": "b"}
+
+
+def of(content: Object) -> Target:
+    return target_of(msgspec.convert(content, InferencePool))
+
+
+# ---- what a pool says
+
+
+def test_a_pool_is_a_selector_and_a_port() -> None:
+    made = pool("llm", {"app": "llm", "example.com/tier": ""})
+    assert of(made) == Target("llm", "app=llm,example.com/tier=", 8000)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (pool("llm", ports=[]), "its targetPorts are []; write one, from 1 to 65535"),
+        (pool("llm", ports=[8000, 8001]), "its targetPorts are [8000, 8001]; write one, from 1 to 65535"),
+        (pool("llm", ports=[65536]), "its targetPorts are [65536]; write one"),
+        (pool("llm", {"app": "a,b"}), "its selector.matchLabels: 'app': 'a,b' is not a label; write a key and a value"),
+        (pool("llm", {"app=a,b": ""}), "its selector.matchLabels: 'app=a,b': '' is not a label"),
+        (
+            pool("llm", {}),
+            "its selector.matchLabels: without a label every pod",
+        ),
+        ({"metadata": {"name": "llm"}}, "its targetPorts are []"),
+    ],
+)
+def test_a_pool_that_cannot_be_used_says_why(content: Object, why: str) -> None:
+    assert of(content).unusable.startswith(why)
+
+
+@pytest.mark.parametrize("name", ["llm", "a.b-c", "1"])
+def test_a_name_may_be_that_of_an_object(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "LLM", "a,metadata.name!=b", "a/b", "-a", "a\n", "a" * 254])
+def test_a_name_that_no_object_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of an InferencePool; write its metadata"):
+        check_name(name)
+
+
+# ---- followed
+
+
+class Followed:
+    def __init__(self, api: KubernetesApi, watch: PoolDiscovery, said: list[Desired]) -> None:
+        self.api = api
+        self.watch = watch
+        self.said = said
+
+    async def names(self, *names: str) -> None:
+        await until(lambda: self.said and sorted(self.said[-1]) == list(names), f"{names}")
+
+    async def a_moment(self) -> None:
+        """Let what was written before be read, or a part of it."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def problem(self, why: str) -> None:
+        await until(lambda: why in (self.watch.problem or ""), why)
+
+
+@asynccontextmanager
+async def followed(api: KubernetesApi) -> AsyncIterator[Followed]:
+    watch = PoolDiscovery(Cluster(api.url, SPACE), "llm")
+    async with api.running(), following(watch) as said:
+        yield Followed(api, watch, said)
+
+
+def api_with(*contents: Object) -> KubernetesApi:
+    api = KubernetesApi()
+    for content in contents:
+        api.put(POOLS if "targetPorts" in content["spec"] else PODS, content)
+    return api
+
+
+async def test_its_pods_are_replicas_at_its_port_whatever_they_say_themselves() -> None:
+    ports = [port("http", 9), port("events", 5557)]
+    mistaken = pod("p", ports=ports, annotations={"warmroute/http-port": "10"})
+    async with followed(api_with(pool("llm", ports=[8001]), mistaken, pod("q", labels=A))) as it:
+        await it.names("p")
+        (spec,) = it.said[-1].values()
+        assert (spec.url, spec.events) == ("http://10.0.0.1:8001", "tcp://10.0.0.1:5557")
+        assert it.watch.problem is None
+    lists = [request for request in it.api.asked if "watch" not in request.query]
+    assert [request.path for request in lists] == [POOLS, PODS]
+    assert lists[0].query["fieldSelector"] == "metadata.name=llm"
+    assert lists[1].query["labelSelector"] == "app=llm"
+
+
+async def test_a_pool_may_come_late_go_and_come_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "router.members.discovery")
+    async with followed(api_with(pool("another"), pod("p"))) as it:
+        await it.problem("it does not exist; create it")
+        assert it.said == []
+        it.api.put(POOLS, pool("llm"))
+        await it.names("p")
+        assert it.watch.problem is None
+        it.api.delete(POOLS, "llm")
+        await it.problem("it does not exist")
+        it.api.put(PODS, pod("q"))  # those of the last pool stay, and are followed
+        await it.names("p", "q")
+        it.api.put(POOLS, pool("llm", ports=[8000, 8001]))
+        await it.problem("its targetPorts are [8000, 8001]; write one")
+        it.api.put(POOLS, pool("llm"))
+        await until(lambda: it.watch.problem is None, "the pool")
+    where = "the InferencePool space/llm"
+    kept = "keeping what it named before"
+    assert [message for message in caplog.messages if where in message] == [
+        f"{where} cannot be used: it does not exist; create it; {kept}",
+        f"{where} can be read again",
+        f"{where} cannot be used: it does not exist; create it; {kept}",
+        f"{where} cannot be used: its targetPorts are [8000, 8001]; write one, from 1 to 65535; {kept}",
+        f"{where} can be read again",
+    ]
+    assert [list(desired) for desired in it.said] == [["p"], ["p", "q"]]
+
+
+async def test_another_selector_or_port_counts_at_once() -> None:
+    pods = [pod("a", labels=A), pod("b", labels=B)]
+    async with followed(api_with(pool("llm", A), *pods)) as it:
+        await it.names("a")
+        it.api.put(POOLS, pool("llm", B))
+        await it.names("b")
+        it.api.put(PODS, pod("a2", labels=A))
+        it.api.put(POOLS, pool("llm", B, [9000]))
+        await until(lambda: it.said[-1]["b"].url == "http://10.0.0.1:9000", "the port")
+        assert [list(desired) for desired in it.said] == [["a"], ["b"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "why"),
+    [
+        (
+            POOLS,
+            404,
+            "status 404: the cluster has no inferencepools of inference.networking.k8s.io/v1; install their definition",
+        ),
+        (
+            POOLS,
+            403,
+            "status 403; let the service account get, list and watch inferencepools of inference.networking.k8s.io in "
+            "the namespace space",
+        ),
+        (PODS, 403, "status 403; let the service account get, list and watch pods of the core API in the namespace"),
+    ],
+)
+async def test_a_refusal_is_the_problem_until_it_ends(path: str, status: int, why: str) -> None:
+    def refuses(request: Request) -> tuple[int, dict[str, str]] | None:
+        return (status, {}) if request.path == path else None
+
+    api = api_with(pool("llm"), pod("p"))
+    api.refusals.append(refuses)
+    async with followed(api) as it:
+        await it.problem(why)
+        assert it.said == []
+        api.refusals.clear()
+        await it.names("p")
+        await until(lambda: it.watch.problem is None, "no problem")
+
+
+async def test_an_api_server_that_was_gone_is_caught_up_with() -> None:
+    async with followed(api_with(pool("llm", A), pod("a", labels=A), pod("b", labels=B))) as it:
+        await it.names("a")
+        await it.api.stop()
+        it.api.put(POOLS, pool("llm", B))
+        it.api.forget()
+        await until(lambda: it.watch.problem is not None, "that it is gone")
+        await it.api.start()
+        await it.names("b")
+
+
+async def test_nothing_runs_on_when_it_is_cancelled() -> None:
+    before = asyncio.all_tasks()
+    api = api_with(pool("llm"), pod("p"))
+    async with api.running(), following(PoolDiscovery(Cluster(api.url, SPACE), "llm")) as said:
+        await until(lambda: said and api.watched == 2, "both watches")
+    await until(lambda: asyncio.all_tasks() == before, "the end of both, and of the server's side")
+
+
+# ---- whatever happens
+
+GOOD: dict[str, Any] = {"a": pool("llm", A), "b": pool("llm", B), "9000": pool("llm", A, [9000])}
+BROKEN: dict[str, Any] = {"two ports": pool("llm", ports=[1, 2]), "everything": pool("llm") | {"spec": {}}}
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("pool"), st.sampled_from([*GOOD, *BROKEN, "gone"])),
+        st.tuples(st.sampled_from(["p", "q"]), st.sampled_from(["a", "b", "gone"])),
+        st.tuples(st.sampled_from(["look", "drop", "forget"]), st.just("")),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=STEPS, last=st.sampled_from(sorted(GOOD)))
+def test_in_the_end_the_replicas_are_the_pods_of_the_newest_pool(steps: list[tuple[str, str]], last: str) -> None:
+    asyncio.run(lead([*steps, ("pool", last)]))
+
+
+async def lead(steps: list[tuple[str, str]]) -> None:
+    pods: dict[str, str] = {}  # the label of each
+    api, exists = api_with(pool("llm", A)), True
+    async with followed(api) as it:
+        await it.names()
+        for what, state in steps:
+            if what == "pool" and state != "gone":
+                api.put(POOLS, (GOOD | BROKEN)[state])
+                exists = True
+            elif what == "pool" and exists:
+                api.delete(POOLS, "llm")
+                exists = False
+            elif what in ("p", "q"):
+                move(api, pods, what, state)
+            elif what == "drop":
+                api.drop()
+            elif what == "forget":
+                api.forget()
+            else:
+                await it.a_moment()
+        label, at = ("a", 9000) if state == "9000" else (state, 8000)
+        move(api, pods, "last", label)
+        expected = {name: f"http://10.0.0.1:{at}" for name, own in pods.items() if own == label}
+        await until(lambda: {spec.name: spec.url for spec in it.said[-1].values()} == expected, "those of the newest")
+        await until(lambda: it.watch.problem is None, "no problem")
+
+
+def move(api: KubernetesApi, pods: dict[str, str], name: str, label: str) -> None:
+    if label != "gone":
+        api.put(PODS, pod(name, labels={"app": label}))
+        pods[name] = label
+    elif pods.pop(name, None) is not None:
+        api.delete(PODS, name)
