@@ -60,7 +60,7 @@ class Cloud:
         await stream.picked()
         await stream.answer()
         await stream.end()
-        name: str | None = self.running.router.decisions[-1].record().service_class
+        name: str | None = self.running.router.history.decisions[-1].record().service_class
         return name
 
 
@@ -100,7 +100,7 @@ async def test_a_request_has_the_class_of_its_objective() -> None:
             made.api.put(OBJECTIVES, objective("whenever", -1))
             await made.knows({"urgent": 0, "whenever": -1})
             await client.post(CHAT, chat(), x_llm_d_inference_objective="whenever")
-            assert made.running.router.decisions[-1].record().service_class == "batch"
+            assert made.running.router.history.decisions[-1].record().service_class == "batch"
 
 
 async def test_a_key_is_lowered_but_not_raised() -> None:
