@@ -48,18 +48,18 @@ def run(workers: Sequence[Worker], way: str, count: int, clients: int, seed: int
     options = [option for name in named for option in ("--replica", name)]
     model = ("--model-dir", f"{MODEL}={workers[0].engine.folder / 'model'}")
     change = WAYS[way]
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
         more = ("--decisions", count, "--request-log", log, "--picker-listen", "127.0.0.1:0")
-        front = stack.enter_context(router(*options, *model, *more, within_s=60))
-        url = front.url
-        if change is not None:
-            url = stack.enter_context(gateway(port_of_picker(front), change)).url
-        sent = asyncio.run(drive(url, requests(seed, chat), count, clients))
-        logged = {name: one for worker in workers for name, one in worker.engine.found().items()}
-        found = {sent.names.get(name, name): one for name, one in logged.items()}
-        tally = judge(count, front.decisions(count), found, sent.errors)
-        front.end(None)
+        with ExitStack() as stack:
+            front = stack.enter_context(router(*options, *model, *more, within_s=60))
+            url = front.url
+            if change is not None:
+                url = stack.enter_context(gateway(port_of_picker(front), change)).url
+            sent = asyncio.run(drive(url, requests(seed, chat), count, clients))
+            logged = {name: one for worker in workers for name, one in worker.engine.found().items()}
+            found = {sent.names.get(name, name): one for name, one in logged.items()}
+            tally = judge(count, front.decisions(count), found, sent.errors)
         lines = list(read_log(log))
     for number, worker in enumerate(workers):
         explain_wrong(tally, (line for line in lines if line.replica == f"w{number}"), found, worker.events)

@@ -24,7 +24,9 @@ IN_PROCESS = (
     "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # by its path: without a GPU its name stands for another
 )
 MODEL = "m"
-ENGINES_ID = re.compile(r"req-[0-9a-f]+-\d+|resp_[0-9a-f]+")  # within the scheduler's: the router's, or the answer's
+ENGINES_ID = re.compile(  # within the scheduler's: the router's, a gateway's, or the answer's
+    r"req-[0-9a-f]+-\d+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|resp_[0-9a-f]+"
+)
 QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "DO_NOT_TRACK": "1",
