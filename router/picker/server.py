@@ -20,8 +20,8 @@ from router.status import not_ready
 
 SERVING, NOT_SERVING = 1, 2
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
-PING_S, PONG_S = 60, 20  # a gateway whose machine is lost is noticed
-LEAST_PAUSE_S = 5  # between two pings of a gateway; gRPC's own limit of 300 s cuts off those that look more often
+PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
+LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
 END_S = 1.0  # for streams that are still open
 
 
@@ -90,8 +90,8 @@ def _options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", most_bytes),
-        ("grpc.keepalive_time_ms", PING_S * 1000),
-        ("grpc.keepalive_timeout_ms", PONG_S * 1000),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PONG_MS),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_S * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_MS),
     ]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tests.chaos.envoy import (
     gateway,
     offering,
     overriding,
+    passing_trailers,
     port_of_picker,
     trusting_clients,
 )
@@ -175,6 +177,27 @@ def test_a_compressed_body_goes_on_inflated(envoy: Gateway, picker: RouterProces
     answer = envoy.post(CHAT, body, **JSON, **{"content-encoding": "gzip"})
     assert answer.status == 200, answer.body
     wait_idle(picker)
+
+
+def test_another_spelling_of_a_path_goes_on_as_the_usual_one(envoy: Gateway, picker: RouterProcess) -> None:
+    answer = envoy.post("/v1/%63hat/completions?a=b", asked("Spelled."), **JSON)
+    assert answer.status == 200, answer.body
+    wait_idle(picker)
+
+
+@pytest.mark.parametrize("change", [as_documented, duplex], ids=lambda change: change.__name__)
+def test_a_body_may_have_trailers(replicas: Fleet, change: Change) -> None:
+    body = json.dumps(asked("Trailers follow.")).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+    chunks = b"%x\r\n%b\r\n0\r\nx-data-parallel-rank: 3\r\n\r\n" % (len(body), body)
+    with behind(replicas, change, passing_trailers) as (envoy, picker):
+        with socket.create_connection((envoy.host, envoy.port), DEADLINE_S) as client:
+            client.sendall(head + chunks)
+            response = HTTPResponse(client)
+            response.begin()
+            assert response.status == 200, response.read()
+            assert json.loads(response.read())["usage"]["completion_tokens"] == 4
+        wait_idle(picker)
 
 
 @pytest.mark.parametrize(
