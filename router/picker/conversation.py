@@ -80,7 +80,7 @@ class Conversation:
         replies = self._stream.receive(message)
         exchange = self._hear(message)
         if isinstance(message, ResponseHeaders):
-            replies[0].mutation = exchange.added_to_answer()
+            replies[0].mutation = exchange.changed_in_answer(message.headers)
         return replies
 
     def _hear(self, message: Message) -> PickedExchange:

@@ -24,7 +24,7 @@ from router.picker.messages import (
 )
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
-from router.proxy.headers import HOP_BY_HOP
+from router.proxy.headers import CORS, HOP_BY_HOP
 
 FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
 
@@ -98,11 +98,17 @@ class PickedExchange(Exchange, kw_only=True):
         is_changed = b"content-encoding" in mutation.removed or body != self._given
         self._decide(Pick(endpoints, mutation, body, is_changed))
 
-    def added_to_answer(self) -> Mutation:
-        """The headers that the gateway should add to the answer."""
+    def added_to_answer(self) -> list[Header]:
         name_line = b"" if self.attempt is None else self.attempt.member.name_line
         more = b"" if self.more_lines is None else self.more_lines()
-        return Mutation(list(headers_in(name_line + self.extra + more)))
+        return list(headers_in(name_line + self.extra + more))
+
+    def changed_in_answer(self, headers: Iterable[Header]) -> Mutation:
+        """The changes of an answer's head. A replica does not say which pages may read it."""
+        added = self.added_to_answer()
+        names = {name for name, _ in added}
+        removed = {name for name, _ in headers if name in CORS} - names
+        return Mutation(added, [] if self.attempt is None else sorted(removed))
 
     def _decide(self, outcome: Outcome) -> None:
         self.outcome, self._given = outcome, b""
@@ -130,7 +136,7 @@ class PickedExchange(Exchange, kw_only=True):
             return
         self.sent_bytes += len(body)
         if not self.decided.is_set():
-            headers = [*headers_in(self._lines), *self.added_to_answer().changed]
+            headers = [*headers_in(self._lines), *self.added_to_answer()]
             self._decide(Refusal(self.status, headers, bytes(body)))
         self._end()
 

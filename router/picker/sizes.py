@@ -1,8 +1,10 @@
 """Limits what a message has beside a body, before it is decoded: a header takes two bytes there, and many more here."""
 
+from router.picker.schema import MESSAGES
+
 MOST_BESIDE_BYTES = 256 * 1024  # headers and metadata
 MOST_FIELDS = 1000  # a usual message has three
-BODIES = (4, 5)  # the fields `request_body` and `response_body` (`router.picker.schema`)
+BODIES = frozenset(MESSAGES["ProcessingRequest"][name][0] for name in ("request_body", "response_body"))
 
 LONGEST_VARINT = 10
 

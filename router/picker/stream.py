@@ -115,7 +115,9 @@ class PickerStream:
             self._trailers = message.names
             return [without(message.names)]
         self._expect(message, Phase.ASKING)
-        self._trailers, self._has_body = message.names, True
+        if self._request_mode == Mode.BUFFERED:
+            raise OutOfOrder("trailers came without a body; their reply could not name an endpoint")
+        self._trailers = message.names
         self.phase = Phase.DECIDING
         return []
 

@@ -14,15 +14,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from random import Random
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from msgspec import Struct, field
 
 from router.picker.conversation import Conversation
+from router.picker.schema import ProcessingRequest
 from tests.fuzz.decode import GROWTH_MIB, Failure, peak_mib, stuck
 from tests.fuzz.picker_world import (
     ANSWER_PARTS,
@@ -175,7 +177,6 @@ class Context:
         self._read: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
         self._is_over = False
-        self._is_chunked = False  # the request's body comes back in parts
         self._length: int | None = None
         self._came_back = 0
 
@@ -191,6 +192,8 @@ class Context:
             return grpc.aio.EOF
         self._report.messages += 1
         self._read["any"] += 1
+        with suppress(DecodeError):
+            self._read.update(field.name for field, _ in ProcessingRequest.FromString(raw).ListFields())
         return raw
 
     async def write(self, response: Any) -> None:
@@ -201,7 +204,9 @@ class Context:
         self._written[kind] += 1
         if kind == "immediate_response":
             self._check_refusal(response.immediate_response)
-        elif kind in ("request_headers", "request_body"):
+            return
+        assert self._read[kind], f"a reply about {kind} came unasked"
+        if kind in ("request_headers", "request_body"):
             self._check_request(kind, response)
         response.SerializeToString()
 

@@ -238,9 +238,10 @@ async def test_a_body_that_drips_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         stream = asking.stream()
         await stream.send(request_headers=head({":method": "POST", ":path": "/v1/completions"}), protocol_config=DUPLEX)
         refusal = asyncio.create_task(stream.refusal())
-        while not refusal.done():
-            await stream.send(request_body={"body": b" "})
-            await asyncio.wait([refusal], timeout=0.02)
+        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # the stream is over
+            while not refusal.done():
+                await stream.send(request_body={"body": b" "})
+                await asyncio.wait([refusal], timeout=0.02)
         assert await refusal == (408, "body_timeout")
 
 
@@ -389,6 +390,23 @@ async def test_a_replica_gets_the_usual_spelling_of_a_path() -> None:
             assert changed.get(":path") == expected
             await stream.reply()
             await stream.answer()
+
+
+async def test_no_replica_says_which_pages_may_read_its_answer() -> None:
+    options = {"cors_origins": ("http://page",), **LISTEN}
+    told = {":status": "200", "access-control-allow-origin": "*", "access-control-allow-headers": "*", "x-a": "b"}
+    async with served(named("one"), **options) as running, gateway(running) as asking:
+        for origin, expected in (({}, None), ({"origin": "http://page"}, b"http://page")):
+            stream = asking.stream()
+            await stream.begin(asked(), **origin)
+            await stream.picked()
+            await stream.send(response_headers=head(told, end=True))
+            _, value, _ = await stream.reply()
+            mutation = value.response.header_mutation
+            changed = {one.header.key: one.header.raw_value for one in mutation.set_headers}
+            assert changed.get("access-control-allow-origin") == expected
+            removed = {"access-control-allow-headers"} | (set() if expected else {"access-control-allow-origin"})
+            assert {*mutation.remove_headers} == removed
 
 
 async def test_a_proxys_credentials_end_here() -> None:

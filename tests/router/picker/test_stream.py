@@ -97,6 +97,15 @@ def test_no_client_has_the_endpoint_removed() -> None:
     assert (list(reply.mutation.changed), list(reply.mutation.removed)) == ([(ENDPOINT, b"a:1")], [b"x-b"])
 
 
+def test_trailers_without_a_body_have_their_reply() -> None:
+    _, replies = after(RequestHeaders(()), RequestTrailers(), outcome=Pick(("a:1",)))
+    assert about(replies) == ["request_headers", "request_trailers"]
+    stream, _ = after(BUFFERED)
+    with pytest.raises(OutOfOrder, match="trailers came without a body"):
+        stream.receive(RequestTrailers())
+    assert about(list(stream.decide(REFUSAL))) == ["429"]
+
+
 def test_without_a_body_only_the_headers_are_answered() -> None:
     _, replies = after(RequestHeaders((), end=True), outcome=Pick(("a:1",)))
     assert about(replies) == ["request_headers"]
