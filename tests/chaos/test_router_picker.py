@@ -299,6 +299,14 @@ def test_a_full_fleet_refuses_once_nobody_may_wait(replicas: Fleet) -> None:
         assert envoy.post(CHAT, asked("There is room."), **JSON).status == 200
 
 
+def test_a_request_beyond_all_streams_does_not_pass_unseen(replicas: Fleet) -> None:
+    with behind(replicas, overriding(replicas.urls), options=("--max-connections", 2)) as (envoy, picker):
+        with stream_of(envoy, 10_000), stream_of(envoy, 10_000):
+            answer = envoy.post(CHAT, asked("One too many."), **JSON)
+            assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
+        wait_idle(picker)
+
+
 def test_a_request_waits_for_room_as_long_as_it_may(replicas: Fleet) -> None:
     options = ("--replica-limit", 1, "--queue-timeout", 1)
     with behind(replicas, duplex, options=options) as (envoy, picker):
