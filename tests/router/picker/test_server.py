@@ -1,9 +1,12 @@
 """Limits of the picker's server that only broken or hostile gateways meet."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
+from tests.docs.pages import ROOT
 from tests.router.loopback import until
 from tests.router.picker.asking import asked, gateway
 from tests.router.scripted import DEADLINE_S, named, served
@@ -46,3 +49,10 @@ async def test_a_body_that_is_picked_is_not_kept() -> None:
         assert not attempt.owner._body
         await stream.answer()
         await until(lambda: not running.router.bodies.used_bytes, "its bytes are given back")
+
+
+def test_a_router_that_picks_may_start_processes() -> None:
+    """As it does for large bodies. In a process of its own: gRPC has to be imported as a router does that."""
+    script = "import router.picker.server; from tests.router.picker import starting; starting.main()"
+    finished = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout == "{0}\n"
