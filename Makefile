@@ -85,6 +85,7 @@ test-greedy: $(INSTALLED)
 test-thorough: $(INSTALLED)
 	$(BIN)/pytest -n auto --timeout $${PYTEST_TIMEOUT:-600} --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 100000
+	$(BIN)/python -m tests.fuzz.picker --count 30000
 
 search: $(INSTALLED)  ## run the property tests on examples nobody has tried; what fails is kept, and tried first the next time
 	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search $(PROPERTIES)

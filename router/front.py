@@ -76,17 +76,18 @@ class Front:
         self._server = http_server(self._app, limits, protocol, **tls)
         self.picker: PickerServer | None = None
         if config.picker_listen is not None:
-            self.picker = self._picker(config.picker_listen, table, (*FORWARDED, *more))
+            self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
         self._tasks: list[asyncio.Task[None]] = []
         self._adopted: set[asyncio.Task[None]] = set()  # that begin
 
-    def _picker(self, listen: str, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
+    def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
         from router.picker.gateway import PICKED, Gateway
         from router.picker.server import PickerServer  # this needs an extra
 
         openings = Openings(self.router, forwarded, PICKED)
-        return PickerServer(self.router, Gateway(self.router, table, openings, partial(answer_of, self._app)), listen)
+        gateway = Gateway(self.router, table, openings, partial(answer_of, self._app), limits)
+        return PickerServer(self.router, gateway, listen)
 
     def _tell_collector(self, endpoint: str, worker: int | None) -> None:
         from router.records.genai_metrics import GenaiMetrics

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Iterable, Iterator
 
 from msgspec import field
+from starlette.types import Scope
 
+from api.errors import ApiError, internal
 from router.members.upstream import Header
 from router.picker.messages import (
     Message,
@@ -22,7 +24,9 @@ from router.picker.messages import (
 )
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
-from router.proxy.headers import HOP_BY_HOP
+from router.proxy.headers import CORS, HOP_BY_HOP
+
+FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
 
 
 class PickedExchange(Exchange, kw_only=True):
@@ -59,7 +63,8 @@ class PickedExchange(Exchange, kw_only=True):
 
     def _take_body(self, body: bytes, *, end: bool) -> None:
         if self.more_body:
-            self.body += body
+            if self._served is not None:  # else nobody reads it, nor counts it
+                self.body += body
             self.more_body = not end
             self.set()
 
@@ -88,15 +93,22 @@ class PickedExchange(Exchange, kw_only=True):
     def pick(self, attempt: Attempt, endpoints: list[str], lines: bytes, body: bytes) -> None:
         """Name the replica: with these header lines and this body it gets what this router itself would send."""
         self.attempt = attempt
-        mutation = difference(self.asked.headers, headers_in(lines))
+        path = (b":path", request_target(self.scope))
+        mutation = difference(self.asked.headers, [path, *headers_in(lines)])
         is_changed = b"content-encoding" in mutation.removed or body != self._given
         self._decide(Pick(endpoints, mutation, body, is_changed))
 
-    def added_to_answer(self) -> Mutation:
-        """The headers that the gateway should add to the answer."""
+    def added_to_answer(self) -> list[Header]:
         name_line = b"" if self.attempt is None else self.attempt.member.name_line
         more = b"" if self.more_lines is None else self.more_lines()
-        return Mutation(list(headers_in(name_line + self.extra + more)))
+        return list(headers_in(name_line + self.extra + more))
+
+    def changed_in_answer(self, headers: Iterable[Header]) -> Mutation:
+        """The changes of an answer's head. A replica does not say which pages may read it."""
+        added = self.added_to_answer()
+        names = {name for name, _ in added}
+        removed = {name for name, _ in headers if name in CORS} - names
+        return Mutation(added, [] if self.attempt is None else sorted(removed))
 
     def _decide(self, outcome: Outcome) -> None:
         self.outcome, self._given = outcome, b""
@@ -124,12 +136,14 @@ class PickedExchange(Exchange, kw_only=True):
             return
         self.sent_bytes += len(body)
         if not self.decided.is_set():
-            headers = [*headers_in(self._lines), *self.added_to_answer().changed]
+            headers = [*headers_in(self._lines), *self.added_to_answer()]
             self._decide(Refusal(self.status, headers, bytes(body)))
         self._end()
 
     def cut(self) -> None:
-        """End the request for this router; the gateway goes on with it."""
+        """End the request for this router; the gateway goes on with it, if it knows where."""
+        if not self.decided.is_set():
+            self._decide(refusal(internal()))
         self._end()
 
     @property
@@ -140,11 +154,22 @@ class PickedExchange(Exchange, kw_only=True):
         self._end()
 
 
+def refusal(error: ApiError) -> Refusal:
+    return Refusal(error.status, [(b"content-type", b"application/json")], error.body())
+
+
 def headers_in(lines: bytes) -> Iterator[Header]:
     for line in lines.split(b"\r\n"):
         if line:
             name, _, value = line.partition(b": ")
             yield name.lower(), value
+
+
+def request_target(scope: Scope) -> bytes:
+    """The usual spelling, which was admitted: a replica might read another one differently."""
+    query: bytes = scope["query_string"]
+    path: bytes = scope["raw_path"]
+    return b"%b?%b" % (path, query) if query else path
 
 
 def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
@@ -157,6 +182,6 @@ def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
 def _by_name(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        if name not in HOP_BY_HOP and not name.startswith(b":"):
+        if name == b":path" or not (name in FRAMING or name.startswith(b":")):
             found.setdefault(name, []).append(value)
     return found

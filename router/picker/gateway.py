@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Message, Receive, Scope
 
 from api.errors import ApiError
+from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
 from api.http.routes import Role, RouteTable
 from router.core import Router
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PICKED = Kinds(PickedGeneration, PickedForwarding, PickedConversing, PickedOfModel, PickedOfResponse)
-MOST_SHOWN = 256  # characters of a target that is none, in the access log
+MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 
 class Gateway:
@@ -41,8 +42,11 @@ class Gateway:
         table: RouteTable,
         openings: "Openings",
         answer: Callable[[Scope, Receive], Awaitable["Answer"]],
+        limits: Limits,
     ) -> None:
         """`openings`: of the kinds PICKED. `answer`: the app's, for what it answers to clients below /v1."""
+        self.limits = limits
+        self.streams = 0  # that are open
         self._router = router
         self._table = table
         self._openings = openings
@@ -52,11 +56,13 @@ class Gateway:
         """Begin a request; its outcome is there at once if it is refused by its headers."""
         scope = scope_of(asked)
         try:
+            if self.streams > self.limits.connections:
+                raise _too_many(self.streams)
             opens = self._opening(asked, scope)
         except ApiError as error:
             opens = self._openings.refused(error)
         exchange = PickedExchange(scope, opens, asked=asked, more_body=not asked.end)
-        exchange.begin()
+        exchange.guard(exchange.begin)
         return exchange
 
     def _opening(self, asked: RequestHeaders, scope: Scope) -> "Opening":
@@ -103,7 +109,7 @@ def scope_of(asked: RequestHeaders) -> Scope:
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
-        "method": pseudo.get(b":method", b"").decode("latin-1"),
+        "method": pseudo.get(b":method", b"")[:MOST_SHOWN].decode("latin-1"),
         "scheme": pseudo.get(b":scheme", b"http").decode("latin-1"),
         "path": target[:MOST_SHOWN].decode("latin-1"),
         "raw_path": target,
@@ -120,6 +126,12 @@ def _client(headers: list[Header]) -> str:
     """The client as the gateway names it, for the access log; empty: it does not."""
     named = value_of(headers, b"x-forwarded-for") or b""
     return named.rpartition(b",")[2].strip()[:MOST_SHOWN].decode("latin-1")
+
+
+def _too_many(streams: int) -> ApiError:
+    """Refuse by an answer: if the stream failed instead, the gateway might let the request pass."""
+    message = f"{streams:,} requests of gateways are open; try again, or allow more with --max-connections"
+    return ApiError(503, message, "service_unavailable", code="too_many_connections", headers={"Retry-After": "1"})
 
 
 def _unread_body(mode: int) -> ApiError:

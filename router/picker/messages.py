@@ -39,7 +39,7 @@ class RequestBody(Struct, frozen=True):
 
 
 class RequestTrailers(Struct, frozen=True):
-    pass
+    names: Sequence[bytes] = ()
 
 
 class ResponseHeaders(Struct, frozen=True):

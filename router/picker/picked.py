@@ -144,6 +144,7 @@ class PickedGeneration(Picked, PromptedRequest):
         self._pick(attempt, dropped, types, salted_for(self.prompt, self._body))
         if self.prompt.shape is not None and not member.native:
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
+        self._body = b""  # the gateway has it
         return True
 
     def _note_move(self, attempt: Attempt) -> None:

@@ -13,14 +13,15 @@ from router.picker.schema import (
     SERVICE,
     HealthCheckRequest,
     HealthCheckResponse,
-    ProcessingRequest,
     ProcessingResponse,
 )
+from router.picker.sizes import MOST_BESIDE_BYTES
 from router.status import not_ready
 
 SERVING, NOT_SERVING = 1, 2
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
-BESIDE_BYTES = 128 * 1024  # of a message, in addition to a whole body
+PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
+LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
 END_S = 1.0  # for streams that are still open
 
 
@@ -30,13 +31,10 @@ class PickerServer:
         self._router = router
         self._gateway = gateway
         config = router.config
+        limits = gateway.limits
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=config.max_connections,
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", config.max_body_bytes + BESIDE_BYTES),
-                ("grpc.max_send_message_length", config.max_body_bytes + BESIDE_BYTES),
-            ],
+            maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
+            options=_options(config.max_body_bytes + MOST_BESIDE_BYTES),
         )
         self._server.add_generic_rpc_handlers(self._handlers())
         self.address = f"{listen.rpartition(':')[0]}:{self._bind(listen)}"
@@ -60,9 +58,7 @@ class PickerServer:
         return port
 
     def _handlers(self) -> tuple[Any, ...]:
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
-        )
+        process = grpc.stream_stream_rpc_method_handler(self._process, None, ProcessingResponse.SerializeToString)
         check = grpc.unary_unary_rpc_method_handler(
             self._check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
         )
@@ -72,8 +68,12 @@ class PickerServer:
         )
 
     async def _process(self, _: Any, context: Any) -> None:
-        config = self._router.config
-        await Conversation(self._gateway, context, config.first_token_timeout_s, config.idle_timeout_s).run()
+        config, gateway = self._router.config, self._gateway
+        gateway.streams += 1
+        try:
+            await Conversation(gateway, context, config.first_token_timeout_s, config.idle_timeout_s).run()
+        finally:
+            gateway.streams -= 1
 
     async def _check(self, request: Any, context: Any) -> Any:
         if request.service == LIVENESS:
@@ -83,3 +83,15 @@ class PickerServer:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {request.service[:100]!r}; ask for {known}")
         ready = not self._router.leaving and not_ready(self._router) is None
         return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
+
+
+def _options(most_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", most_bytes),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PONG_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_MS),
+    ]

@@ -7,7 +7,7 @@ It keeps nothing of a body, and knows neither gRPC nor the router: `receive` a m
 is known; a refusal may come as soon as the headers have.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import chain
 
@@ -51,7 +51,7 @@ class PickerStream:
         self._request_mode: int = Mode.FULL_DUPLEX_STREAMED
         self._response_mode: int = Mode.FULL_DUPLEX_STREAMED
         self._has_body = False
-        self._has_trailers = False
+        self._trailers: Sequence[bytes] | None = None  # their names; None: none have come
 
     @property
     def is_open(self) -> bool:
@@ -66,7 +66,7 @@ class PickerStream:
             case RequestBody():
                 return self._take_part(message)
             case RequestTrailers():
-                return self._take_trailers()
+                return self._take_trailers(message)
             case ResponseHeaders():
                 return self._answer(message)
             case ResponseBody():
@@ -84,11 +84,14 @@ class PickerStream:
         self.phase = Phase.PICKED
         endpoints = ",".join(outcome.endpoints)
         changed = [*outcome.mutation.changed, (ENDPOINT, endpoints.encode())]
+        removed = [name for name in outcome.mutation.removed if name != ENDPOINT]  # a client may have named it
         if self._request_mode == Mode.BUFFERED and self._has_body:
-            return [self._whole(outcome, changed, endpoints)]
-        if self._has_body and not self._has_trailers:
+            return [self._whole(outcome, Mutation(changed, removed), endpoints)]
+        if self._trailers is not None:
+            removed.append(b"content-length")  # the body may have another one now
+        elif self._has_body:
             changed.append((b"content-length", b"%d" % len(outcome.body)))
-        mutation = Mutation(changed, outcome.mutation.removed)
+        mutation = Mutation(changed, removed)
         return chain((Reply("request_headers", mutation, endpoints),), self._streamed(outcome.body))
 
     # ---- the request
@@ -107,26 +110,28 @@ class PickerStream:
             self.phase = Phase.DECIDING
         return []
 
-    def _take_trailers(self) -> list[Reply]:
-        if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and not self._has_trailers:
-            self._has_trailers = True
-            return [Reply("request_trailers")]
-        self._expect(RequestTrailers(), Phase.ASKING)
-        self._has_trailers = self._has_body = True
+    def _take_trailers(self, message: RequestTrailers) -> list[Reply]:
+        if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and self._trailers is None:
+            self._trailers = message.names
+            return [without(message.names)]
+        self._expect(message, Phase.ASKING)
+        if self._request_mode == Mode.BUFFERED:
+            raise OutOfOrder("trailers came without a body; their reply could not name an endpoint")
+        self._trailers = message.names
         self.phase = Phase.DECIDING
         return []
 
-    def _whole(self, pick: Pick, changed: list[tuple[bytes, bytes]], endpoints: str) -> Reply:
+    def _whole(self, pick: Pick, mutation: Mutation, endpoints: str) -> Reply:
         if pick.is_changed:
-            changed.append((b"content-length", b"%d" % len(pick.body)))
-        mutation = Mutation(changed, pick.mutation.removed)
+            length = b"content-length", b"%d" % len(pick.body)
+            mutation = Mutation([*mutation.changed, length], mutation.removed)
         return Reply("request_body", mutation, endpoints, whole=bytes(pick.body) if pick.is_changed else None)
 
     def _streamed(self, body: bytes | bytearray) -> Iterator[Reply]:
         if self._has_body:
-            yield from parts("request_body", body, end=not self._has_trailers)
-        if self._has_trailers:
-            yield Reply("request_trailers")
+            yield from parts("request_body", body, end=self._trailers is None)
+        if self._trailers is not None:
+            yield without(self._trailers)
 
     # ---- the answer
 
@@ -153,6 +158,11 @@ class PickerStream:
     def _expect(self, message: Message, phase: Phase) -> None:
         if self.phase is not phase:
             raise OutOfOrder(f"{type(message).__name__} came when the stream was {self.phase.name.lower()}")
+
+
+def without(trailers: Sequence[bytes]) -> Reply:
+    """Remove all trailers: replicas take some for headers, which they obey."""
+    return Reply("request_trailers", Mutation((), trailers))
 
 
 def parts(about: str, body: bytes | bytearray, *, end: bool) -> Iterator[Reply]:

@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from router.members.upstream import Header
 from router.picker.messages import (
@@ -18,7 +21,8 @@ from router.picker.messages import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from router.picker.schema import ProcessingResponse
+from router.picker.schema import ProcessingRequest, ProcessingResponse
+from router.picker.sizes import check_sizes
 
 LB = "envoy.lb"
 ENDPOINT = "x-gateway-destination-endpoint"
@@ -26,18 +30,25 @@ SERVED = "x-gateway-destination-endpoint-served"
 SUBSET_HINT, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 OVERWRITE, APPEND = 2, 0  # HeaderAppendAction
 MOST_STATUS = 599
+MOST_READ = 1000  # headers of a message; the router takes far fewer
 
+_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110, 5.6.2
 _BREAKS = re.compile(rb"[\r\n\0]")
 
 
-def read(message: Any) -> Message:
-    """One of our messages from a ProcessingRequest."""
+def read(raw: bytes) -> Message:
+    """One of our messages from the bytes of a ProcessingRequest."""
+    check_sizes(raw)
+    try:
+        message = ProcessingRequest.FromString(raw)
+    except DecodeError as error:
+        raise ValueError(f"the message cannot be decoded: {error}") from None
     if message.HasField("request_headers"):
         return _request_headers(message)
     if message.HasField("request_body"):
         return RequestBody(message.request_body.body, message.request_body.end_of_stream)
     if message.HasField("request_trailers"):
-        return RequestTrailers()
+        return RequestTrailers(_names(message.request_trailers.trailers))
     if message.HasField("response_headers"):
         return _response_headers(message)
     if message.HasField("response_body"):
@@ -71,11 +82,19 @@ def _response_headers(message: Any) -> ResponseHeaders:
 
 
 def _headers(given: Any) -> Iterator[Header]:
-    for header in given.headers:
-        name, value = header.key.lower().encode(), header.raw_value or header.value.encode()
-        if _BREAKS.search(name + value):
+    for header in islice(given.headers, MOST_READ):
+        name, value = header.key.encode().lower(), header.raw_value or header.value.encode()
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:50]!r} is no name of a header")
+        if _BREAKS.search(value):
             raise ValueError(f"the header {name[:50]!r} has a line break or a zero byte")
         yield name, value
+
+
+def _names(trailers: Any) -> tuple[bytes, ...]:
+    if len(trailers.headers) > MOST_READ:
+        raise ValueError(f"{len(trailers.headers):,} trailers; at most {MOST_READ:,} are taken")
+    return tuple(dict.fromkeys(name for name, _ in _headers(trailers)))
 
 
 def _metadata(message: Any, namespace: str, key: str) -> Any:
@@ -107,7 +126,9 @@ def written(reply: Reply | Refusal) -> Any:
         _set(immediate.headers, reply.headers)
         return response
     if reply.about.endswith("trailers"):
-        getattr(response, reply.about).SetInParent()
+        trailers = getattr(response, reply.about)
+        trailers.SetInParent()
+        _mutate(trailers.header_mutation, reply.mutation)
         return response
     common = getattr(response, reply.about).response
     common.SetInParent()

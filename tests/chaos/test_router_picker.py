@@ -3,6 +3,7 @@
 import gzip
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tests.chaos.envoy import (
     gateway,
     offering,
     overriding,
+    passing_trailers,
     port_of_picker,
     trusting_clients,
 )
@@ -177,6 +179,27 @@ def test_a_compressed_body_goes_on_inflated(envoy: Gateway, picker: RouterProces
     wait_idle(picker)
 
 
+def test_another_spelling_of_a_path_goes_on_as_the_usual_one(envoy: Gateway, picker: RouterProcess) -> None:
+    answer = envoy.post("/v1/%63hat/completions?a=b", asked("Spelled."), **JSON)
+    assert answer.status == 200, answer.body
+    wait_idle(picker)
+
+
+@pytest.mark.parametrize("change", [as_documented, duplex], ids=lambda change: change.__name__)
+def test_a_body_may_have_trailers(replicas: Fleet, change: Change) -> None:
+    body = json.dumps(asked("Trailers follow.")).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+    chunks = b"%x\r\n%b\r\n0\r\nx-data-parallel-rank: 3\r\n\r\n" % (len(body), body)
+    with behind(replicas, change, passing_trailers) as (envoy, picker):
+        with socket.create_connection((envoy.host, envoy.port), DEADLINE_S) as client:
+            client.sendall(head + chunks)
+            response = HTTPResponse(client)
+            response.begin()
+            assert response.status == 200, response.read()
+            assert json.loads(response.read())["usage"]["completion_tokens"] == 4
+        wait_idle(picker)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
@@ -274,6 +297,14 @@ def test_a_full_fleet_refuses_once_nobody_may_wait(replicas: Fleet) -> None:
             assert int(answer.headers["retry-after"]) > 0
         wait_idle(picker)
         assert envoy.post(CHAT, asked("There is room."), **JSON).status == 200
+
+
+def test_a_request_beyond_all_streams_does_not_pass_unseen(replicas: Fleet) -> None:
+    with behind(replicas, overriding(replicas.urls), options=("--max-connections", 2)) as (envoy, picker):
+        with stream_of(envoy, 10_000), stream_of(envoy, 10_000):
+            answer = envoy.post(CHAT, asked("One too many."), **JSON)
+            assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
+        wait_idle(picker)
 
 
 def test_a_request_waits_for_room_as_long_as_it_may(replicas: Fleet) -> None:

@@ -24,6 +24,7 @@ from tests.live.published import Published, published
 from tests.live.traffic import chat, requests
 
 WORKERS, CLIENTS = 4, 4
+SHORT = {"model": MODEL, "prompt": "a", "max_tokens": 1}
 WAYS = {"router": None, "Envoy and picker": as_documented, "the same, FULL_DUPLEX_STREAMED": duplex}
 
 
@@ -44,6 +45,8 @@ def run(workers: Sequence[Worker], way: str, count: int, clients: int, seed: int
     """Send requests one way, and compare every prediction with the finding of the engine that answered."""
     for worker in workers:
         httpx2.post(f"{worker.engine.url}{worker.engine.reset_path}", timeout=60).raise_for_status()
+        # It publishes that with its next step.
+        httpx2.post(f"{worker.engine.url}/v1/completions", json=SHORT, timeout=60).raise_for_status()
     named = [f"name=w{number},url={worker.engine.url},engine=vllm" for number, worker in enumerate(workers)]
     options = [option for name in named for option in ("--replica", name)]
     model = ("--model-dir", f"{MODEL}={workers[0].engine.folder / 'model'}")

@@ -95,6 +95,7 @@ class Gateway:
         self._process = channel.stream_stream(
             f"/{SERVICE}/Process", ProcessingRequest.SerializeToString, ProcessingResponse.FromString
         )
+        self.raw_process = channel.stream_stream(f"/{SERVICE}/Process", None, ProcessingResponse.FromString)
         request, response = CLASSES["HealthCheckRequest"], CLASSES["HealthCheckResponse"]
         self._check = channel.unary_unary(f"/{HEALTH_SERVICE}/Check", request.SerializeToString, response.FromString)
 

@@ -1,5 +1,6 @@
 """A gateway's requests at a router between real sockets; the gateway's part of forwarding is scripted."""
 
+import asyncio
 import gzip
 import json
 import random
@@ -9,12 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
+from api.http.connection import Limits
 from router.members.spec import ReplicaSpec
+from router.picker.exchange import PickedExchange
+from router.picker.messages import RequestHeaders
 from router.picker.schema import ProcessingRequest
+from router.picker.sizes import MOST_BESIDE_BYTES
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, Stream, asked, gateway, head
-from tests.router.scripted import CHAT, Scripted, connect, named, served
+from tests.router.scripted import CHAT, DEADLINE_S, Scripted, Served, connect, named, served
 
 LISTEN: dict[str, Any] = {"picker_listen": "127.0.0.1:0"}
 USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":3}}}'
@@ -203,8 +208,19 @@ async def test_an_answer_that_does_not_come_ends_the_request_here() -> None:
         assert running.member("one").server.faults == 1
 
 
+def picked_by(running: Served) -> Any:
+    """The router's side for gateways."""
+    assert running.front.picker is not None, "picker_listen is set"
+    return running.front.picker._gateway
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
+    """Let routers that begin from now on have these limits."""
+    monkeypatch.setattr("router.front.connection_limits", lambda most: Limits(connections=most, **limits))
+
+
 async def test_a_body_that_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.picker.conversation.SILENT_S", 0.2)
+    limit(monkeypatch, body_s=0.2, head_s=0.2)
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         stream = asking.stream()
         await stream.send(request_headers=head({":method": "POST", ":path": "/v1/completions"}), protocol_config=DUPLEX)
@@ -216,8 +232,34 @@ async def test_a_body_that_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         assert await silent.reply() is None
 
 
+async def test_a_body_that_drips_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, whole_body_s=0.3)
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.send(request_headers=head({":method": "POST", ":path": "/v1/completions"}), protocol_config=DUPLEX)
+        refusal = asyncio.create_task(stream.refusal())
+        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # the stream is over
+            while not refusal.done():
+                await stream.send(request_body={"body": b" "})
+                await asyncio.wait([refusal], timeout=0.02)
+        assert await refusal == (408, "body_timeout")
+
+
+async def test_a_body_that_the_gateway_buffers_has_time_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, body_s=0.1, whole_body_s=0.5)
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        began_s = asyncio.get_running_loop().time()
+        await stream.send(
+            request_headers=head({":method": "POST", ":path": "/v1/completions"}), protocol_config=BUFFERED
+        )
+        assert (await stream.reply())[0] == "request_headers"
+        assert await stream.refusal() == (408, "body_timeout")
+        assert asyncio.get_running_loop().time() - began_s > 0.4
+
+
 async def test_a_request_may_wait_for_room_longer_than_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.picker.conversation.SILENT_S", 0.2)
+    limit(monkeypatch, body_s=0.2)
     options = {"replica_limit": 1, "queue_timeout_s": 0.6, "first_token_timeout_s": 5.0}
     async with served(named("one"), ready=True, **options, **LISTEN) as running, gateway(running) as asking:
         first, second = asking.stream(), asking.stream()
@@ -281,6 +323,108 @@ async def test_messages_out_of_order_end_the_stream_with_a_reason() -> None:
             await stream.reply()
 
 
+async def test_an_undecided_request_is_refused_if_a_message_cannot_be_taken() -> None:
+    """If the stream failed instead, a gateway that may go on without the picker would let the request pass."""
+    twice = {"request_headers": head({":method": "POST", ":path": CHAT}), "protocol_config": DUPLEX}
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        broken = {"request_headers": head({"a": "b\nc"})}
+        sequences: list[list[dict[str, Any]]] = [[{}], [{"request_body": {}}], [broken], [twice, twice]]
+        for messages in sequences:
+            stream = asking.stream()
+            for message in messages:
+                await stream.send(**message)
+            assert await stream.refusal() == (400, "bad_message")
+            assert await stream.reply() is None
+            await running.idle()
+
+
+async def test_bytes_that_are_no_message_are_refused() -> None:
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        for raw in (b"\xff\xff", b"\x12\x03abc", b"\x22\x00" * MOST_BESIDE_BYTES):
+            stream = Stream(asking.raw_process(timeout=DEADLINE_S))
+            await stream.call.write(raw)
+            assert await stream.refusal() == (400, "bad_message")
+
+
+async def test_an_error_of_ours_refuses_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        monkeypatch.setattr(running.router.admission, "admit", fail)
+        stream = asking.stream()
+        await stream.begin(asked())
+        assert await stream.refusal() == (500, "internal_error")
+
+
+async def test_a_body_that_nobody_reads_is_not_kept() -> None:
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        inside, exchanges = picked_by(running), list[PickedExchange]()
+        opens = inside.open
+
+        def watched(asked: RequestHeaders) -> PickedExchange:
+            exchanges.append(opens(asked))
+            return exchanges[-1]
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        inside.open, inside._app_answer = watched, never
+        stream = asking.stream()
+        await stream.send(request_headers=head({":method": "GET", ":path": "/v1/models"}), protocol_config=DUPLEX)
+        await stream.send(request_body={"body": b"x" * 60_000})
+        await stream.send(request_body={"body": b"x", "end_of_stream": True})
+        await until(lambda: bool(exchanges) and not exchanges[0].more_body, "all of the body has come")
+        assert not exchanges[0].body
+        stream.call.cancel()
+        await until(lambda: exchanges[0].response_complete, "it is over")
+
+
+async def test_a_replica_gets_the_usual_spelling_of_a_path() -> None:
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        for path, expected in ((CHAT, None), ("/v1/%63hat/completions?a=b", b"/v1/chat/completions?a=b")):
+            stream = asking.stream()
+            await stream.begin(asked(), path=path)
+            _, value, _ = await stream.reply()
+            changed = {one.header.key: one.header.raw_value for one in value.response.header_mutation.set_headers}
+            assert changed.get(":path") == expected
+            await stream.reply()
+            await stream.answer()
+
+
+async def test_no_replica_says_which_pages_may_read_its_answer() -> None:
+    options = {"cors_origins": ("http://page",), **LISTEN}
+    told = {":status": "200", "access-control-allow-origin": "*", "access-control-allow-headers": "*", "x-a": "b"}
+    async with served(named("one"), **options) as running, gateway(running) as asking:
+        for origin, expected in (({}, None), ({"origin": "http://page"}, b"http://page")):
+            stream = asking.stream()
+            await stream.begin(asked(), **origin)
+            await stream.picked()
+            await stream.send(response_headers=head(told, end=True))
+            _, value, _ = await stream.reply()
+            mutation = value.response.header_mutation
+            changed = {one.header.key: one.header.raw_value for one in mutation.set_headers}
+            assert changed.get("access-control-allow-origin") == expected
+            removed = {"access-control-allow-headers"} | (set() if expected else {"access-control-allow-origin"})
+            assert {*mutation.remove_headers} == removed
+
+
+async def test_a_proxys_credentials_end_here() -> None:
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        named_too = "x-secret, x-gateway-destination-endpoint"
+        unwanted = {"x_secret": "1", "x_gateway_destination_endpoint": "10.0.0.1:22", "connection": named_too}
+        await stream.begin(asked(), proxy_authorization="Basic x", **unwanted)
+        _, value, _ = await stream.reply()
+        mutation = value.response.header_mutation
+        assert {*mutation.remove_headers} >= {"proxy-authorization", "x-secret"}
+        assert "x-gateway-destination-endpoint" not in mutation.remove_headers
+        changed = {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
+        assert changed["x-gateway-destination-endpoint"] == endpoint(running.replicas["one"])
+        await stream.reply()
+        await stream.answer()
+
+
 @pytest.mark.parametrize("config", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
 async def test_a_body_may_end_with_trailers(config: dict[str, int]) -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
@@ -307,10 +451,31 @@ async def test_streams_at_once_are_limited() -> None:
             await stream.begin(asked())
             await stream.picked()
         third = asking.stream()
-        with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-            await third.reply()
+        await third.begin(asked())
+        assert await third.refusal() == (503, "too_many_connections")  # if it failed, a gateway might let it pass
+        assert await asking.health("liveness") == 1
         for stream in streams:
             await stream.answer()
+            assert await stream.reply() is None
+        await third.end()
+        fourth = asking.stream()
+        await fourth.begin(asked())
+        await fourth.picked()
+        await fourth.answer()
+
+
+async def test_streams_beyond_all_limits_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, spare_connections=1)
+    async with served(named("one"), max_connections=1, **LISTEN) as running, gateway(running) as asking:
+        first = asking.stream()
+        await first.begin(asked())
+        await first.picked()
+        second = asking.stream()
+        await until(lambda: picked_by(running).streams == 2, "the second stream is open")
+        with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+            await asking.stream().reply()
+        await first.answer()
+        await second.end()
 
 
 async def test_a_replica_that_is_named_by_its_host_cannot_be_picked() -> None:

@@ -70,10 +70,40 @@ def test_a_large_body_streams_in_parts_that_the_gateway_takes(size: int) -> None
 
 
 def test_trailers_end_a_body_in_its_place() -> None:
-    _, replies = after(RequestHeaders(()), RequestBody(BODY), RequestTrailers(), outcome=PICK)
+    _, replies = after(RequestHeaders(()), RequestBody(BODY), RequestTrailers((b"x-a",)), outcome=PICK)
     headers, body, trailers = (reply for reply in replies if isinstance(reply, Reply))
     assert b"content-length" not in dict(headers.mutation.changed)
+    assert list(headers.mutation.removed) == [b"x-b", b"content-length"]  # which a client may have given
     assert (body.part, body.end, trailers.about) == (BODY, False, "request_trailers")
+
+
+@pytest.mark.parametrize("headers", [RequestHeaders(()), BUFFERED], ids=["duplex", "buffered"])
+def test_no_trailer_gets_to_a_replica(headers: RequestHeaders) -> None:
+    names = (b"x-data-parallel-rank", b"authorization")
+    stream, _ = after(headers, RequestBody(BODY))
+    if stream.phase is Phase.ASKING:
+        stream.receive(RequestTrailers(names))
+        *_, reply = stream.decide(PICK)
+    else:
+        list(stream.decide(PICK))
+        [reply] = stream.receive(RequestTrailers(names))
+    assert isinstance(reply, Reply)
+    assert (reply.about, reply.mutation) == ("request_trailers", Mutation((), names))
+
+
+def test_no_client_has_the_endpoint_removed() -> None:
+    _, (reply,) = after(RequestHeaders((), end=True), outcome=Pick(("a:1",), Mutation((), [ENDPOINT, b"x-b"])))
+    assert isinstance(reply, Reply)
+    assert (list(reply.mutation.changed), list(reply.mutation.removed)) == ([(ENDPOINT, b"a:1")], [b"x-b"])
+
+
+def test_trailers_without_a_body_have_their_reply() -> None:
+    _, replies = after(RequestHeaders(()), RequestTrailers(), outcome=Pick(("a:1",)))
+    assert about(replies) == ["request_headers", "request_trailers"]
+    stream, _ = after(BUFFERED)
+    with pytest.raises(OutOfOrder, match="trailers came without a body"):
+        stream.receive(RequestTrailers())
+    assert about(list(stream.decide(REFUSAL))) == ["429"]
 
 
 def test_without_a_body_only_the_headers_are_answered() -> None:
@@ -136,6 +166,7 @@ def test_an_answer_of_the_gateways_own_ends_a_request_that_is_not_placed() -> No
         (RequestHeaders(()), RequestHeaders(())),
         (RequestHeaders((), end=True), RequestBody(b"")),
         (RequestHeaders(()), RequestTrailers(), RequestTrailers()),
+        (RequestHeaders(()), RequestBody(b"", True), RequestBody(b"", True)),
         (RequestHeaders(()), ResponseTrailers()),
         (OK, OK),
         (OK, ResponseTrailers(), ResponseBody(b"")),
