@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.feeds import altered
-from tests.browser.pages import NARROW, Visit, replica_place, request_place
-from tests.browser.world import TALKS, World, talk
+from tests.browser.pages import NARROW, Visit, replica_place, request_place, visit
+from tests.browser.world import TALKS, World, another_router, talk
 from tests.events.processes import wait_until
 
 Visiting = Callable[..., AbstractContextManager[Visit]]
@@ -201,6 +201,15 @@ def lately_asked(world: World, name: str) -> int:
     """
     ages = world.router.get(f"/dashboard/replicas/{name}").json["cache"]["ages"] or []
     return sum(age["tokens"] for age in ages if age["idle_s"] < 60)
+
+
+def test_a_replica_without_work_says_why(browser: Browser, world: World) -> None:
+    with another_router(world) as quiet, visit(browser, quiet.url) as made:
+        made.open(replica_place("r0"))
+        expect(made.page.get_by_text(re.compile("idle: no prompt came for it", re.I))).to_be_visible()
+        made.open()
+        row = made.page.get_by_role("row").filter(has=made.page.get_by_role("link", name="r0", exact=True))
+        expect(row.get_by_title("idle: no prompt came for it")).to_be_visible()
 
 
 def test_replica_that_is_not_there_is_reported(page: Visit) -> None:
