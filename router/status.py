@@ -140,9 +140,12 @@ def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
         return "no replica that generates is known yet" if len(router.members) else "no replica is known yet"
     down = {member.name: why for member in members if (why := member.candidate.unavailable) is not None}
     up = [one for one in members if one.name not in down]
-    syncing = [one.name for one in up if state_of(one, router.feeds.state(one.name)) == "syncing"]
-    if syncing and router.now_s() < router.index_awaited_until_s:
-        return f"the index is not complete: what {', '.join(syncing)} holds is still being read"
+    if router.now_s() < router.index_awaited_until_s:
+        unheard = [one.name for one in members if not (one.server.learned or one.server.trouble)]
+        syncing = [one.name for one in up if state_of(one, router.feeds.state(one.name)) == "syncing"]
+        if unheard or syncing:
+            awaited = ", ".join([*unheard, *syncing])
+            return f"the index is not complete: what {awaited} holds is still being read"
     if (len(down) == len(members) and not waits) or (down and all_of_them):
         return f"no requests are taken by {'; '.join(f'{name} ({why})' for name, why in down.items())}"
     return None

@@ -1,6 +1,7 @@
 """The router's beliefs in its status, and its readiness."""
 
 import json
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from events.groups import Group, Layout
 from events.native import Load
 from events.publisher import Publisher
 from router.core import INDEX_WITHIN_S
+from router.members.spec import parse_replica
 from router.metrics import metrics_text
 from router.status import index_status, not_ready, replica_status, state_of
 from router.tenants.keys import keys_from_options
@@ -184,6 +186,17 @@ async def test_a_router_is_not_ready_while_a_cache_is_being_read() -> None:
         assert (await client.post(CHAT, chat())).status == 200  # asked all the same, it does its work
         running.member("ours").health.drain()
         assert "ours (draining)" in (not_ready(running.router) or "")
+
+
+async def test_a_router_is_not_ready_before_each_replica_has_answered_or_failed() -> None:
+    """Prompts that are warm at the one would go to the other."""
+    engine = named("a")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"url=http://127.0.0.1:{mute.getsockname()[1]},name=mute"
+        async with engine.running(), served(engine, replicas=(engine.spec, parse_replica(url))) as running:
+            assert "what mute holds is still being read" in (not_ready(running.router) or "")
+            mute.close()  # its connections break
+            await until(lambda: not_ready(running.router) is None, "the one that answers is enough")
 
 
 async def test_a_cache_that_cannot_be_read_keeps_a_router_from_its_clients_for_a_while_only(
