@@ -334,6 +334,10 @@ def killed(picker: RouterProcess) -> None:
     picker.process.wait(DEADLINE_S)
 
 
+def states(picker: RouterProcess) -> set[str]:
+    return {one["state"] for one in picker.get("/replicas").json["replicas"]}
+
+
 def test_running_streams_outlive_the_picker_and_the_next_one_is_exact_again(replicas: Fleet) -> None:
     port = free_ports(1)
     long = "A prefix that outlives the picker. " * 1600
@@ -344,11 +348,12 @@ def test_running_streams_outlive_the_picker_and_the_next_one_is_exact_again(repl
                 killed(picker)
                 assert len(events_in(b"data: {}\n" + response.read())) == 101
         with picking(replicas, port=port) as (picker, _):
+            wait_until(lambda: states(picker) == {"exact"}, "all is known again")
             answer = envoy.post(CHAT, asked(f"{long} again"), **JSON)
             assert (answer.status, answer.headers["x-warmroute-replica"]) == (200, name)
             wait_idle(picker)
             decision = picker.decisions(1)[0]
-            assert decision["prediction_exact"]
+            assert decision["prediction_exact"], decision["why_inexact"]
             assert decision["reported_cached_tokens"] // BLOCK * BLOCK == decision["predicted_cached_tokens"] > 50_000
 
 
