@@ -74,7 +74,7 @@ def test_a_source_that_was_stopped_before_it_is_asked_costs_the_handshake() -> N
 
 def test_eviction_in_the_sources_process_leaves_held_blocks_alone() -> None:
     memory, want = ArrayMemory(48, MEGABYTE), wanted(48)
-    with source_process(**large()) as source, reading(memory) as own:
+    with source_process(**large(stall_s=SOON_S)) as source, reading(memory) as own:  # it waits while a block is written
         memory.on_write = lambda block: source.ask("evict") if block == 4 else None
         assert own.pull(source.endpoint, want, range(48), soon()) == 48
         assert came(memory, want, range(48), 48)
