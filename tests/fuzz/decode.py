@@ -7,7 +7,6 @@ alone, and a resolver lives for BLOCK inputs, so a failure comes again with `--s
 
 import argparse
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +21,12 @@ from events.blocks import block_keys, root_key
 from events.changes import Stored
 from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, EventBatch, RejectedEvent, encode_batch
 from events.resolver import Resolver
+from tests.fuzz.watched import watched
 from tests.oracle.vectors import VECTORS, read
 
 BLOCK = 2000  # inputs by one resolver
 CHECK_EVERY = 100
 SLOW_S = 1.0
-STUCK_S = 30
 GROWTH_MIB = 300
 SMALL_BYTES = 1500
 LARGEST_BYTES = 2**17  # reading takes up to 1.4 us a byte, so the limit in time needs one in size
@@ -377,28 +376,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of payloads to start from")
     options = parser.parse_args()
-    signal.signal(signal.SIGPROF, stuck)
-    shown_s, report = 0.0, Report()
+    report = Report()
     try:
-        signal.setitimer(signal.ITIMER_PROF, STUCK_S)
-        for report in fuzz(options.count, options.seed, options.vectors, options.first):
-            signal.setitimer(signal.ITIMER_PROF, STUCK_S)
-            if report.seconds - shown_s > 10:
-                shown_s = report.seconds
-                print(report, flush=True)
+        for report in watched(fuzz(options.count, options.seed, options.vectors, options.first)):  # noqa: B007 (the last one is shown)
+            pass
     except Failure as failure:
         begin = (options.first + report.inputs) // BLOCK * BLOCK
         print(f"FAILED {failure}")
         print(f"again: python -m tests.fuzz.decode --seed {options.seed} --first {begin} --count {BLOCK}")
         return 1
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
     print(f"passed: {report}")
     return 0
-
-
-def stuck(_signal: int, _frame: object) -> None:
-    raise TimeoutError(f"no end after {STUCK_S} s of the processor")
 
 
 if __name__ == "__main__":

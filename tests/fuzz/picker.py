@@ -9,7 +9,6 @@ lives for BLOCK streams, so a failure comes again with `--seed S --first F --cou
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from msgspec import Struct, field
 
 from router.picker.conversation import Conversation
 from router.picker.schema import ProcessingRequest
-from tests.fuzz.decode import GROWTH_MIB, Failure, peak_mib, stuck
+from tests.fuzz.decode import GROWTH_MIB, Failure, peak_mib
 from tests.fuzz.picker_world import (
     ANSWER_PARTS,
     ENDPOINTS,
@@ -36,10 +35,10 @@ from tests.fuzz.picker_world import (
     random_head,
     wired,
 )
+from tests.fuzz.watched import watched
 
 BLOCK = 400  # streams by one router
 TOGETHER = 6  # streams at a time
-STUCK_S = 30  # of the processor, for a block
 IDLE_S = 60.0  # for a few streams, which wait for a few tenths at most
 STALL_S = 0.04
 HEADS = 600  # of requests
@@ -365,22 +364,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first stream; its whole block is run")
     options = parser.parse_args()
-    signal.signal(signal.SIGPROF, stuck)
-    shown_s, report = 0.0, Report()
+    report = Report()
     try:
-        signal.setitimer(signal.ITIMER_PROF, STUCK_S)
-        for report in fuzz(options.count, options.seed, options.first):
-            signal.setitimer(signal.ITIMER_PROF, STUCK_S)
-            if report.seconds - shown_s > 10:
-                shown_s = report.seconds
-                print(report, flush=True)
+        for report in watched(fuzz(options.count, options.seed, options.first)):  # noqa: B007 (the last one is shown)
+            pass
     except Failure as failure:
         begin = options.first // BLOCK * BLOCK + report.streams // BLOCK * BLOCK
         print(f"FAILED {failure}")
         print(f"again: python -m tests.fuzz.picker --seed {options.seed} --first {begin} --count 1")
         return 1
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
     print(f"passed: {report}")
     return 0
 
