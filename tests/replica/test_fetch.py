@@ -55,9 +55,10 @@ def command(*arguments: object, without: tuple[str, ...] = ()) -> list[str]:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Nothing of the user's reaches the hub's library."""
+    """Nothing of the user's reaches the hub's library, which does not give up a download that a test holds."""
     others = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "http", "HTTP", "all_p"))}
-    return others | {"HF_HOME": str(home / "hf-home"), "TERM": "dumb", "COLUMNS": "100"} | more
+    own = {"HF_HOME": str(home / "hf-home"), "HF_HUB_DOWNLOAD_TIMEOUT": "60", "TERM": "dumb", "COLUMNS": "100"}
+    return others | own | more
 
 
 def fetch(
