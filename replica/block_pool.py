@@ -43,6 +43,7 @@ from replica.tails import find_beginning, keep_tail
 from replica.tiers.lower import LowerTiers
 
 MEDIUM = "GPU"
+NONE_KNOWN = np.zeros(0, np.int64)  # identities
 
 
 class BlockPool:
@@ -266,17 +267,18 @@ class BlockPool:
                 self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
 
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
-        """As `_name_each` does, at once; False, and nothing done, unless each is a first copy of a new content.
+        """As `_name_each` does, at once; False, and nothing done, unless each is the pool's first copy of its content.
 
-        If the first one's content is new, so are those that follow it.
+        What lower media have comes first: what follows a new content is new.
         """
-        if self.lower is not None and self.lower.identity(chain, start):
+        known = NONE_KNOWN if self.lower is None else self.lower.identities(chain, start, stop)
+        if known is None:
             return False
         keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
         slots = np.array(blocks[start:stop], np.intp)
         if not self._names.add_many(keys, slots):
             return False
-        self._contents.identify(chain, slots)
+        self._contents.identify(chain, slots, known)
         self._contents.fill(chain, slots, start, stop)
         return True
 

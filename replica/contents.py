@@ -49,18 +49,21 @@ class Contents:
         self.parent_keys: NDArray[np.uint64] = np.zeros(num_slots if lower_slots else 0, np.uint64)
         self.origins: dict[int, Origin] = {}
 
-    def count_same(self, chain: Chain, slots: Slots) -> int:
-        """Count the slots, from the first, that hold the chain's own content."""
+    def count_same(self, chain: Chain, slots: Slots, start: int = 0, parent: int = 0) -> int:
+        """Count the slots, from the first, that hold the chain's own content from block `start` on.
+
+        `parent` is the identity before that block.
+        """
         count = len(slots)
-        tokens = np.frombuffer(chain.tokens, self.tokens.dtype, count)
+        tokens = np.frombuffer(chain.tokens, self.tokens.dtype, count, start * self.tokens.itemsize)
         stored = self.tokens.take(slots)
-        parents, before = self.many_parents[slots], np.zeros(count, np.int64)
+        parents, before = self.many_parents[slots], np.full(count, parent, np.int64)
         before[1:] = self.many_identities[slots[:-1]]
         if parents.tobytes() != before.tobytes() or stored.tobytes() != tokens.tobytes():
             count = int(np.argmin((parents == before) & (stored == tokens)))
         if self.exact or chain.exact:
             for index, slot in enumerate(slots[:count].tolist()):
-                if self.exact.get(slot) != chain.exact.get(index):
+                if self.exact.get(slot) != chain.exact.get(start + index):
                     return index
         return count
 
@@ -73,15 +76,16 @@ class Contents:
             and self.tokens[slot].tobytes() == tokens.tobytes()
         )
 
-    def identify(self, chain: Chain, slots: Slots) -> None:
-        """Give new identities to the chain's next blocks."""
+    def identify(self, chain: Chain, slots: Slots, known: NDArray[np.int64]) -> None:
+        """Give the chain's next blocks the identities that are `known`, and the rest new ones."""
         assert chain.identity is not None
         first = self.last_identity + 1
-        identities = np.arange(first, first + len(slots))
+        self.last_identity += len(slots) - len(known)
+        identities = np.concatenate((known, np.arange(first, self.last_identity + 1)))
         self.many_identities[slots] = identities
-        self.many_parents[slots] = identities - 1
+        self.many_parents[slots[1:]] = identities[:-1]
         self.parent[slots[0]] = chain.identity
-        self.last_identity = chain.identity = int(identities[-1])
+        chain.identity = int(identities[-1])
 
     def fill(self, chain: Chain, slots: Slots | int, start: int, stop: int) -> None:
         """Record the chain's tokens in its blocks from `start` to `stop`."""

@@ -3,13 +3,15 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from threading import Lock
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
 from replica.device.accelerator import Accelerator
 from replica.sizing import GIGABYTE
+
+AT_ONCE = 3  # two parts of what a mover moves, and a save that the engine waits for
 
 log = logging.getLogger(__name__)
 
@@ -24,26 +26,20 @@ class DeviceMemory:
     is_host = False
 
     def __init__(self, caches: Tensor, accelerator: Accelerator) -> None:
-        self._caches = caches
+        blocks = caches.movedim(2, 0)
+        self._blocks = blocks.view(torch.uint8).view(len(blocks), -1)
         self._accelerator = accelerator
-        self._shape = caches[:, :, 0].shape
-        self.block_bytes = caches[:, :, 0].nbytes
+        self.block_bytes = self._blocks.shape[1]
         self._reads = Beside(accelerator)
         self._writes = Beside(accelerator)
 
+    @torch.inference_mode()
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
-        def copy() -> None:
-            for block, target in zip(blocks, into, strict=True):
-                self._on_host(target).copy_(self._caches[:, :, block], non_blocking=True)
+        self._reads.copy([_bytes_of(target) for target in into], [self._blocks[block] for block in blocks])
 
-        self._reads.run(copy)
-
+    @torch.inference_mode()
     def write(self, blocks: Sequence[int], payloads: Sequence[memoryview]) -> None:
-        def copy() -> None:
-            for block, payload in zip(blocks, payloads, strict=True):
-                self._caches[:, :, block].copy_(self._on_host(payload), non_blocking=True)
-
-        self._writes.run(copy)
+        self._writes.copy([self._blocks[block] for block in blocks], [_bytes_of(payload) for payload in payloads])
 
     def pin(self, host: memoryview) -> None:
         began_s = time.monotonic()
@@ -52,19 +48,27 @@ class DeviceMemory:
         else:
             log.warning("%.3g GB of host memory cannot be pinned: blocks take longer to move", len(host) / GIGABYTE)
 
-    def _on_host(self, block: memoryview) -> Tensor:
-        # Torch takes no memory that cannot be written.
-        own = torch.frombuffer(bytearray(block) if block.readonly else block, dtype=torch.uint8)
-        return own.view(self._caches.dtype).view(self._shape)
+
+def _bytes_of(block: memoryview) -> Tensor:
+    # Torch takes no memory that cannot be written.
+    return torch.frombuffer(bytearray(block) if block.readonly else block, dtype=torch.uint8)
 
 
 class Beside:
-    """Copies beside the device's other work, for one thread at a time."""
+    """Copies in one direction beside the device's other work, for a few threads at a time.
+
+    While one thread's copies are under way, the next one's are already given to the device: it never waits for Python.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self._lock = Lock()
-        self._run = accelerator.beside()
+        self._idle: SimpleQueue[Callable[[Callable[[], object]], None]] = SimpleQueue()
+        for _ in range(AT_ONCE):
+            self._idle.put(accelerator.beside())
 
-    def run(self, copy: Callable[[], None]) -> None:
-        with self._lock, torch.inference_mode():
-            self._run(copy)
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        run = self._idle.get()
+        try:
+            # One call for all, since threads of Python that take turns would take longer than the copies.
+            run(lambda: torch._foreach_copy_(targets, sources, non_blocking=True))
+        finally:
+            self._idle.put(run)

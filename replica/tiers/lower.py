@@ -100,6 +100,20 @@ class LowerTiers:
     def has(self, key: int) -> bool:
         return any(tier.named and tier.find(key) != NOBODY for tier in self.tiers)
 
+    def identities(self, chain: Chain, start: int, stop: int) -> NDArray[np.int64] | None:
+        """The identities of the chain's blocks from `start`, its next, that follow each other in lower media.
+
+        None: another content that has the same key comes next.
+        """
+        assert chain.identity is not None
+        keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
+        slots = np.full(len(keys), NOBODY, np.intp)
+        self.fill_in(slots, keys)
+        missing = np.flatnonzero(slots == NOBODY)
+        found = slots[: missing[0]] if missing.size else slots
+        same = self._contents.count_same(chain, found, start, chain.identity)
+        return self._contents.many_identities[found] if same == len(found) else None
+
     def identity(self, chain: Chain, index: int) -> int:
         """The identity of the chain's block `index` where a lower medium has it; 0: none does."""
         for tier in self.tiers:

@@ -1,16 +1,17 @@
 """Carries out moves of blocks between media.
 
-Saves before a step are done at once, because it overwrites what they copy. Everything else has threads of its own: one
-loads, one saves what loads will overwrite, one writes to the disk, one reads from neighbours.
+Saves before a step are done at once, because it overwrites what they copy. Everything else has threads of its own: some
+load, some save what loads will overwrite, one writes to the disk, one reads from neighbours.
 """
 
 import logging
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
+from threading import Lock
 from time import monotonic, sleep, thread_time
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -25,6 +26,7 @@ from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
 TOGETHER = 16  # blocks that a device moves before others have their turn
+PARTS = 2  # of so many blocks that go in each direction at once, so that a device has the next before the last is done
 BESIDE_SHARE = 0.05  # of a processor's time, for loads, and as much for pulls, while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
@@ -150,13 +152,16 @@ class ThreadedMover:
         self.disk_counters = DiskCounters() if disk is None else disk.counters
         self._clears = 0
         self._staging = memoryview(_pages(memory.block_bytes))[: memory.block_bytes]
+        self._staging_lock = Lock()
         if host.num_slots:
             memory.pin(host.whole)
         self._unsaved: set[int] = set()  # slots without what their names say
         self._landed: deque[Transfer] = deque()
         self._written: deque[Written] = deque()
-        self._saver = ThreadPoolExecutor(1, "kv-save")
-        self._loader = ThreadPoolExecutor(1, "kv-load")
+        threads = 1 if memory.is_host else PARTS
+        self._transfers = ThreadPoolExecutor(1, "kv-transfer")
+        self._saver = ThreadPoolExecutor(threads, "kv-save")
+        self._loader = ThreadPoolExecutor(threads, "kv-load")
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-pull")
 
@@ -182,7 +187,7 @@ class ThreadedMover:
         self._unsaved.difference_update(slots)
 
     def begin(self, transfer: Transfer) -> None:
-        self._loader.submit(self._carry_out, transfer)
+        self._transfers.submit(self._carry_out, transfer)
 
     def write(self, writes: Sequence[Write]) -> None:
         for write in writes:
@@ -203,8 +208,8 @@ class ThreadedMover:
     def close(self) -> None:
         """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
         self.computing = False
-        self._loader.shutdown(cancel_futures=True)
-        self._saver.shutdown(cancel_futures=True)
+        for pool in (self._transfers, self._loader, self._saver):
+            pool.shutdown(cancel_futures=True)
         with suppress(TimeoutError):
             self._writer.submit(int).result(CLOSING_S)
         self._writer.shutdown(cancel_futures=True)
@@ -228,30 +233,39 @@ class ThreadedMover:
             self._landed.append(transfer)
 
     def _load_all(self, transfer: Transfer) -> None:
-        saves = transfer.saves
-        parts = [self._saver.submit(self.save, saves[at : at + TOGETHER]) for at in range(0, len(saves), TOGETHER)]
-        # A load waits for the saves of the block that it overwrites, and of the slot that it reads.
-        saved_by = {place: parts[number // TOGETHER] for number, save in enumerate(saves) for place in save}
+        saves = list({save.slot: save for save in transfer.saves}.values())  # parts have no order: the last one counts
+        saving = [self._saver.submit(self.save, saves[at : at + TOGETHER]) for at in range(0, len(saves), TOGETHER)]
+        saved_by = {place: saving[number // TOGETHER] for number, save in enumerate(saves) for place in save}
+        together = list(self._together(transfer.loads))
+        loading = [self._loader.submit(self._load_after, saved_by, loads) for loads in together]
         spent = Spent(self.speeds)
         try:
-            for loads in self._together(transfer.loads):
-                places = (place for load in loads for place in (load.block, load.slot))
-                for part in {saved_by[place] for place in places if place in saved_by}:
-                    part.result()
-                began_s = thread_time()
-                came = self._load(loads)
+            for loads, part in zip(together, loading, strict=True):
+                came = part.result()
                 transfer.came += came
-                self._give_way(thread_time() - began_s)
                 if came:
                     spent.on(loads[0].medium, came)
                 if came < len(loads):
                     transfer.lost.append(loads[came].slot)
                     break
         finally:
-            wait(parts)
+            for part in loading:
+                part.cancel()
+            wait(loading)
+            wait(saving)
             spent.tell()
-        for part in parts:
-            part.result()
+        for done in saving:
+            done.result()
+
+    def _load_after(self, saved_by: "Mapping[int, Future[None]]", loads: Sequence[Load]) -> int:
+        """Load after the saves of the blocks that this overwrites, and of the slots that it reads."""
+        places = (place for load in loads for place in (load.block, load.slot))
+        for saved in {saved_by[place] for place in places if place in saved_by}:
+            saved.result()
+        began_s = thread_time()
+        came = self._load(loads)
+        self._give_way(thread_time() - began_s)
+        return came
 
     def _together(self, loads: Sequence[Load]) -> Iterator[Sequence[Load]]:
         """Loads from the host's memory together, where a device gains by that; others one by one."""
@@ -300,9 +314,10 @@ class ThreadedMover:
             return next((number for number, load in enumerate(loads) if load.slot in self._unsaved), len(loads))
         (load,) = loads
         assert self._disk is not None
-        if not self._disk.read(load.slot - self._first_on_disk, record, self._staging):
-            return 0
-        self._memory.write([load.block], [self._staging])
+        with self._staging_lock:
+            if not self._disk.read(load.slot - self._first_on_disk, record, self._staging):
+                return 0
+            self._memory.write([load.block], [self._staging])
         return 1
 
     def _write(self, write: Write, clears: int) -> None:

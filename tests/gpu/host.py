@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import NamedTuple
 
@@ -143,17 +144,31 @@ def push_out(asker: Asker, longest: int) -> None:
 
 
 def moves(table: Table, asker: Asker) -> None:
-    """Blocks alone, with nothing beside them."""
+    """Blocks alone, with nothing beside them; then in both directions at once."""
     memory, host = asker.mover._memory, asker.host
-    count = min(256, host.num_slots, asker.engine.pool.free)
-    blocks, slots = list(range(count)), [host[slot] for slot in range(count)]
-    for name, move in (("saved to", memory.read), ("loaded from", memory.write)):
+    count = min(256, host.num_slots // 2, asker.engine.pool.free // 2)
+    parts = [range(count), range(count, 2 * count)]
+    (saved, loaded), (kept, given) = parts, [[host[slot] for slot in part] for part in parts]
+
+    def save() -> None:
+        memory.read(saved, kept)
+
+    def load() -> None:
+        memory.write(loaded, given)
+
+    def both() -> None:
+        with ThreadPoolExecutor(2) as threads:
+            for move in [threads.submit(save), threads.submit(load)]:
+                move.result()
+
+    each = ("saved to", "GB/s", save), ("loaded from", "GB/s", load)
+    for name, unit, move in (*each, ("saved to, and as many loaded from,", "GB/s each way", both)):
         rates = []
         for _ in range(ROUNDS):
             began_s = time.perf_counter()
-            move(blocks, slots)
+            move()
             rates.append(count * memory.block_bytes / (time.perf_counter() - began_s) / 1e9)
-        table.figure(f"{count} blocks of {memory.block_bytes / 1e6:.3g} MB {name} host memory", rates, "GB/s")
+        table.figure(f"{count} blocks of {memory.block_bytes / 1e6:.3g} MB {name} host memory", rates, unit)
 
 
 def beside(place: Place, table: Table, asker: Asker, prefix: int, longest: int) -> None:

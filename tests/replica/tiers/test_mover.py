@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from threading import Event
+from threading import Barrier, Event
 from time import monotonic
 
 import numpy as np
@@ -19,7 +19,7 @@ from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.tiers.disk_file import DiskFile, open_disk_file
 from replica.tiers.lower import DISK, HOST
-from replica.tiers.mover import GiveWay, HostMemory, ThreadedMover
+from replica.tiers.mover import PARTS, GiveWay, HostMemory, ThreadedMover
 from replica.tiers.moves import Load, Pull, Save, Transfer, Write
 from replica.tiers.record import Record
 from tests.replica.ahead import AheadRunner
@@ -66,8 +66,16 @@ def disk_file(folder: Path) -> DiskFile:
     return open_disk_file(folder, kv_layout="x", block_size=SIZE, payload_bytes=BLOCK_BYTES, num_slots=ON_DISK)
 
 
+class LikeADevices(ArrayMemory):
+    """Memory whose blocks a mover moves in parts, some at once."""
+
+    is_host = False
+
+
 @contextmanager
-def serving(runner_type: type[RememberingRunner], folder: Path) -> Iterator[Engine]:
+def serving(
+    runner_type: type[RememberingRunner], folder: Path, memory: type[ArrayMemory] = ArrayMemory
+) -> Iterator[Engine]:
     config = EngineConfig(
         model=MODEL,
         engine="simulated",
@@ -83,7 +91,7 @@ def serving(runner_type: type[RememberingRunner], folder: Path) -> Iterator[Engi
     clock = VirtualClock()
     runner = runner_type(config.simulated, clock, config.vocabulary, config.eos_token_ids)
     kv = runner.kv = ArrayKV(BLOCKS)  # type: ignore[assignment]
-    mover = ThreadedMover(ArrayMemory(kv.bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk_file(folder))
+    mover = ThreadedMover(memory(kv.bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk_file(folder))
     try:
         yield Engine(config, runner, clock, mover)
     finally:
@@ -141,12 +149,20 @@ class Visitor:
         assert self.engine.pool.free == BLOCKS
 
 
-@pytest.mark.parametrize("runner_type", [RememberingRunner, AheadRunner])
+@pytest.mark.parametrize(
+    ("runner_type", "memory"),
+    [(RememberingRunner, ArrayMemory), (AheadRunner, ArrayMemory), (AheadRunner, LikeADevices)],
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_answers_are_right_while_threads_move_blocks(
-    runner_type: type[RememberingRunner], seed: int, tmp_path: Path
+    runner_type: type[RememberingRunner],
+    memory: type[ArrayMemory],
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with serving(runner_type, tmp_path) as engine:
+    monkeypatch.setattr("replica.tiers.mover.TOGETHER", 1)
+    with serving(runner_type, tmp_path, memory) as engine:
         visitor = Visitor(engine, Random(seed))
         visitor.visit(150)
         visitor.leave()
@@ -291,4 +307,58 @@ def test_a_load_waits_for_the_saves_of_what_it_reads_and_overwrites() -> None:
     mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 2, HOST)]))
     until(lambda: bool(mover.landed()[0]))
     assert (array[:, :, 3] == 11).all() and (array[:, :, 2] == 22).all()
+    mover.close()
+
+
+class Meeting(LikeADevices):
+    """Copies once as many parts as go at once have come, or fails after a while."""
+
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        super().__init__(array)
+        self._reads, self._writes = (Barrier(PARTS, timeout=DEADLINE_S) for _ in range(2))
+
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        self._reads.wait()
+        super().read(blocks, into)
+
+    def write(self, blocks: Sequence[int], payloads: Sequence[memoryview]) -> None:
+        self._writes.wait()
+        super().write(blocks, payloads)
+
+
+def test_a_device_gets_the_next_blocks_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replica.tiers.mover.TOGETHER", 1)
+    array = ArrayKV(BLOCKS).bytes
+    array[:, :, 1], array[:, :, 2] = 11, 22
+    mover = ThreadedMover(Meeting(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    transfer = Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 4, HOST)])
+    mover.begin(transfer)
+    until(lambda: bool(mover.landed()[0]))
+    assert (transfer.came, transfer.lost) == (2, [])
+    assert (array[:, :, 3] == 11).all() and (array[:, :, 4] == 22).all()
+    mover.close()
+
+
+class Slow(LikeADevices):
+    """Reads block 1 only after block 2, or after a while."""
+
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        super().__init__(array)
+        self._second = Event()
+
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        if 1 in blocks:
+            self._second.wait(0.1)
+        super().read(blocks, into)
+        self._second.set()
+
+
+def test_of_two_saves_to_one_slot_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replica.tiers.mover.TOGETHER", 1)
+    array = ArrayKV(BLOCKS).bytes
+    array[:, :, 1], array[:, :, 2] = 11, 22
+    mover = ThreadedMover(Slow(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS)], [Load(BLOCKS, 3, HOST)]))
+    until(lambda: bool(mover.landed()[0]))
+    assert (array[:, :, 3] == 22).all()
     mover.close()

@@ -8,15 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
+from numpy.typing import NDArray
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.mirror import Mirror
 from events.resolver import Resolver
+from replica.block_pool import NONE_KNOWN
 from replica.contents import Contents
 from replica.tiers.lower import DIRTY_FRACTION, DISK, HOST, LowerTiers
 from replica.tiers.moves import Save, Write, Written
@@ -455,7 +458,7 @@ TestTieredPoolWithCollisions = WeakTieredWorld.TestCase
 # ---- negative controls: each leaves out one precaution, and the property must notice
 
 
-def trusting(_: Contents, __: object, slots: Sequence[int]) -> int:
+def trusting(_: Contents, __: object, slots: Sequence[int], *___: int) -> int:
     """Believe that a key decides alone."""
     return len(slots)
 
@@ -469,12 +472,17 @@ def anew(_: LowerTiers, __: object, ___: int) -> int:
     return 0
 
 
+def all_anew(_: LowerTiers, __: object, ___: int, ____: int) -> NDArray[np.int64]:
+    return NONE_KNOWN
+
+
 @pytest.mark.parametrize(
     ("world", "owner", "name", "careless"),
     [
         (WeakTieredWorld, Contents, "count_same", trusting),
         (TieredWorld, LowerTiers, "hold", unheld),
         (TieredWorld, LowerTiers, "identity", anew),
+        (TieredWorld, LowerTiers, "identities", all_anew),
     ],
 )
 def test_the_property_fails_without_a_precaution(
