@@ -13,12 +13,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from api.errors import invalid
+from api.errors import invalid, quoted
 from api.retention import Retained
 
 REQUEST_TYPE = "application/x-warmroute-request"
 FRAMES_TYPE = "application/x-warmroute-frames"
 CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the frames
+PRIORITY_HEADER = "x-warmroute-priority"  # of a request that a gateway forwards, and that so has no envelope
 CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -87,6 +88,18 @@ def unwrap(body: bytes) -> tuple[Native, bytes]:
         raise invalid(f"the header of a {REQUEST_TYPE} body is not the msgpack of Native: {error}") from error
     _check(native)
     return native, body[end:]
+
+
+def without_envelope(priority: str | None) -> Native:
+    """The additions to a request that is the client's own, but for this header."""
+    if priority is None:
+        return Native()
+    try:
+        native = Native(priority=float(priority))
+    except ValueError:
+        raise invalid(f"{PRIORITY_HEADER} is {quoted(priority)}; it must be a number of seconds") from None
+    _check(native)
+    return native
 
 
 def _check(native: Native) -> None:

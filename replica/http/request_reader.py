@@ -14,7 +14,7 @@ from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.generation_apis import GenerationApi, InnerRequest
 from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
 from api.http.inflater import inflated
-from api.native import REQUEST_TYPE, Native, unpack_ids, unwrap
+from api.native import PRIORITY_HEADER, REQUEST_TYPE, Native, unpack_ids, unwrap, without_envelope
 from api.prompts import Prompts, check_room
 from api.requests import ChatRequest
 
@@ -89,9 +89,10 @@ class Reader:
         complete: Callable[[Any], None] | None = None,
     ) -> ParsedRequest:
         enveloped = request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE
+        native = None if enveloped else without_envelope(request.headers.get(PRIORITY_HEADER))
         async with self.body(request) as received:
             return await self.aside(
-                request, len(received), lambda: self._parse(received, api, enveloped, max_model_len, complete)
+                request, len(received), lambda: self._parse(received, api, native, max_model_len, complete)
             )
 
     async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
@@ -128,11 +129,11 @@ class Reader:
         self,
         received: bytes,
         api: GenerationApi,
-        enveloped: bool,
+        native: Native | None,
         max_model_len: int,
         complete: Callable[[Any], None] | None,
     ) -> ParsedRequest:
-        native, body = unwrap(received) if enveloped else (Native(), received)
+        native, body = unwrap(received) if native is None else (native, received)
         if len(body) > MEDIUM_BYTES:
             check_body(body, max_model_len, chat=api.is_chat)
         request, original = api.read(body, complete)

@@ -5,6 +5,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from api.errors import ApiError, quoted
+from api.native import PRIORITY_HEADER
 from router.members.broken import Broken
 from router.members.members import Member
 from router.picker.exchange import PickedExchange
@@ -23,6 +24,7 @@ from router.proxy.request import Request
 if TYPE_CHECKING:
     from router.members.members import Members
 
+PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
 PASSED_OVER = "the gateway did not reach it, and took another one"
 
 
@@ -139,6 +141,8 @@ class PickedGeneration(Picked, PromptedRequest):
         attempt = self._sent(member, decision, streams=bool(self.peek.stream))
         self.attempts.append(attempt)
         dropped, types = TO_FOREIGN, FOREIGN_TYPE
+        if member.native:
+            types += PRIORITY_LINE % decision.priority_s(self.router.now_s())
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line()
         self._pick(attempt, dropped, types, salted_for(self.prompt, self._body))

@@ -15,10 +15,11 @@ HOP_BY_HOP = frozenset(
     b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization proxy-connection te "
     b"trailer transfer-encoding upgrade".split()
 )
-# Engines obey these: they select a data-parallel rank, a worker or an adapter, which is for the router to choose.
+# Engines obey these: they select a data-parallel rank, a worker, an adapter or a place in the queue, which is for the
+# router to choose.
 STEERING = frozenset(
     b"x-data-parallel-rank x-smg-routing-key x-smg-target-worker x-amzn-sagemaker-adapter-identifier "
-    b"x-amzn-sagemaker-adapter-alias x-amzn-sagemaker-session-id".split()
+    b"x-amzn-sagemaker-adapter-alias x-amzn-sagemaker-session-id x-warmroute-priority".split()
 )
 # Set by the router; a replica's key is not the router's.
 TO_REPLICA = HOP_BY_HOP | STEERING | KEY_HEADERS | {b"x-request-id"}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from random import Random
@@ -10,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from api.native import CACHED_TOKENS_HEADER, FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, envelope, pack_ids
+from api.native import (
+    CACHED_TOKENS_HEADER,
+    FRAMES_TYPE,
+    PRIORITY_HEADER,
+    REQUEST_TYPE,
+    FrameReader,
+    Native,
+    envelope,
+    pack_ids,
+)
 from replica.server import load_prompts
 from tests.api.tokenizers import byte_level
 from tests.events.processes import wait_until
@@ -440,6 +450,33 @@ def test_a_malformed_envelope_is_refused(served: Replica) -> None:
     two = envelope(Native(prompts=[pack_ids([1]), pack_ids([2])])) + json.dumps(completion()).encode()
     answer = served.post("/v1/completions", two, **{"Content-Type": REQUEST_TYPE})
     assert (answer.status, answer.error["param"]) == (400, "prompts")
+
+
+def test_a_gateways_picker_says_whom_to_compute_first() -> None:
+    with replica(SLOW, max_num_seqs=1) as busy, ThreadPoolExecutor(2) as threads:
+        connection, response = busy.open("POST", "/v1/completions", completion(max_tokens=2000, stream=True))
+        done: list[str] = []
+
+        def ask(name: str, **headers: str) -> None:
+            assert busy.post("/v1/completions", completion(max_tokens=1), **headers).status == 200
+            done.append(name)
+
+        later = threads.submit(ask, "later", **{PRIORITY_HEADER: "30.5"})
+        wait_until(lambda: busy.load()["load"]["waiting"] == 1, "the first one waits")
+        sooner = threads.submit(ask, "sooner")
+        wait_until(lambda: busy.load()["load"]["waiting"] == 2, "both wait")
+        response.close()
+        connection.close()
+        for asked in (later, sooner):
+            asked.result()
+        assert done == ["sooner", "later"]
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", ""])
+def test_a_priority_that_is_no_number_is_refused(served: Replica, value: str) -> None:
+    answer = served.post("/v1/completions", completion(), **{PRIORITY_HEADER: value})
+    assert answer.status == 400
+    assert "priority is" in answer.error["message"]
 
 
 # ---- what is too much

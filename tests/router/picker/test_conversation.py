@@ -174,6 +174,29 @@ async def test_a_replica_gets_what_this_router_would_send() -> None:
         await stream.answer()
 
 
+async def test_only_this_router_says_whom_a_replica_computes_first() -> None:
+    replica = Scripted("one", named("one").handler, native=True)
+    async with served(replica, **LISTEN) as running, gateway(running) as asking:
+        await until(lambda: running.member("one").native, "it says what it is")
+        stream = asking.stream()
+        await stream.begin(asked(), x_warmroute_priority="-1000")
+        _, value, _ = await stream.reply()
+        mutation = value.response.header_mutation
+        changed = {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
+        assert float(changed["x-warmroute-priority"]) > -1
+        await stream.reply()
+        await stream.answer()
+    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.begin(asked(), x_warmroute_priority="-1000")
+        _, value, _ = await stream.reply()
+        mutation = value.response.header_mutation
+        assert "x-warmroute-priority" in mutation.remove_headers, "other engines are not asked"
+        assert "x-warmroute-priority" not in {one.header.key for one in mutation.set_headers}
+        await stream.reply()
+        await stream.answer()
+
+
 async def test_an_answer_that_is_an_error_counts_against_the_replica() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         for status, faults in (("500", 1), ("400", 1), ("429", 1)):
