@@ -29,8 +29,14 @@ from tests.kernels.tables import as_mixed
 
 pytestmark = needs_compiler
 
-# By compute capability: an L40S, an H200 and an RTX 5090.
-GPUS = {89: Gpu(142, 99 * 1024), 90: Gpu(132, 227 * 1024), 120: Gpu(170, 99 * 1024)}
+# By compute capability: an A100, an L40S, an H200, a B200 and an RTX 5090.
+GPUS = {
+    80: Gpu(108, 163 * 1024),
+    89: Gpu(142, 99 * 1024),
+    90: Gpu(132, 227 * 1024),
+    100: Gpu(148, 227 * 1024),
+    120: Gpu(170, 99 * 1024),
+}
 H200 = GPUS[90]
 REGISTERS = 65536  # that programs on a processor may have together
 MODELS = ((16, 8, 128), (32, 8, 128), (14, 2, 64), (32, 8, 64))  # heads, KV heads, head_dim
@@ -144,7 +150,7 @@ def test_what_is_launched_compiles_and_fits(kernel: str) -> None:
         check(launch, 90, most_spilled=16)
 
 
-@pytest.mark.parametrize("capability", [89, 120])
+@pytest.mark.parametrize("capability", [80, 89, 100, 120])
 def test_attention_compiles_and_fits_on_others(capability: int) -> None:
     """Some of its products there want a few registers more than there are."""
     with noted() as asked:
