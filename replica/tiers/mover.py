@@ -208,7 +208,7 @@ class ThreadedMover:
     def close(self) -> None:
         """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
         self.computing = False
-        for pool in (self._transfers, self._loader, self._saver):
+        for pool in (self._transfers, self._loader, self._saver):  # the first one waits for what it gave the others
             pool.shutdown(cancel_futures=True)
         with suppress(TimeoutError):
             self._writer.submit(int).result(CLOSING_S)
