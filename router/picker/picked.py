@@ -47,6 +47,9 @@ class Picked(Request):
     def _computes_elsewhere(self, decision: Decision) -> bool:  # noqa: ARG002
         return False  # the gateway forwards a request once
 
+    def _sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:  # noqa: ARG002
+        return Request._sent(self, member, decision, streams=streams, envelope=member.native)  # a header, in its place
+
     def _pick(self, attempt: Attempt, dropped: frozenset[bytes], more: bytes, body: bytes) -> None:
         """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
         member, decision = attempt.member, self.decision
@@ -55,6 +58,8 @@ class Picked(Request):
         if endpoint is None:
             raise no_address(member)
         attempt.sending = member.upstream.watch(attempt)
+        if attempt.placed.priority_s is not None:
+            more += PRIORITY_LINE % attempt.placed.priority_s
         others = fallbacks(decision, member, self.router.members)
         endpoints = [endpoint, *others[: self.router.config.picker_fallbacks]]
         lines = lines_to(member, self.exchange.scope["headers"], self.admitted, dropped, more)
@@ -141,8 +146,6 @@ class PickedGeneration(Picked, PromptedRequest):
         attempt = self._sent(member, decision, streams=bool(self.peek.stream))
         self.attempts.append(attempt)
         dropped, types = TO_FOREIGN, FOREIGN_TYPE
-        if member.native:
-            types += PRIORITY_LINE % decision.priority_s(self.router.now_s())
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line()
         self._pick(attempt, dropped, types, salted_for(self.prompt, self._body))

@@ -174,27 +174,41 @@ async def test_a_replica_gets_what_this_router_would_send() -> None:
         await stream.answer()
 
 
-async def test_only_this_router_says_whom_a_replica_computes_first() -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_only_this_router_says_whom_a_replica_computes_first(path: str) -> None:
     replica = Scripted("one", named("one").handler, native=True)
-    async with served(replica, **LISTEN) as running, gateway(running) as asking:
-        await until(lambda: running.member("one").native, "it says what it is")
-        stream = asking.stream()
-        await stream.begin(asked(), x_warmroute_priority="-1000")
-        _, value, _ = await stream.reply()
-        mutation = value.response.header_mutation
-        changed = {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
-        assert float(changed["x-warmroute-priority"]) > -1
-        await stream.reply()
-        await stream.answer()
+    async with served(replica, policy="cost", **LISTEN) as running, gateway(running) as asking:
+        member = running.member("one")
+        await until(lambda: member.native, "it says what it is")
+        streams = [asking.stream() for _ in range(2)]
+        for stream in streams:
+            await stream.begin(asked(max_tokens=5), path=path, x_warmroute_priority="-1000")
+            set_headers, _ = await changed_headers(stream)
+            assert float(set_headers["x-warmroute-priority"]) > -1
+        assert len(member.candidate.queue_positions) == 1, "the second one waits by its rank"
+        for stream in streams:
+            await stream.answer()
+        await running.idle()
+        assert len(member.candidate.queue_positions) == 0
+
+
+async def test_other_engines_are_not_told_whom_to_compute_first() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         stream = asking.stream()
         await stream.begin(asked(), x_warmroute_priority="-1000")
-        _, value, _ = await stream.reply()
-        mutation = value.response.header_mutation
-        assert "x-warmroute-priority" in mutation.remove_headers, "other engines are not asked"
-        assert "x-warmroute-priority" not in {one.header.key for one in mutation.set_headers}
-        await stream.reply()
+        set_headers, removed = await changed_headers(stream)
+        assert "x-warmroute-priority" in removed
+        assert "x-warmroute-priority" not in set_headers
         await stream.answer()
+
+
+async def changed_headers(stream: Stream) -> tuple[dict[str, str], set[str]]:
+    """The headers that are set, and those that are removed."""
+    name, value, _ = await stream.reply()
+    assert name == "request_headers", value
+    mutation = value.response.header_mutation
+    await stream.reply()
+    return {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}, {*mutation.remove_headers}
 
 
 async def test_an_answer_that_is_an_error_counts_against_the_replica() -> None:
