@@ -38,12 +38,12 @@ from replica.free_queue import FreeQueue
 from replica.matches import NO_MATCH, NO_PART, Lookups, Match, PartialBlock
 from replica.messages import PoolSnapshot
 from replica.names import NOBODY, Names, Slots
+from replica.naming import Naming
 from replica.retention import Mark, Retention
 from replica.tails import find_beginning, keep_tail
 from replica.tiers.lower import LowerTiers
 
 MEDIUM = "GPU"
-NONE_KNOWN = np.zeros(0, np.int64)  # identities
 
 
 class BlockPool:
@@ -89,6 +89,7 @@ class BlockPool:
         own_events = self._events if events else None
         is_tiered = caching and host_slots > 0
         self.lower = LowerTiers(self._contents, host_slots, disk_slots, own_events) if is_tiered else None
+        self._naming = Naming(self._names, self._copies, self._contents, self.lower)
 
     @property
     def free(self) -> int:
@@ -252,9 +253,9 @@ class BlockPool:
         start = chain.named
         if stop <= start or chain.identity is None or not self.caching:
             return
-        copies: list[int] = []
-        if stop - start == 1 or not self._name_all(chain, blocks, start, stop):
-            stop, copies = self._name_each(chain, blocks, start, stop)
+        wanted = stop
+        stop, copies = self._naming.name(chain, blocks, start, wanted)
+        self.collisions_refused += stop < wanted
         self.named += stop - start
         chain.named = stop
         if self.events:
@@ -265,49 +266,6 @@ class BlockPool:
             self._retain_again(self.lower, blocks[start:stop])
             if self.lower.saved_early:
                 self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
-
-    def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
-        """As `_name_each` does, at once; False, and nothing done, unless each is the pool's first copy of its content.
-
-        What lower media have comes first: what follows a new content is new.
-        """
-        known = NONE_KNOWN if self.lower is None else self.lower.identities(chain, start, stop)
-        if known is None:
-            return False
-        keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
-        slots = np.array(blocks[start:stop], np.intp)
-        if not self._names.add_many(keys, slots):
-            return False
-        self._contents.identify(chain, slots, known)
-        self._contents.fill(chain, slots, start, stop)
-        return True
-
-    def _name_each(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> tuple[int, list[int]]:
-        """Name one by one; return the block at which naming had to end, and the blocks that are copies of others."""
-        names, contents = self._names, self._contents
-        copies: list[int] = []
-        for index in range(start, stop):
-            key, block = chain.keys[index], blocks[index]
-            assert chain.identity is not None
-            first = names.find(key)
-            if first == NOBODY:
-                names.add(key, block)
-                known = self.lower.identity(chain, index) if self.lower is not None else 0
-                if not known:
-                    contents.last_identity += 1
-                contents.identity[block] = known or contents.last_identity
-            elif contents.is_same(first, chain, index):
-                self._copies.add(key, block)
-                contents.identity[block] = contents.identity[first]
-                copies.append(index)
-            else:
-                self.collisions_refused += 1
-                chain.identity = None
-                return index, copies
-            contents.parent[block] = chain.identity
-            chain.identity = contents.identity[block]
-            contents.fill(chain, block, index, index + 1)
-        return stop, copies
 
     def _announce(self, chain: Chain, start: int, stop: int, copies: list[int]) -> None:
         """One event for each run of first copies."""

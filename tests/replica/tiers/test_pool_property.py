@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.mirror import Mirror
 from events.resolver import Resolver
-from replica.block_pool import NONE_KNOWN
 from replica.contents import Contents
+from replica.naming import NONE_KNOWN
 from replica.tiers.lower import DIRTY_FRACTION, DISK, HOST, LowerTiers
 from replica.tiers.moves import Save, Write, Written
 from replica.tiers.tier import Tier
