@@ -185,7 +185,9 @@ class FleetRun:
             retries.lost()
             if watcher.view is not None and watcher.view.ending:
                 raise CannotStart(why)
+            watcher.lost()
             await self._begin_again(why, retries, plan_now(self._job.plan, watcher.view))
+            watcher.begun_again()
 
     async def _lost(self, watcher: Watcher) -> str:
         """Wait for the end of the fleet; return the reason."""

@@ -66,6 +66,15 @@ class Watcher:
         while self._away_since_s is None or time.monotonic() - self._away_since_s < seconds:
             await asyncio.sleep(LOOK_S)
 
+    def lost(self) -> None:
+        """Forget the replicas: the fleet begins again, and so do they."""
+        self._seen.clear()
+
+    def begun_again(self) -> None:
+        """Count anew how long the controller has been away."""
+        if self._away_since_s is not None:
+            self._away_since_s = time.monotonic()
+
     async def ended(self) -> None:
         """Wait until nothing runs any more, which is when the controller is gone or has nothing left."""
         while True:

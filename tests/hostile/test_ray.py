@@ -189,7 +189,7 @@ def test_a_head_that_forgets_everything_gets_the_fleet_again() -> None:
             Path(folder, "ray_current_cluster").unlink(missing_ok=True)
             with own_head(folder, port):
                 running.wait_for("The fleet is lost: no controller answers", within_s=SLOWLY_S)
-                running.wait_for("demo-0 is ready after", times=2, within_s=2 * SLOWLY_S)
+                running.wait_for("demo-0 is ready", times=2, within_s=2 * SLOWLY_S)
                 wait_until(lambda: running.state() == {"demo-0": True}, "the replica takes requests")
                 running.ask()
                 assert running.end(signal.SIGINT, SLOWLY_S) == 0
