@@ -1,5 +1,6 @@
 """Whole routers as users run them, with fleets of simulated replicas behind them that can be killed and come back."""
 
+import atexit
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import Replica
 from tests.router.scripted import close_at_once
 
+OWN_PORTS = 1000  # of a test process
 PORTS = 5  # of a replica: HTTP, events, replay, status, snapshot
 # Parts of an answer that differ between identical requests.
 CHANCE = re.compile(rb'"id":"[^"]*"|"created":\d+|"cached_tokens":\d+')
@@ -121,11 +124,28 @@ class Fleet:
 
 def steady_ports(count: int) -> int:
     """Neighbouring free ports that no outgoing connection takes while their owner is away, which many clients make."""
-    first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    own = _own_ports()
     while True:
-        first = random.randrange(min(10_000, first_taken // 2), first_taken - count)
+        first = random.randrange(own.start, own.stop - count)
         if all(can_bind(port) for port in range(first, first + count)):
             return first
+
+
+@cache
+def _own_ports() -> range:
+    """Ports that no other test process takes; a socket at the one before them says so, as long as this one lives."""
+    first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    places = list(range(min(10_000, first_taken // 2), first_taken - OWN_PORTS, OWN_PORTS))
+    for place in random.sample(places, len(places)):
+        guard = socket.socket()
+        try:
+            guard.bind(("127.0.0.1", place))
+        except OSError:
+            guard.close()
+            continue
+        atexit.register(guard.close)
+        return range(place + 1, place + OWN_PORTS)
+    raise AssertionError(f"every one of {len(places)} ranges of ports is another test process's")
 
 
 @contextmanager
