@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="there is no Triton here: see `make triton-
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention import Gpu, TritonAttention
+from kernels.gpu.attention import TritonAttention
 from kernels.gpu.pointwise import TritonPointwise
 from kernels.gpu.sampling import draw
 from kernels.paged import LayerCache
@@ -22,6 +22,7 @@ from replica.model.config import parse_config
 from replica.model.transformer import Transformer
 from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles
+from tests.kernels.gpu.test_compiled import H200
 from tests.replica.device.hosts import HostAccelerator
 from tests.replica.shapes import LLAMA31_8B, QWEN3_06B
 
@@ -59,7 +60,7 @@ def runner_of(shape: dict[str, Any], attention: TritonAttention) -> DeviceRunner
 @pytest.mark.parametrize("shape", [QWEN3_06B, LLAMA31_8B], ids=["Qwen3-0.6B", "Llama-3.1-8B"])
 def test_no_step_of_a_graph_asks_the_device(shape: dict[str, Any]) -> None:
     with noted_compiles() as compiles:
-        runner = runner_of(shape, TritonAttention(Gpu(132, 227 * 1024)))
+        runner = runner_of(shape, TritonAttention(H200))
         sizes = sizes_of(LIMITS, runner.model.config)
         capture_all(runner, sizes)
     assert len(runner._graphs) == len(sizes) > 40
@@ -68,4 +69,4 @@ def test_no_step_of_a_graph_asks_the_device(shape: dict[str, Any]) -> None:
 
 def test_a_kernel_that_asks_would_be_noticed() -> None:
     with noted_compiles(), pytest.raises(RuntimeError, match="meta"):
-        capture_all(runner := runner_of(QWEN3_06B, Asking(Gpu(132, 227 * 1024))), sizes_of(LIMITS, runner.model.config))
+        capture_all(runner := runner_of(QWEN3_06B, Asking(H200)), sizes_of(LIMITS, runner.model.config))

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from events.blocks import pack_tokens
 from kernels.backends import ChosenAttention
-from kernels.gpu.attention import Gpu, TritonAttention
+from kernels.gpu.attention import TritonAttention
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device import build
@@ -31,6 +31,7 @@ from replica.model.transformer import Transformer
 from tests.gpu.engines import RandomWeights
 from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles
+from tests.kernels.gpu.test_compiled import H200
 from tests.replica.device.hosts import HostAccelerator
 
 pytestmark = needs_compiler
@@ -71,7 +72,7 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
     heads, kv_heads, head_dim, vocabulary, requests, rows = SHAPES[shape]
     fields = SMALL | {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     folder = saved(fields | {"vocab_size": vocabulary}, tmp_path / "model")
-    chosen = ChosenAttention(TritonAttention(Gpu(132, 227 * 1024)), {})
+    chosen = ChosenAttention(TritonAttention(H200), {})
     monkeypatch.setattr(build, "choose", lambda *_: chosen)
     monkeypatch.setattr(build, "say", lambda *_: None)
     config = EngineConfig(
