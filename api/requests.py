@@ -34,7 +34,10 @@ TokenIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Identifier: TypeAlias = Annotated[str, Meta(max_length=256)]
+LONGEST_NAME = 256
+NO_CONTROL_CODES = r"^[^\x00-\x1f\x7f]+$"
+Identifier: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
+AdapterName: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME, pattern=NO_CONTROL_CODES)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -362,6 +365,17 @@ class RetainRequest(Struct, kw_only=True):
             raise _not_one(self.prompt)
         if self.messages is not None:
             check_conversation(self.messages, None, continued=False)
+
+
+class LoadAdapterRequest(Struct, kw_only=True):
+    """A LoRA adapter to serve from now on, as a model of this name."""
+
+    lora_name: AdapterName
+    lora_path: Annotated[str, Meta(max_length=4096, pattern=NO_CONTROL_CODES)]
+
+
+class UnloadAdapterRequest(Struct, kw_only=True):
+    lora_name: AdapterName
 
 
 class DetokenizeRequest(Struct, kw_only=True):

@@ -174,6 +174,7 @@ class Model(Struct, kw_only=True):
     created: int
     owned_by: str = "warmroute"
     max_model_len: int | UnsetType = UNSET
+    parent: str | UnsetType = UNSET  # of a LoRA adapter: the model that it changes
 
 
 class ModelList(Struct, kw_only=True):

@@ -17,9 +17,11 @@ from api.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     RetainRequest,
     TokenizeRequest,
     Tool,
+    UnloadAdapterRequest,
 )
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, RetainedPrefix, Tokens
 from api.unsupported import UNSUPPORTED
@@ -33,6 +35,8 @@ REQUESTS: tuple[type[Struct], ...] = (
     TokenizeRequest,
     RetainRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
 )
 ANSWERS: tuple[type[Struct], ...] = (
     Completion,

@@ -279,8 +279,8 @@ class BlockPool:
         if self.partial and chain.identity is not None and computed > chain.named * self.block_size:
             keep_tail(self._contents, chain, blocks[chain.named], computed)
 
-    def _evict(self, slots: Slots) -> None:
-        """Take the names of blocks that have just been handed out, and end the tails among them."""
+    def _evict(self, slots: Slots, *, keep: bool = True) -> None:
+        """Take the names of blocks out of the queue, and end the tails among them; `keep`: in the medium below."""
         findable, slots = slots, slots[self._contents.is_full(slots)]
         if not slots.size:
             self._contents.forget(findable)
@@ -290,7 +290,8 @@ class BlockPool:
         self.evictions += len(slots)
         if self._copies:
             slots = np.array([block for block in slots.tolist() if not self._copies.drop(block)], np.intp)
-        self._save(slots[::-1])
+        if keep:
+            self._save(slots[::-1])
         self._contents.forget(findable)
         self._names.remove_many(slots)
         if self.events and slots.size:
@@ -302,6 +303,20 @@ class BlockPool:
         if self.lower is not None and slots.size:
             keys = np.frombuffer(self._names.keys, np.uint64)[slots]
             (self.lower.save_early if early else self.lower.save)(slots, keys)
+
+    def forget_other_adapter(self, lora_name: str, lora_digest: str) -> bool:
+        """Forget what an adapter of this name, but with another digest, has left; False while any of it is in use."""
+        slots = self._contents.of_other_adapter(lora_name, lora_digest)
+        own = slots[slots < self.num_blocks]
+        unused = own[self._many_references[own] == 0]
+        if self.retention.idle:
+            self._queue.append(self.retention.end(unused))
+        self._queue.remove(unused.tolist())
+        self._evict(unused, keep=False)
+        self._queue.prepend(unused)
+        if self.lower is not None:
+            self.lower.drop(slots[slots >= self.num_blocks].tolist())
+        return len(unused) == len(own)
 
     def reset(self) -> bool:
         """Forget everything; refused (False) while any block is in use."""

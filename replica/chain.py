@@ -9,13 +9,15 @@ from events.blocks import ExtraKey, Extras, extend_keys, root_key
 from events.messages import BlockStored
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 
 
 class Chain:
     """Prompt and output tokens, growing; `keys` has one entry for each full block of them.
 
     `exact` holds, for the blocks that have any, what decides their KV besides tokens: the pool compares it byte by
-    byte. LoRA name and salt stand in block 0 only, because whoever shares a later block shares block 0.
+    byte. LoRA adapter and salt stand in block 0 only, because whoever shares a later block shares block 0. An adapter's
+    name is a part of the keys, too; the digest of its files is not, as nobody outside can know it.
     """
 
     __slots__ = (
@@ -25,6 +27,7 @@ class Chain:
         "extras",
         "identity",
         "keys",
+        "lora_digest",
         "lora_name",
         "named",
         "root",
@@ -38,19 +41,22 @@ class Chain:
         model: str,
         *,
         lora_name: str | None = None,
+        lora_digest: str = "",
         cache_salt: str | None = None,
         extras: Extras | None = None,
     ) -> None:
         self.tokens = array("I", tokens)
         self.block_size = block_size
         self.lora_name = lora_name
+        self.lora_digest = lora_digest
         self.cache_salt = cache_salt
         self.extras: Extras = extras or {}
         self.root = root_key(model, lora_name, cache_salt, block_size)
         self.keys = array("Q", extend_keys(self.root, memoryview(self.tokens).cast("B"), block_size, extras))
         self.exact = {index: _encode(tuple(own)) for index, own in self.extras.items() if own}
         if lora_name is not None or cache_salt is not None:
-            self.exact[0] = _encode((lora_name, cache_salt, tuple(self.extras.get(0, ()))))
+            own = lora_name, cache_salt, tuple(self.extras.get(0, ()))
+            self.exact[0] = _encode((*own, lora_digest) if lora_digest else own)
         self.named = 0  # how many blocks from the start are named in the pool
         self.identity: int | None = 0  # of the last of them (0: the root); None: no further block may be named
 
@@ -96,3 +102,11 @@ class Chain:
             parts.append(self.cache_salt)
         parts += [part for part in own if isinstance(part, bytes)]
         return parts or None
+
+
+def adapter_in(exact: bytes) -> tuple[str | None, str]:
+    """The name and the digest of the adapter of a first block, by its entry in `Chain.exact`."""
+    own = _decode(exact)
+    if not own or not isinstance(own[0], str):
+        return None, ""
+    return own[0], own[3] if len(own) > 3 else ""

@@ -20,10 +20,12 @@ import zmq
 from events.native import Load
 from replica.config import EngineConfig
 from replica.messages import (
+    AdapterChanged,
     Cancel,
     FromEngine,
     Hello,
     Learn,
+    LoadAdapter,
     Loading,
     Output,
     Outputs,
@@ -39,6 +41,7 @@ from replica.messages import (
     Submit,
     SubmitAll,
     ToEngine,
+    UnloadAdapter,
     decode_from_engine,
     encode,
 )
@@ -129,8 +132,7 @@ class EngineClient:
         self._loop = loop
         self._ids = itertools.count(1)
         self._streams: dict[int, OutputStream] = {}
-        self._resets: dict[int, asyncio.Future[bool]] = {}
-        self._retained: dict[int, asyncio.Future[PrefixRetained]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}  # questions that are answered once
         self._greeted: asyncio.Future[Hello] = loop.create_future()
         self._heard_s = loop.time()
         self._read_soon = False
@@ -213,23 +215,33 @@ class EngineClient:
 
     async def reset(self) -> bool:
         """Empty the cache; return False if blocks are in use."""
-        if self._death.done():
-            raise EngineDied(self._death.result())
-        id = self.new_id()
-        done = self._resets[id] = self._loop.create_future()
-        self._send(Reset(id))
-        answered: bool = await done
-        return answered
+        answer: ResetDone = await self._ask(Reset(self.new_id()))
+        return answer.done
 
-    async def retain(self, prompt: bytes, ttl_s: float, cache_salt: str | None) -> PrefixRetained:
+    async def retain(
+        self, prompt: bytes, ttl_s: float, lora_name: str | None, cache_salt: str | None
+    ) -> PrefixRetained:
         """Have the cached blocks of a prompt given up last for this time; 0 ends it."""
+        asked = RetainPrefix(self.new_id(), prompt, ttl_s, lora_name=lora_name, cache_salt=cache_salt)
+        found: PrefixRetained = await self._ask(asked)
+        return found
+
+    async def load_adapter(self, name: str, folder: str) -> str:
+        """Load a LoRA adapter; return why it could not be, or nothing."""
+        answer: AdapterChanged = await self._ask(LoadAdapter(self.new_id(), name, folder))
+        return answer.error
+
+    async def unload_adapter(self, name: str) -> str:
+        """Let no more requests have this adapter; return why not, or nothing."""
+        answer: AdapterChanged = await self._ask(UnloadAdapter(self.new_id(), name))
+        return answer.error
+
+    async def _ask(self, question: Reset | RetainPrefix | LoadAdapter | UnloadAdapter) -> Any:
         if self._death.done():
             raise EngineDied(self._death.result())
-        id = self.new_id()
-        answer = self._retained[id] = self._loop.create_future()
-        self._send(RetainPrefix(id, prompt, ttl_s, cache_salt=cache_salt))
-        found: PrefixRetained = await answer
-        return found
+        answer = self._asked[question.id] = self._loop.create_future()
+        self._send(question)
+        return await answer
 
     async def close(self) -> None:
         """End the process, and wait for it."""
@@ -286,12 +298,8 @@ class EngineClient:
                 if stream is not None:
                     stream.open.discard(id)
                     stream.fail(EngineRefused(message))
-            case ResetDone(id, done):
-                waiting = self._resets.pop(id, None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(done)
-            case PrefixRetained(id):
-                asked = self._retained.pop(id, None)
+            case ResetDone(id) | PrefixRetained(id) | AdapterChanged(id):
+                asked = self._asked.pop(id, None)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
             case Loading():
@@ -325,13 +333,12 @@ class EngineClient:
         for stream in set(self._streams.values()):
             stream.fail(failure)
         self._streams.clear()
-        waiting: list[asyncio.Future[Any]] = [self._greeted, *self._resets.values(), *self._retained.values()]
+        waiting: list[asyncio.Future[Any]] = [self._greeted, *self._asked.values()]
         for future in waiting:
             if not future.done():
                 future.set_exception(failure)
                 future.exception()  # looked at, so that a future nobody waits for is no warning
-        self._resets.clear()
-        self._retained.clear()
+        self._asked.clear()
         return ending
 
 

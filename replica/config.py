@@ -31,6 +31,13 @@ class SimulatedConfig(Struct, frozen=True, kw_only=True):
     mean_output_tokens: int = 128  # where the end-of-sequence token falls by itself; 0: never
 
 
+class LoraModule(Struct, frozen=True):
+    """A LoRA adapter: the name that clients ask for, and its folder."""
+
+    name: str
+    folder: str
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """The configuration of the engine's process."""
 
@@ -58,6 +65,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     threads: int = 1  # native, on a CPU: of torch
     gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
     graphs: bool = True  # native, on a GPU: of steps that only decode
+    lora_modules: tuple[LoraModule, ...] = ()  # native: to load at the start
+    max_loras: int = 16  # native: adapters that may be loaded at a time
     simulated: SimulatedConfig = SimulatedConfig()
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: tuple[int, int] = (0, 256)  # simulated: tokens are drawn from this half-open range
@@ -101,6 +110,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     port: int = 8001  # 0: any free one
     tokenizer: str | None = None  # a directory or tokenizer.json; None: bytes (simulated only)
     chat_template: str | None = None  # a file; None: the tokenizer's own
+    lora_dir: str | None = None  # adapters below this folder may be loaded by clients; None: none may
     special_tokens_in_text: Literal["parse", "refuse"] = "parse"
     tool_call_parser: ToolFormat = "auto"
     reasoning_parser: ReasoningFormat = "auto"

@@ -11,9 +11,10 @@ from click.core import ParameterSource
 from api.http.bodies import check_limits
 from api.model_files import read_model_file
 from api.options import nested_fields
+from api.requests import LONGEST_NAME
 from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
-from replica.config import AnswerRule, ReplicaConfig
+from replica.config import AnswerRule, LoraModule, ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
 from replica.neighbours.endpoints import host_and_port
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
@@ -43,6 +44,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         **_endpoints(values),
         **_vocabulary(tokenizer, model),
         **_of_model(values, model),
+        "lora_modules": _lora_modules(values),
         **_tiers(values, model),
         "kv_read": _kv_read(values),
         "max_step_s": _max_step_s(values),
@@ -71,6 +73,9 @@ def check_combinations(ctx: click.Context) -> None:
     disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
     if values["disk_kv"] is None and not is_default:
         raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
+    for key in ("lora_modules", "lora_dir"):
+        if values["engine"] == "simulated" and values[key]:
+            raise Unusable(f"--{key.replace('_', '-')}: the simulated engine computes with no adapters; leave it out")
     if values["engine"] == "native" and values["simulated_answers"]:
         raise Unusable(
             f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
@@ -126,6 +131,24 @@ def _of_model(values: Mapping[str, Any], model: NativeModel | None) -> dict[str,
             "max_model_len": model.max_model_len,
         }
     return {"max_model_len": values["max_model_len"]} if values["max_model_len"] else {}
+
+
+def _lora_modules(values: Mapping[str, Any]) -> list[LoraModule]:
+    found: dict[str, str] = {}
+    taken = values["served_model_name"] or values["model"]
+    for given in values["lora_modules"]:
+        name, _, folder = given.partition("=")
+        if not name or not folder or len(name) > LONGEST_NAME:
+            example = f"a name of at most {LONGEST_NAME} characters and a folder, like sql=adapters/sql"
+            raise Unusable(f"--lora-modules {given}: give {example}")
+        if name in found or name == taken:
+            raise Unusable(f"--lora-modules {given}: the name {name!r} is given twice; give each adapter its own")
+        if not Path(folder).is_dir():
+            raise Unusable(f"--lora-modules {given}: {folder!r} is not a folder; give one with adapter_config.json")
+        found[name] = str(Path(folder).absolute())
+    if len(found) > values["max_loras"]:
+        raise Unusable(f"--lora-modules names {len(found)} adapters; give --max-loras {len(found)}, or fewer adapters")
+    return [LoraModule(*one) for one in found.items()]
 
 
 def _max_step_s(values: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from events.blocks import TOKEN_BYTES
-from replica.chain import Chain
+from replica.chain import Chain, adapter_in
 from replica.names import Slots
 
 SEVERAL = -1  # instead of the next identity, if more than one has followed
@@ -125,6 +125,24 @@ class Contents:
                 if source in self.origins:
                     self.origins[target] = self.origins[source]
 
+    def of_other_adapter(self, lora_name: str, lora_digest: str) -> Slots:
+        """Find what an adapter of this name, but with another digest, has left in any medium."""
+        roots = [
+            slot
+            for slot, exact in self.exact.items()
+            if self.parent[slot] == 0 and _is_other(adapter_in(exact), lora_name, lora_digest)
+        ]
+        identities = {self.identity[slot] for slot in roots if self.filled[slot] == self.block_size}
+        later = np.flatnonzero(self.many_parents > 0) if identities else np.zeros(0, np.intp)
+        found = roots
+        # A parent's identity is lower than its children's: it has been looked at when they are.
+        for slot in later[np.argsort(self.many_parents[later], kind="stable")].tolist():
+            if self.parent[slot] in identities:
+                found.append(slot)
+                if self.filled[slot] == self.block_size:
+                    identities.add(self.identity[slot])
+        return np.array(found, np.intp)
+
     def is_findable(self, slots: Slots) -> NDArray[np.bool_]:
         """Distinguish named blocks and tails from empty blocks."""
         findable: NDArray[np.bool_] = self.many_parents[slots] != NOT_NAMED
@@ -167,3 +185,8 @@ class Contents:
             assert self.parent[copy] == self.parent[first], f"blocks {copy} and {first} differ in their parent"
             assert self.tokens[copy] == self.tokens[first], f"blocks {copy} and {first} differ in tokens"
             assert self.exact.get(copy) == self.exact.get(first), f"blocks {copy} and {first} differ in extra keys"
+
+
+def _is_other(adapter: tuple[str | None, str], lora_name: str, lora_digest: str) -> bool:
+    name, digest = adapter
+    return name == lora_name and digest != lora_digest

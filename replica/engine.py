@@ -7,6 +7,7 @@ results of that one are waited for; with any other, each step is committed at on
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain as chain_of
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,18 @@ from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
 from replica.grammar.matcher import Matcher
-from replica.messages import DiskCounters, Output, PrefixRetained, Refused, RetainPrefix, Stats, Submit, TierSnapshot
+from replica.lora.shelf import Shelf
+from replica.messages import (
+    AdapterChanged,
+    DiskCounters,
+    Output,
+    PrefixRetained,
+    Refused,
+    RetainPrefix,
+    Stats,
+    Submit,
+    TierSnapshot,
+)
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
@@ -42,11 +54,14 @@ class Flight(NamedTuple):
 class Engine:
     """One model's requests. Submits and cancels are made between steps."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, clock: Clock, mover: Mover | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, runner: Runner, clock: Clock, mover: Mover | None = None, shelf: Shelf | None = None
+    ) -> None:
         self.config = config
         self.runner = runner
         self.clock = clock
         self.mover = mover  # None: there is no medium below the pool
+        self.shelf = shelf  # None: names of adapters only name blocks
         events = config.events is not None
         self.pool = BlockPool(
             config.num_blocks,
@@ -62,6 +77,8 @@ class Engine:
         self.pool.expire(clock.now_s())
         if mover is not None and self.pool.lower is not None:
             self.pool.lower.restore(mover.recover())
+        for name, digest in self._digests.items():
+            self.pool.forget_other_adapter(name, digest)
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
@@ -106,6 +123,11 @@ class Engine:
         if highest >= self.runner.vocab_size:
             message = f"token id {highest} is not in the model's vocabulary of {self.runner.vocab_size} tokens"
             return Refused(submit.id, "invalid", message)
+        lora_digest = ""
+        if submit.lora_name is not None and self.shelf is not None:
+            if submit.lora_name not in self._digests:
+                return Refused(submit.id, "invalid", f"the adapter {submit.lora_name!r} is not loaded (any more)")
+            lora_digest = self._digests[submit.lora_name]
         self._arrivals += 1
         rank_s = self.clock.now_s() + submit.priority
         chain = Chain(
@@ -113,6 +135,7 @@ class Engine:
             self.config.block_size,
             self.config.model,
             lora_name=submit.lora_name,
+            lora_digest=lora_digest,
             cache_salt=submit.cache_salt,
             extras=submit.extras,
         )
@@ -268,6 +291,7 @@ class Engine:
             self.config.block_size,
             self.config.model,
             lora_name=asked.lora_name,
+            lora_digest=self._digests.get(asked.lora_name or "", ""),
             cache_salt=asked.cache_salt,
         )
         match = self.pool.match(chain)
@@ -283,6 +307,19 @@ class Engine:
     def expire_retention(self) -> None:
         """End what has not been used for its time; to be called a few times a second."""
         self.pool.expire(self.clock.now_s())
+
+    # ---- adapters
+
+    @property
+    def _digests(self) -> dict[str, str]:
+        return {} if self.shelf is None else self.shelf.digests
+
+    def settle_adapters(self) -> list[AdapterChanged]:
+        """Between steps: let go of what has been unloaded, and take what has been read."""
+        if self.shelf is None or not self.shelf.waits:
+            return []
+        requests = chain_of(self.scheduler.requests.values(), self.scheduler.transfers.requests)
+        return self.shelf.settle(self.pool, {request.chain.lora_name for request in requests})
 
     def take_events(self) -> list[KnownEvent]:
         events = self.pool.take_events()

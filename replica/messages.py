@@ -91,6 +91,21 @@ class RetainPrefix(Struct, tag="retain", omit_defaults=True):
     cache_salt: str | None = None
 
 
+class LoadAdapter(Struct, tag="load_adapter"):
+    """Read an adapter's folder beside the steps; answered by AdapterChanged."""
+
+    id: int
+    name: str
+    folder: str
+
+
+class UnloadAdapter(Struct, tag="unload_adapter"):
+    """Take no more requests for an adapter; answered by AdapterChanged, while its last requests go on."""
+
+    id: int
+    name: str
+
+
 class Stop(Struct, tag="stop"):
     """End now. Whoever drains waits for its requests first."""
 
@@ -137,6 +152,11 @@ class PrefixRetained(Struct, tag="prefix_retained"):
     id: int
     cached_blocks: int  # of the prompt, from its start
     retained_blocks: int  # of these
+
+
+class AdapterChanged(Struct, tag="adapter_changed"):
+    id: int
+    error: str = ""  # empty: it is done
 
 
 class PoolSnapshot(Struct, frozen=True):
@@ -247,14 +267,14 @@ class Hello(Struct, tag="hello"):
     kv_layout: str = ""  # its blocks are of use to replicas with the same one
 
 
-ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | RetainPrefix | Stop
+ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | RetainPrefix | LoadAdapter | UnloadAdapter | Stop
 
 
 class Loading(Struct, tag="loading"):
     """The engine's process is connected, and begins to load; sent once, before Hello."""
 
 
-FromEngine: TypeAlias = Outputs | Refused | ResetDone | PrefixRetained | Stats | Hello | Loading
+FromEngine: TypeAlias = Outputs | Refused | ResetDone | PrefixRetained | AdapterChanged | Stats | Hello | Loading
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -18,6 +18,7 @@ from kernels.spans import Span
 from replica import prompt_logprobs
 from replica.block_memory import ArrayMemory, BlockMemory
 from replica.config import EngineConfig
+from replica.lora.adapter import Adapters
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
@@ -56,6 +57,7 @@ def build_on_cpu(config: EngineConfig) -> "NativeRunner":
         # No request is longer than the cache, whatever a config.json claims: each position has a row of its own.
         model = Transformer(model_config, weights, min(config.max_model_len, num_blocks * config.block_size))
         weights.finish()
+    load_adapters(model.adapters, config)
     torch.set_num_threads(config.threads)
     runner = NativeRunner(model, choice.attention, num_blocks, config.block_size)
     log.info(
@@ -71,11 +73,19 @@ def build_on_cpu(config: EngineConfig) -> "NativeRunner":
     return runner
 
 
+def load_adapters(adapters: Adapters, config: EngineConfig) -> None:
+    """Load those that are named at the start."""
+    for module in config.lora_modules:
+        adapters.loaded[module.name] = adapter = adapters.read(module.name, Path(module.folder))
+        log.info("adapter %s, of rank %d, from %s", module.name, adapter.rank, module.folder)
+
+
 class NativeRunner(ImmediateRunner):
     """`num_blocks` blocks of KV for each layer, zero at first."""
 
     def __init__(self, model: Transformer, attention: Attention[ContextStep], num_blocks: int, block_size: int) -> None:
         self.model = model
+        self.adapters = model.adapters
         self.attention = attention
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -110,7 +120,8 @@ class NativeRunner(ImmediateRunner):
         decoding = sum(span.tokens == 1 for span in spans)
         step = ContextStep(spans[:decoding], spans[decoding:], self.block_size)
         token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
-        return self.model.hidden(torch.from_numpy(token_ids), step, self.caches, self.attention)
+        adapted = self.model.adapters.rows(ordered)
+        return self.model.hidden(torch.from_numpy(token_ids), step, self.caches, self.attention, adapted)
 
 
 def _caches(model: Transformer, num_blocks: int, block_size: int) -> tuple[list[LayerCache], ArrayMemory]:

@@ -27,11 +27,14 @@ from replica.clock import Clock, WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.grammar.compilations import Compilations
+from replica.lora.shelf import Shelf
 from replica.messages import (
+    AdapterChanged,
     Cancel,
     FromEngine,
     Hello,
     Learn,
+    LoadAdapter,
     Loading,
     Outputs,
     Refused,
@@ -42,6 +45,7 @@ from replica.messages import (
     Stop,
     Submit,
     SubmitAll,
+    UnloadAdapter,
     decode_to_engine,
     encode,
 )
@@ -84,7 +88,10 @@ def main(arguments: Sequence[str]) -> int:
             mover = make_mover(config, runner, clock, neighbours)
             if mover is not None:
                 stack.callback(mover.close)
-            engine = Engine(config, runner, clock, mover)
+            shelf = make_shelf(config, runner)
+            if shelf is not None:
+                stack.callback(shelf.close)
+            engine = Engine(config, runner, clock, mover, shelf)
             if neighbours is not None:
                 stack.callback(neighbours.stop)
                 assert isinstance(mover, ThreadedMover), "there is KV memory"
@@ -135,6 +142,11 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: N
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
     disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
     return ThreadedMover(runner.memory, host, config.num_blocks, disk, neighbours)
+
+
+def make_shelf(config: EngineConfig, runner: Runner) -> Shelf | None:
+    """Make what loads and unloads adapters; None: names of adapters only name blocks."""
+    return None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
 
 
 def warn_of_too_much(host_bytes: int) -> None:
@@ -237,6 +249,8 @@ class Loop:
         self._send(self._hello())
         while not orphaned(self.parent_pid) and self._read():
             self._submit_compiled()
+            for changed in self.engine.settle_adapters():
+                self._send(changed)
             if self.engine.busy:
                 outputs = self.engine.step()
                 if outputs:
@@ -266,7 +280,8 @@ class Loop:
     def _read(self) -> bool:
         """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
         wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
-        if self.engine.only_loads or (self.compilations and not self.engine.busy):
+        works_beside = self.compilations or (self.engine.shelf is not None and self.engine.shelf.is_reading)
+        if self.engine.only_loads or (works_beside and not self.engine.busy):
             wait_s = BESIDE_POLL_S
         while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
             if self.socket in ready:
@@ -292,8 +307,19 @@ class Loop:
             self._send(ResetDone(message.id, done))
         elif isinstance(message, RetainPrefix):
             self._send(self.engine.retain(message))
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            self._change_adapter(message)
         elif isinstance(message, Stop):
             self.stopped = True
+
+    def _change_adapter(self, asked: LoadAdapter | UnloadAdapter) -> None:
+        shelf = self.engine.shelf
+        if shelf is None:
+            changed: AdapterChanged | None = AdapterChanged(asked.id, "this engine computes with no adapters")
+        else:
+            changed = shelf.load(asked) if isinstance(asked, LoadAdapter) else shelf.unload(asked)
+        if changed is not None:  # or when it has been read
+            self._send(changed)
 
     def _submit(self, submits: list[Submit]) -> None:
         # Those of a request have the same form; none are left of one that another replica has finished.

@@ -2,11 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from replica.block_memory import BlockMemory
 from replica.messages import TokenLogprobs
 from replica.request import Scheduled
+
+if TYPE_CHECKING:  # torch
+    from replica.lora.adapter import Adapters
 
 
 class SampledToken(NamedTuple):
@@ -27,6 +30,10 @@ class Runner(Protocol):
     def memory(self) -> BlockMemory | None:
         """Its KV, for lower media; None: there is none."""
 
+    @property
+    def adapters(self) -> "Adapters | None":
+        """The adapters that it computes with; None: it computes nothing."""
+
     def start(self, batch: Sequence[Scheduled]) -> Finish:
         """Begin to compute the step, after all that was begun before; what it returns waits for the results.
 
@@ -43,6 +50,7 @@ class ImmediateRunner(ABC):
     """A runner that has computed the step when it returns."""
 
     ahead = False
+    adapters: "Adapters | None" = None
 
     def start(self, batch: Sequence[Scheduled]) -> Finish:
         results = self.run(batch)

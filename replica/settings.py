@@ -138,6 +138,20 @@ SETTINGS: dict[str, list[Setting]] = {
             "Share of a GPU's memory to use; the cache gets the rest after weights and a step.",
         ),
         engine("graphs", click.BOOL, "", "Run small steps as graphs on a GPU: faster, but slower to start."),
+        derived(
+            "lora_modules",
+            TEXT,
+            "NAME=DIR",
+            "Serve the LoRA adapter in this folder, as peft saves it, as a model of this name. May be repeated.",
+            multiple=True,
+        ),
+        http(
+            "lora_dir",
+            click.Path(exists=True, file_okay=False),
+            "DIR",
+            "Let clients load the adapters below this folder, and unload any, while the replica runs.",
+        ),
+        engine("max_loras", COUNT, "N", "Adapters that may be loaded at a time."),
     ],
     "HTTP": [
         http("host", TEXT, "HOST", "The address to listen on."),

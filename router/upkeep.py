@@ -216,8 +216,9 @@ class Upkeep:
         return server.health.probe_due(now_s) or is_quiet(server, now_s)
 
     def _is_outdated(self, server: Server, now_s: float) -> bool:
-        """Return whether to ask another engine again: it loads and unloads adapters without a word."""
-        asks = self._config.health_interval_s > 0 and server.learned and not server.native
+        """Return whether to ask again a replica that loads and unloads adapters without a word."""
+        facts = server.facts
+        asks = self._config.health_interval_s > 0 and server.learned and facts is not None and facts.changes_adapters
         return asks and now_s - server.learned_s >= LEARN_AGAIN_S and server.health.breaker == "closed"
 
     async def learn_again(self, server: Server) -> None:

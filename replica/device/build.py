@@ -24,6 +24,7 @@ from replica.model.config import ModelConfig, read_config
 from replica.model.progress import progress_of
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
+from replica.native import load_adapters
 from replica.request import Request
 from replica.sizing import GIGABYTE, blocks_in, kv_memory
 
@@ -60,6 +61,7 @@ def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     with Weights(folder, dtype, device=accelerator.device) as weights:
         model = Transformer(model_config, weights, config.max_model_len, pointwise)
         weights.finish()
+    load_adapters(model.adapters, config)
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
     sizes = sizes_of(limits, model_config) if config.graphs and choice.attention.name != "torch" else ()

@@ -22,6 +22,7 @@ from replica.device.block_tables import BlockTables, Numbers
 from replica.device.graph_sizes import MIXED_PROMPTS, size_for
 from replica.device.inputs import Counts, Inputs, Staging
 from replica.device.masks import Masks
+from replica.lora.adapter import AdaptedRows
 from replica.messages import TokenLogprobs
 from replica.model.transformer import Transformer
 from replica.request import Scheduled
@@ -63,6 +64,7 @@ class DeviceRunner:
         accelerator: Accelerator,
     ) -> None:
         self.model = model
+        self.adapters = model.adapters
         self.attention = attention
         self.attention_name = attention.name
         self.vocab_size = model.config.vocab_size
@@ -117,7 +119,8 @@ class DeviceRunner:
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
-        size = None if scores else self._size_for(rows, sequences - decoding)
+        adapted = self.adapters.rows(ordered)  # not in graphs
+        size = None if scores or adapted is not None else self._size_for(rows, sequences - decoding)
         if size is not None:
             inputs = self._send(self._counts(size), ordered, table_rows)
             self._graphs[size]()
@@ -126,7 +129,7 @@ class DeviceRunner:
         longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
         step = self._step(inputs, longest, decoding, longest_prefill)
-        hidden = self._run(inputs, step)
+        hidden = self._run(inputs, step, adapted)
         if scores:
             last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
             prompt_logprobs.keep(self.model, ordered, hidden, last_rows.tolist())
@@ -146,12 +149,12 @@ class DeviceRunner:
         arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
         return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
 
-    def _run(self, inputs: Inputs, step: TableStep) -> Tensor:
+    def _run(self, inputs: Inputs, step: TableStep, adapted: AdaptedRows | None = None) -> Tensor:
         """The model and the draw; what the rows came to."""
         ids = inputs.token_ids
         ids = torch.where(ids < 0, self._drawn[(-1 - ids).clamp_(min=0)], ids)
         step = step._replace(plan=self.attention.plan(step, self.caches[0]))
-        hidden = self.model.hidden(ids, step, self.caches, self.attention)
+        hidden = self.model.hidden(ids, step, self.caches, self.attention, adapted)
         self.model.logits(hidden[inputs.last_rows], out=self._logits[: len(inputs.last_rows)])
         self._draw_all(inputs)
         return hidden

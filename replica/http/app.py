@@ -12,7 +12,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
 from api.errors import ApiError, draining, unauthorized
@@ -31,12 +31,22 @@ from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import REFERENCE, ResponsesRequest, response_of
 from api.parsing.formats import answer_formats
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest, read
+from api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    RetainRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    read,
+)
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
+from replica.http.adapters import Adapters
 from replica.http.conversation_forms import form_of
 from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
 from replica.http.errors import error_answers, unavailable
@@ -53,6 +63,7 @@ log = logging.getLogger(__name__)
 
 DONE = {"status": "ok"}
 TOKENIZE_BYTES = 4 * 1024 * 1024  # of a body of /tokenize and /detokenize, whose answers are several times as long
+ADAPTER_BYTES = 64 * 1024  # of a body that names an adapter
 SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
 
 
@@ -69,11 +80,14 @@ class Endpoints:
         self.formats = answer_formats(
             prompts.tokenizer, prompts.templates, config.tool_call_parser, config.reasoning_parser
         )
+        named = {module.name for module in config.engine.lora_modules}
+        self.adapters = Adapters(engine, self.model, named, config.lora_dir)
         self.reader = Reader(
             prompts,
             self.model,
             config.max_body_bytes,
             Bodies(config.max_bodies_bytes),
+            self.adapters.names,
             parses_calls=self.formats.tools is not None,
         )
         self.checker = Checker(self._vocabulary, self.metrics.constraint_limits)
@@ -125,7 +139,9 @@ class Endpoints:
         framed = FRAMES_TYPE in request.headers.get("accept", "")
         # A parser reads what another replica has said.
         form = await self.reader.aside(
-            request, size_of_plan(parsed), lambda: form_of(work, self.model, tokenizer, self.stored)
+            request,
+            size_of_plan(parsed),
+            lambda: form_of(work, parsed.request.model or self.model, tokenizer, self.stored),
         )
         return GenerationResponse(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
 
@@ -162,16 +178,19 @@ class Endpoints:
     # ---- tokens and models
 
     async def models(self, request: Request) -> Response:
-        return json_response(listed([self._model()], request.headers))
+        names = [self.model, *sorted(self.adapters.names)]
+        return json_response(listed([self._model(name) for name in names], request.headers))
 
     async def model_named(self, request: Request) -> Response:
-        self.reader.check_model(request.path_params["model"])
-        return json_response(shown(self._model(), request.headers))
+        name = request.path_params["model"]
+        self.reader.check_model(name)
+        return json_response(shown(self._model(name), request.headers))
 
-    def _model(self) -> Model:
+    def _model(self, name: str) -> Model:
         hello = self.engine.hello
         length = msgspec.UNSET if hello is None else hello.max_model_len
-        return Model(id=self.model, created=self.created, max_model_len=length)
+        parent = msgspec.UNSET if name == self.model else self.model
+        return Model(id=name, created=self.created, max_model_len=length, parent=parent)
 
     async def tokenize(self, request: Request) -> Response:
         hello = self._open()
@@ -215,6 +234,16 @@ class Endpoints:
 
     # ---- operation
 
+    async def load_lora_adapter(self, request: Request) -> Response:
+        self._open()
+        async with self.reader.body(request, ADAPTER_BYTES) as body:
+            return PlainTextResponse(await self.adapters.load(body))
+
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        self._open()
+        async with self.reader.body(request, ADAPTER_BYTES) as body:
+            return PlainTextResponse(await self.adapters.unload(body))
+
     async def reset_prefix_cache(self, _: Request) -> Response:
         self._open()
         if not await self.engine.reset():
@@ -240,6 +269,7 @@ class Endpoints:
         hello, stats = self.engine.hello, self.engine.stats
         load = {
             "model": self.model,
+            "adapters": sorted(self.adapters.names) if self.adapters.names or self.config.lora_dir else None,
             "ready": hello is not None and not self.metrics.draining and self.engine.silent_s <= SILENCE_LIMIT_S,
             "draining": self.metrics.draining,
             "tokenizer": self.prompts.tokenizer.name,
@@ -274,7 +304,7 @@ class Endpoints:
         return await documents.file(request.path_params["file"], request.scope["path"])
 
     async def openapi(self, _: Request) -> Response:
-        return await documents.openapi(partial(document, ROUTES, self.model))
+        return await documents.openapi(partial(document, ROUTES, (self.model, *sorted(self.adapters.names))))
 
 
 # ---- routes
@@ -312,6 +342,8 @@ ROUTES = (
     _route(GET, "/tokenizer_info", CLIENT, Endpoints.tokenizer_info),
     _route(POST, "/retain", CLIENT, Endpoints.retain, request=RetainRequest, answer=RetainedPrefix),
     _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
+    _route(POST, "/v1/load_lora_adapter", CLIENT, Endpoints.load_lora_adapter, request=LoadAdapterRequest),
+    _route(POST, "/v1/unload_lora_adapter", CLIENT, Endpoints.unload_lora_adapter, request=UnloadAdapterRequest),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),
     _route(GET, "/metrics", ANYONE, Endpoints.expose_metrics),

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from api import schema
@@ -55,9 +55,9 @@ def operation(route: Documented) -> dict[str, Any]:
     return found
 
 
-@cache
-def document(routes: Iterable[Documented], model: str) -> dict[str, Any]:
-    """The whole document, made once."""
+@lru_cache(4)
+def document(routes: Iterable[Documented], models: tuple[str, ...]) -> dict[str, Any]:
+    """The whole document, made once for the same names of models."""
     shown = [route for route in routes if route.in_document]
     made = described(
         TITLE,
@@ -69,6 +69,6 @@ def document(routes: Iterable[Documented], model: str) -> dict[str, Any]:
     )
     schemas = copy.deepcopy(schema.components())
     for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
-        schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
+        schemas[request.__name__]["properties"]["model"] = {"enum": list(models)}
     made.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     return made

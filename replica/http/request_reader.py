@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -33,16 +33,25 @@ class ParsedRequest(NamedTuple):
     prompts: list[list[int]]
     api: GenerationApi | None = None  # None: that of the request's type
     original: Any = None  # the client's own request, where it is of another API
+    lora_name: str | None = None  # the adapter that it asks for
 
 
 class Reader:
     """Owns the threads that read long requests."""
 
     def __init__(
-        self, prompts: Prompts, model: str, max_body_bytes: int, bodies: Bodies, *, parses_calls: bool = False
+        self,
+        prompts: Prompts,
+        model: str,
+        max_body_bytes: int,
+        bodies: Bodies,
+        adapters: Set[str] = frozenset(),
+        *,
+        parses_calls: bool = False,
     ) -> None:
         self.prompts = prompts
         self.model = model
+        self.adapters = adapters  # names that may be asked for beside the model's; they change
         self.max_body_bytes = max_body_bytes
         self.bodies = bodies
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
@@ -122,8 +131,12 @@ class Reader:
             self._waiting_bytes -= size
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
-            raise unknown_model(name, [self.model])
+        if name is not None and name != self.model and name not in self.adapters:
+            raise unknown_model(name, [self.model, *sorted(self.adapters)])
+
+    def adapter(self, name: str | None) -> str | None:
+        """The adapter that this name of a model means."""
+        return name if name in self.adapters else None
 
     def _parse(
         self,
@@ -150,7 +163,7 @@ class Reader:
                 native.retain = self.prompts.retained(request, prompts[0])
         else:
             prompts = self.prompts.completion(request, max_model_len)
-        return ParsedRequest(request, native, prompts, api, original)
+        return ParsedRequest(request, native, prompts, api, original, self.adapter(request.model))
 
     def _tell_of_tools(self) -> None:
         if not self._told_of_tools:

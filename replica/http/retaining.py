@@ -15,7 +15,7 @@ async def retain(request: Request, engine: EngineClient, reader: Reader, block_s
     """Retain the cached blocks of the prompt, or no longer, and say how many there are."""
     async with reader.body(request) as body:
         asked, tokens = await reader.aside(request, len(body), lambda: _asked(body, reader))
-    found = await engine.retain(pack_ids(tokens), asked.ttl_s, asked.cache_salt)
+    found = await engine.retain(pack_ids(tokens), asked.ttl_s, reader.adapter(asked.model), asked.cache_salt)
     return json_response(
         RetainedPrefix(
             blocks=len(tokens) // block_size,

@@ -84,6 +84,7 @@ def plan(
     new_id: Callable[[], int],
     api: GenerationApi | None = None,
     original: Any = None,
+    lora_name: str | None = None,
 ) -> Work:
     """Return what to submit; raise ApiError if the request does not fit the model."""
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
@@ -105,6 +106,7 @@ def plan(
             id=0,
             prompt=pack_ids(prompt),
             sampling=_sampling(request, ending, asked, script),
+            lora_name=lora_name,
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
             sources=[KVSource(*astuple(each)) for each in native.kv_sources] if len(prompts) == 1 else [],

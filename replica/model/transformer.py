@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.linear import Linear, linear
 from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
+from replica.lora.adapter import AdaptedRows, Adapters, Place
 from replica.model.config import ModelConfig
 from replica.model.rope import rotation
 
@@ -33,23 +34,27 @@ class Transformer:
         width, vocabulary = config.hidden_size, config.vocab_size
         self._embedding = weights.take("model.embed_tokens.weight", vocabulary, width)
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
-        self._layers = [
-            Layer(config, weights, f"model.layers.{index}.", self.pointwise) for index in range(config.num_layers)
-        ]
+        self._layers = [Layer(config, weights, index, self.pointwise) for index in range(config.num_layers)]
         self._norm = weights.take("model.norm.weight", width)
         # A packed copy of its own, where the embedding is shared: a packed matrix has no rows to look up.
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", vocabulary, width)
         self._head = linear(head)
         self._rotation = rotation(config, max_model_len).to(self.device, self.dtype)
+        self.adapters = Adapters(config, self._embedding)
 
     def hidden(
-        self, token_ids: Tensor, step: AnyStep, caches: Sequence[LayerCache], attention: Attention[AnyStep]
+        self,
+        token_ids: Tensor,
+        step: AnyStep,
+        caches: Sequence[LayerCache],
+        attention: Attention[AnyStep],
+        adapted: AdaptedRows | None = None,
     ) -> Tensor:
         """Compute the last layer's hidden states, and store the rows' KV in the caches."""
         rows, delta = self._embedding[token_ids], None
         turn = self._rotation[step.positions]
         for layer, cache in zip(self._layers, caches, strict=True):
-            rows, delta = layer.run(rows, delta, turn, step, cache, attention)
+            rows, delta = layer.run(rows, delta, turn, step, cache, attention, adapted)
         return rows if delta is None else rows + delta
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -60,9 +65,11 @@ class Transformer:
 
 
 class Layer:
-    """Attention and MLP, each after a norm and added to its input; `name` is the prefix of its weights."""
+    """Attention and MLP, each after a norm and added to its input."""
 
-    def __init__(self, config: ModelConfig, weights: Source, name: str, pointwise: Pointwise) -> None:
+    def __init__(self, config: ModelConfig, weights: Source, index: int, pointwise: Pointwise) -> None:
+        name = f"model.layers.{index}."
+        self._index = index
         self._pointwise = pointwise
         self._eps = config.rms_norm_eps
         width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
@@ -90,13 +97,23 @@ class Layer:
         step: AnyStep,
         cache: LayerCache,
         attention: Attention[AnyStep],
+        adapted: AdaptedRows | None,
     ) -> tuple[Tensor, Tensor]:
         """The rows, and what is still to be added to them: whoever comes next does both in one pass."""
         rows, inputs = self._pointwise.add_norm(rows, delta, self._input_norm, self._eps)
-        queries = self._pointwise.turn_and_store(self._qkv(inputs), self._heads, turn, cache, step)
-        delta = self._output(attention.attend(queries, cache, step).flatten(1))
+        qkv = self._product(self._qkv, inputs, Place.QKV, adapted)
+        queries = self._pointwise.turn_and_store(qkv, self._heads, turn, cache, step)
+        attended = attention.attend(queries, cache, step).flatten(1)
+        delta = self._product(self._output, attended, Place.OUTPUT, adapted)
         rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
-        return rows, self._down(self._pointwise.swiglu(self._gate_up(inputs)))
+        gate_up = self._product(self._gate_up, inputs, Place.GATE_UP, adapted)
+        return rows, self._product(self._down, self._pointwise.swiglu(gate_up), Place.DOWN, adapted)
+
+    def _product(self, linear: Linear, inputs: Tensor, place: Place, adapted: AdaptedRows | None) -> Tensor:
+        product = linear(inputs)
+        if adapted is not None:
+            adapted.add(self._index, place, inputs, product)
+        return product
 
 
 def _joined(weights: Source, name: str, outputs: dict[str, int], inputs: int, *, biased: bool) -> Linear:

@@ -54,6 +54,7 @@ class Read(Struct, frozen=True, tag="read"):
     extras: dict[int, list[ExtraKey]] = {}
     transport: Name = "tcp"
     patience_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0  # afterwards the reader is gone
+    lora_digest: Name = ""  # of the adapter's files
 
 
 class Offer(Struct, frozen=True, tag="offer"):

@@ -250,6 +250,7 @@ def chain_of(request: Read, block_size: int) -> Chain:
         block_size,
         request.model,
         lora_name=request.lora_name,
+        lora_digest=request.lora_digest,
         cache_salt=request.cache_salt,
         extras=request.extras,
     )

@@ -41,6 +41,7 @@ class Wanted:
             extras={index: list(own) for index, own in chain.extras.items() if index < self.stop},
             transport=transport,
             patience_s=patience_s,
+            lora_digest=chain.lora_digest,
         )
 
 

@@ -40,6 +40,7 @@ class Facts(Struct, frozen=True):
     native: bool
     models: tuple[str, ...]  # names that clients may ask for, its base model first
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
+    changes_adapters: bool = False  # it may load and unload them without a word
     tokenizer: str | None = None  # "bytes": a token is a byte
     total_blocks: int | None = None
     draining: bool = False
@@ -63,6 +64,7 @@ class _Pool(Struct, frozen=True):
 class _Native(NativeDescription, frozen=True):
     tokenizer: str | None = None
     pool: _Pool = _Pool()
+    adapters: Annotated[list[ModelName], Meta(max_length=MOST_MODELS)] | None = None  # None: it computes with none
 
 
 class _Model(Struct, frozen=True):
@@ -92,7 +94,9 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
     return Facts(
         spec=completed,
         native=True,
-        models=(answer.model,),
+        models=(answer.model, *(answer.adapters or ())),
+        adapters=frozenset(answer.adapters or ()),
+        changes_adapters=answer.adapters is not None,
         tokenizer=answer.tokenizer,
         total_blocks=answer.pool.total or None,
         draining=answer.draining,
@@ -127,6 +131,7 @@ def foreign_facts(spec: ReplicaSpec, body: bytes) -> Facts:
         native=False,
         models=(base.id, *others, *sorted(adapters)),
         adapters=frozenset(adapters),
+        changes_adapters=True,
     )
 
 

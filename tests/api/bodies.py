@@ -7,7 +7,15 @@ from msgspec import Struct
 
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest
+from api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    RetainRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 
 # What is right for some field and wrong for others.
 VALUES: list[Any] = [
@@ -38,6 +46,8 @@ REQUIRED: dict[type[Struct], dict[str, Any]] = {
     TokenizeRequest: {"prompt": "Hello"},
     RetainRequest: {"model": "demo", "prompt": "Hello", "ttl_s": 60},
     DetokenizeRequest: {"tokens": [1, 2]},
+    LoadAdapterRequest: {"lora_name": "sql", "lora_path": "adapters/sql"},
+    UnloadAdapterRequest: {"lora_name": "sql"},
 }
 
 JSON = st.recursive(

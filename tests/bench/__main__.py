@@ -36,6 +36,7 @@ PARTS = (
 # Take long, or need what is no part of the project: other routers, wrk, traces, Chromium, a C compiler. Some write to
 # docs/, `terminal` with tmux.
 BY_NAME = (
+    "adapters",
     "agents",
     "bodies",
     "classes",

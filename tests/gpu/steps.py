@@ -58,6 +58,7 @@ class Watched:
     """A runner that records events at the beginning and end of the device's steps."""
 
     ahead = True
+    adapters = None
 
     def __init__(self, runner: DeviceRunner, place: Place) -> None:
         self._runner = runner

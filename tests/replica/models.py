@@ -21,7 +21,7 @@ from replica.engine import Engine
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.native import build
-from replica.process import make_mover
+from replica.process import make_mover, make_shelf
 
 transformers_logging.disable_progress_bar()
 
@@ -100,7 +100,9 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 def native(folder: Path, **changes: Any) -> Engine:
     config = config_of(folder, **changes)
     runner = build(config)
-    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None))
+    return Engine(
+        config, runner, WallClock(), make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
+    )
 
 
 class Answer:
@@ -121,11 +123,18 @@ class Answer:
         self.finish_reason = output.finish_reason
 
 
-def submit(engine: Engine, number: int, prompt: Sequence[int], output: Sequence[int] = (), **sampling: Any) -> None:
+def submit(
+    engine: Engine,
+    number: int,
+    prompt: Sequence[int],
+    output: Sequence[int] = (),
+    *,
+    lora_name: str | None = None,
+    **sampling: Any,
+) -> None:
     own = Sampling(**{"max_tokens": 16, "temperature": 0.0, "top_logprobs": 3, **sampling})
-    refused = engine.submit(
-        Submit(number, pack_tokens(prompt), own, output=pack_tokens(output), priority=float(number))
-    )
+    asked, said = pack_tokens(prompt), pack_tokens(output)
+    refused = engine.submit(Submit(number, asked, own, output=said, lora_name=lora_name, priority=float(number)))
     assert refused is None, refused
 
 

@@ -535,7 +535,7 @@ class Blind(BlockPool):
 class Undying(BlockPool):
     """Finds tails whose slot has been handed out."""
 
-    def _evict(self, slots: Slots) -> None:
+    def _evict(self, slots: Slots, *, keep: bool = True) -> None:  # noqa: ARG002
         super()._evict(slots[self._contents.is_full(slots)])
 
 

@@ -141,11 +141,12 @@ def test_prompt_logprobs_are_those_of_transformers(name: str, folder: Path) -> N
 
 def test_a_request_that_was_cut_continues_elsewhere_with_the_same_bits(folder: Path) -> None:
     (prompt,) = prompts([50])
-    for sampling in (
+    cases: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.9, "seed": 7, "top_p": 0.9},
         {"temperature": 1.2, "seed": 8, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
-    ):
+    ]
+    for sampling in cases:
         (whole,) = ask(native(saved("qwen3", folder)), [prompt], max_tokens=40, **sampling)
         for cut in (1, 13, 39):
             elsewhere = native(saved("qwen3", folder))

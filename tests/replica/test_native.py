@@ -12,7 +12,7 @@ import torch
 
 from events.blocks import pack_tokens
 from replica.chain import Chain
-from replica.config import EngineConfig
+from replica.config import EngineConfig, LoraModule
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
@@ -22,6 +22,7 @@ from tests.bench.serving import as_http, ask_all
 from tests.chaos.replicas import resident_bytes
 from tests.events.processes import wait_until
 from tests.replica.engines import MODEL, SIZE, chain, forged
+from tests.replica.lora.adapters import saved_adapter
 from tests.replica.models import VOCABULARY, Answer, finish, saved
 from tests.replica.models import native as engine_of
 from tests.replica.natives import SMALL, Native, ask, completion, native, refused, tokens
@@ -56,7 +57,8 @@ VICTIM, OTHER = prompt(42, 1), prompt(42, 2)
 
 
 def test_another_lora_name_never_hits(folder: Path) -> None:
-    engine = small(folder)
+    files = str(saved_adapter("qwen3", "all", folder.parent))
+    engine = small(folder, lora_modules=tuple(LoraModule(name, files) for name in ("a", "b", "A", "a ", "c")))
 
     def cached(asked: Sequence[int], lora_name: str | None) -> int:
         engine.submit(Submit(1, pack_tokens(asked), GREEDY, lora_name=lora_name))

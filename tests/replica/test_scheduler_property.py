@@ -265,8 +265,8 @@ class Hasty(BlockPool):
 class Undying(BlockPool):
     """Finds tails whose slot has been handed out."""
 
-    def _evict(self, slots: Slots) -> None:
-        super()._evict(slots[self._contents.is_full(slots)])
+    def _evict(self, slots: Slots, *, keep: bool = True) -> None:
+        super()._evict(slots[self._contents.is_full(slots)], keep=keep)
 
 
 class Sharing(BlockPool):

@@ -35,6 +35,7 @@ DERIVED = {
     "engine.disk_kv",
     "engine.events",
     "engine.kv_read",
+    "engine.lora_modules",
     "engine.replay",
     "engine.status",
     "engine.snapshot",
@@ -125,7 +126,7 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
     if setting.type is click.BOOL:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
-    base: tuple[str, ...] = BASE if setting.key != "engine" else ("--model", model_folder(tmp_path))
+    base: tuple[str, ...] = BASE if setting.key not in ("engine", "lora_dir") else ("--model", model_folder(tmp_path))
     if setting.key in ("curve_clients", "curve_any_client"):
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))

@@ -21,7 +21,8 @@ from replica.engine import Engine
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from replica.process import make_mover
+from replica.native import load_adapters
+from replica.process import make_mover, make_shelf
 from tests.replica.models import config_of
 
 POISON = 0x7F
@@ -70,6 +71,7 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
     with Weights(folder, getattr(torch, config.dtype)) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
+    load_adapters(model.adapters, config)
     memory = new_caches(model, config.num_blocks + 1, config.block_size)
     caches = [LayerCache(keys, values) for keys, values in memory]
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
@@ -85,7 +87,8 @@ def on_device(folder: Path, accelerator: HostAccelerator | None = None, **change
     """As `tests.replica.models.native`, and ahead of what it knows."""
     config = config_of(folder, **changes)
     runner = runner_of(config, accelerator) if accelerator else _kept(config)
-    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None))
+    mover, shelf = make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
+    return Engine(config, runner, WallClock(), mover, shelf)
 
 
 @cache

@@ -1,0 +1,123 @@
+"""An adapter in the model's type and on its device, and what the adapters of a step's rows add to each projection.
+
+A row's sum is the same to the last bit, in float32 on a CPU, whatever rows of whatever adapters stand beside it: the
+products are `kernels.linear`'s (decision 0009).
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.linear import Linear, linear
+from replica.lora.files import AdapterFiles, Factors, read_adapter
+from replica.model.config import ModelConfig
+from replica.request import Scheduled
+
+
+class Place(Enum):
+    """The products of a layer, each of which joins the projections of the same rows."""
+
+    QKV = ("q_proj", "k_proj", "v_proj")
+    OUTPUT = ("o_proj",)
+    GATE_UP = ("gate_proj", "up_proj")
+    DOWN = ("down_proj",)
+
+
+class Up(NamedTuple):
+    """The second factor of one projection: from some columns of what the first ones gave to some of the product."""
+
+    product: Linear
+    inputs: slice
+    outputs: slice
+
+
+class Change(NamedTuple):
+    """The part of one adapter that changes a product: the first factors of its projections are one."""
+
+    down: Linear
+    ups: list[Up]
+
+
+class Adapter:
+    """One adapter's changes, by layer and product."""
+
+    def __init__(self, name: str, files: AdapterFiles, config: ModelConfig, like: Tensor) -> None:
+        self.name = name
+        self.digest = files.digest
+        self.rank = files.rank
+        starts = _starts(config)
+        by_place: dict[tuple[int, Place], list[tuple[int, Factors]]] = {}
+        for (layer, part), factors in files.factors.items():
+            place, start = starts[part]
+            converted = Factors(*(_converted(factor, like, name) for factor in factors))
+            by_place.setdefault((layer, place), []).append((start, converted))
+        self.changes = {where: _change(parts) for where, parts in by_place.items()}
+
+
+def _change(parts: Sequence[tuple[int, Factors]]) -> Change:
+    ups, rank = [], 0
+    for start, (down, up) in parts:
+        ups.append(Up(linear(up), slice(rank, rank + len(down)), slice(start, start + len(up))))
+        rank += len(down)
+    return Change(linear(torch.cat([factors.down for _, factors in parts])), ups)
+
+
+def _starts(config: ModelConfig) -> dict[str, tuple[Place, int]]:
+    """The product that each projection is a part of, and its first column there."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    columns = {"k_proj": queries, "v_proj": queries + keys, "up_proj": config.intermediate_size}
+    return {part: (place, columns.get(part, 0)) for place in Place for part in place.value}
+
+
+def _converted(factor: Tensor, like: Tensor, name: str) -> Tensor:
+    converted = factor.to(like.device, like.dtype)
+    if not bool(converted.isfinite().all()):
+        raise ValueError(f"the adapter {name!r} has values that {str(like.dtype).removeprefix('torch.')} cannot hold")
+    return converted
+
+
+class AdaptedRows:
+    """The rows of a step whose requests have adapters."""
+
+    def __init__(self, rows: Iterable[tuple[Adapter, Tensor]]) -> None:
+        self._rows = list(rows)  # with the numbers of its rows
+
+    def add(self, layer: int, place: Place, inputs: Tensor, product: Tensor) -> None:
+        """Add to a product what the adapters change in it."""
+        for adapter, rows in self._rows:
+            change = adapter.changes.get((layer, place))
+            if change is None:
+                continue
+            lowered = change.down(inputs[rows])
+            for up in change.ups:
+                product[rows, up.outputs] += up.product(lowered[:, up.inputs])
+
+
+class Adapters:
+    """The adapters of one model by their names, as a runner computes with them."""
+
+    def __init__(self, config: ModelConfig, like: Tensor) -> None:
+        self.loaded: dict[str, Adapter] = {}
+        self._config = config
+        self._like = like  # a weight of the model
+
+    def read(self, name: str, folder: Path) -> Adapter:
+        """Read an adapter, which is not among the loaded ones yet; ValueError or OSError if it does not fit."""
+        return Adapter(name, read_adapter(folder, self._config), self._config, self._like)
+
+    def rows(self, ordered: Sequence[Scheduled]) -> AdaptedRows | None:
+        """Group the rows of a step by the adapters of their requests; None if none has one."""
+        groups: dict[str, list[Tensor]] = {}
+        first = 0
+        for scheduled in ordered:
+            name = scheduled.request.chain.lora_name
+            if name is not None:
+                groups.setdefault(name, []).append(torch.arange(first, first + scheduled.tokens))
+            first += scheduled.tokens
+        if not groups:
+            return None
+        return AdaptedRows((self.loaded[name], torch.cat(rows).to(self._like.device)) for name, rows in groups.items())

@@ -1,0 +1,197 @@
+"""An adapter's folder as peft writes it: `adapter_config.json` and `adapter_model.safetensors`.
+
+What would be computed wrongly is refused: another kind of adapter, and weights of other parts of the model.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+from xxhash import xxh3_128
+
+from replica.model.config import QUOTED_AT_MOST, ModelConfig, read_object
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+MOST_BYTES = 8 * 10**9
+MOST_RANK = 1024
+NAMED_AT_MOST = 8
+# The layer's part as transformers names it; peft puts base_model.model before the model's own names.
+NAME = re.compile(
+    r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
+)
+
+
+class Factors(NamedTuple):
+    """The change of one matrix: up @ down, the adapter's scale included."""
+
+    down: Tensor  # [rank, inputs]
+    up: Tensor  # [outputs, rank]
+
+
+class AdapterFiles(NamedTuple):
+    digest: str  # of all that decides what is computed
+    factors: dict[tuple[int, str], Factors]  # by layer and projection
+
+    @property
+    def rank(self) -> int:
+        return max(len(factors.down) for factors in self.factors.values())
+
+
+class _Config(Struct, frozen=True):
+    """The part of peft's LoraConfig that changes what is computed."""
+
+    peft_type: str
+    r: Annotated[int, Meta(ge=1)]
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    bias: str = "none"
+    lora_bias: bool = False
+    fan_in_fan_out: bool = False
+    modules_to_save: list[str] | None = None
+    rank_pattern: dict[str, int] = {}
+    alpha_pattern: dict[str, float] = {}
+
+
+def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
+    """Read it whole; ValueError or OSError, with the file's name, if it does not fit the model."""
+    config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    config = _read_config(config_file)
+    weights = _read_weights(weights_file)
+    digest = xxh3_128(msgspec.json.encode(config))
+    digest.update(weights)
+    try:
+        tensors = load(weights)
+    except SafetensorError as error:
+        raise ValueError(f"{weights_file} is not a whole safetensors file: {error}; get it again") from error
+    return AdapterFiles(digest.hexdigest(), _paired(tensors, config, model, weights_file))
+
+
+def _read_config(file: Path) -> _Config:
+    try:
+        fields = read_object(file)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{file.parent} has no {file.name}; give the folder of an adapter, as peft saves it"
+        ) from error
+    try:
+        config = msgspec.convert({name: value for name, value in fields.items() if value is not None}, _Config)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{file} is not the configuration of a LoRA adapter: {error}") from error
+    _refuse(file, "peft_type", config.peft_type, config.peft_type == "LORA")
+    _refuse(file, "use_dora", config.use_dora, not config.use_dora)
+    _refuse(file, "bias", config.bias, config.bias == "none")
+    _refuse(file, "lora_bias", config.lora_bias, not config.lora_bias)
+    _refuse(file, "fan_in_fan_out", config.fan_in_fan_out, not config.fan_in_fan_out)
+    _refuse(file, "modules_to_save", config.modules_to_save, not config.modules_to_save)
+    return config
+
+
+def _refuse(file: Path, key: str, value: object, fits: bool) -> None:
+    if not fits:
+        said = msgspec.json.encode(value).decode()[:QUOTED_AT_MOST]
+        raise ValueError(f"{file}: {key} is {said}, which is not supported; what works: plain LoRA of linear layers")
+
+
+def _read_weights(file: Path) -> bytes:
+    try:
+        size = file.stat().st_size
+        if size > MOST_BYTES:
+            raise ValueError(f"{file} has {size:,} bytes; an adapter has at most {MOST_BYTES:,}")
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        others = ", ".join(sorted(path.name for path in file.parent.glob("adapter_model.*"))[:NAMED_AT_MOST])
+        why = f"it has {others}: convert it to safetensors" if others else "get the weights too"
+        raise ValueError(f"{file.parent} has no {file.name}; {why}") from error
+
+
+def _paired(
+    tensors: Mapping[str, Tensor], config: _Config, model: ModelConfig, file: Path
+) -> dict[tuple[int, str], Factors]:
+    shapes = shapes_of(model)
+    found: dict[tuple[int, str], dict[str, Tensor]] = {}
+    foreign = []
+    for name, tensor in tensors.items():
+        match = NAME.fullmatch(name)
+        if match is None or match[2] not in shapes or int(match[1]) >= model.num_layers:
+            foreign.append(name)
+        else:
+            found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
+    if foreign:
+        raise ValueError(
+            f"{file} has weights that this model has no place for: {_some(sorted(foreign))}; adapters of "
+            f"{', '.join(shapes)} in {model.num_layers} layers work"
+        )
+    if not found:
+        raise ValueError(f"{file} has no weights")
+    return {
+        (layer, part): _factors(
+            pair, shapes[part], _scale(config, layer, part, file), f"{file}: {part} of layer {layer}"
+        )
+        for (layer, part), pair in sorted(found.items())
+    }
+
+
+def shapes_of(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """The inputs and outputs of each projection of a layer."""
+    width, inner = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return {
+        "q_proj": (width, queries),
+        "k_proj": (width, keys),
+        "v_proj": (width, keys),
+        "o_proj": (queries, width),
+        "gate_proj": (width, inner),
+        "up_proj": (width, inner),
+        "down_proj": (inner, width),
+    }
+
+
+def _factors(pair: Mapping[str, Tensor], shape: tuple[int, int], scale: tuple[float, int], what: str) -> Factors:
+    if pair.keys() != {"A", "B"}:
+        raise ValueError(f"{what} has only lora_{''.join(pair)}; get the file again")
+    down, up = pair["A"], pair["B"]
+    inputs, outputs = shape
+    alpha, rank = scale
+    if rank > MOST_RANK:
+        raise ValueError(f"{what} has rank {rank}; at most {MOST_RANK} is supported")
+    for tensor, expected in ((down, (rank, inputs)), (up, (outputs, rank))):
+        if tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"{what} has a tensor of {tuple(tensor.shape)}; the model and {CONFIG_FILE} ask for {expected}"
+            )
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise ValueError(f"{what} is of {tensor.dtype}; quantized adapters are not supported")
+    return Factors(down, up.float() * alpha)
+
+
+def _scale(config: _Config, layer: int, part: str, file: Path) -> tuple[float, int]:
+    """The factor of the change, and its rank, which patterns may give to single parts."""
+    inside = "mlp" if part in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+    name = f"model.layers.{layer}.{inside}.{part}"
+    rank = int(_by_pattern(config.rank_pattern, name, config.r, file))
+    alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha, file))
+    return alpha / (math.sqrt(rank) if config.use_rslora else rank), rank
+
+
+def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any, file: Path) -> Any:
+    """As peft does: the first pattern that is the end of the module's name, or the whole of it."""
+    for pattern, value in patterns.items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", name):
+                return value
+        except re.error as error:
+            raise ValueError(f"{file}: {pattern[:QUOTED_AT_MOST]!r} is not a pattern: {error}") from error
+    return otherwise
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")

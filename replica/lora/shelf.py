@@ -1,0 +1,92 @@
+"""The adapters that requests may ask for; more are read on a thread, and unloaded ones wait for their last requests."""
+
+from collections.abc import Iterator, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from replica.block_pool import BlockPool
+from replica.messages import AdapterChanged, LoadAdapter, UnloadAdapter
+
+if TYPE_CHECKING:  # torch
+    from replica.lora.adapter import Adapter, Adapters
+
+
+class Shelf:
+    """Owned by the engine's loop. An adapter is being read, loaded, or leaving."""
+
+    def __init__(self, adapters: "Adapters", most: int) -> None:
+        self._adapters = adapters
+        self._most = most
+        self._leaving: set[str] = set()
+        self._reading: dict[str, tuple[LoadAdapter, Future[Adapter]]] = {}  # by name
+        self._thread = ThreadPoolExecutor(1, "adapters")
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._reading)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The adapters that requests may ask for, and the digests of their files."""
+        loaded = self._adapters.loaded.items()
+        return {name: adapter.digest for name, adapter in loaded if name not in self._leaving}
+
+    def load(self, asked: LoadAdapter) -> AdapterChanged | None:
+        """Begin to read an adapter, or say why not."""
+        if why_not := self._why_not(asked.name):
+            return AdapterChanged(asked.id, why_not)
+        self._reading[asked.name] = asked, self._thread.submit(self._adapters.read, asked.name, Path(asked.folder))
+        return None
+
+    def _why_not(self, name: str) -> str:
+        if name in self._reading:
+            return f"the adapter {name!r} is being loaded already"
+        if name in self._leaving:
+            return f"requests for the unloaded adapter {name!r} still run; try again when they have ended"
+        if name in self._adapters.loaded:
+            return f"the adapter {name!r} is loaded already; unload it first, or give another name"
+        if len(self._adapters.loaded) + len(self._reading) >= self._most:
+            return f"{self._most} adapters are loaded, and no more may be (--max-loras); unload one first"
+        return ""
+
+    def unload(self, asked: UnloadAdapter) -> AdapterChanged:
+        """Take no more requests for it; those that run go on."""
+        if asked.name not in self.digests:
+            named = ", ".join(self.digests) or "none"
+            return AdapterChanged(asked.id, f"the adapter {asked.name!r} is not loaded; loaded are: {named}")
+        self._leaving.add(asked.name)
+        return AdapterChanged(asked.id)
+
+    def settle(self, pool: BlockPool, in_use: Set[str | None]) -> list[AdapterChanged]:
+        """Between steps: drop adapters that leave and that no request has, and add those that have been read."""
+        for name in self._leaving - in_use:
+            self._leaving.remove(name)
+            del self._adapters.loaded[name]
+        return [AdapterChanged(asked.id, self._add(found, pool)) for asked, found in self._take_read()]
+
+    def _add(self, found: "Adapter | str", pool: BlockPool) -> str:
+        """Return why it could not be added, or nothing."""
+        if isinstance(found, str):
+            return found
+        if not pool.forget_other_adapter(found.name, found.digest):
+            return f"neighbours still read blocks of another adapter named {found.name!r}; try again"
+        self._adapters.loaded[found.name] = found
+        return ""
+
+    def _take_read(self) -> "Iterator[tuple[LoadAdapter, Adapter | str]]":
+        for name, (asked, reading) in list(self._reading.items()):
+            if reading.done():
+                del self._reading[name]
+                try:
+                    yield asked, reading.result()
+                except (ValueError, OSError, MemoryError, RuntimeError) as error:  # torch's out of memory is the last
+                    yield asked, str(error) or "out of memory"
+
+    @property
+    def waits(self) -> bool:
+        """True if `settle` may have something to do."""
+        return bool(self._reading or self._leaving)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,298 @@
+"""The native engine computes adapters as peft does, whatever stands beside in a batch or in the cache."""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.blocks import pack_tokens
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
+from replica.chain import Chain
+from replica.config import LoraModule
+from replica.engine import Engine
+from replica.lora.shelf import Shelf
+from replica.messages import AdapterChanged, LoadAdapter, Sampling, Submit, UnloadAdapter
+from replica.neighbours.messages import encode
+from replica.neighbours.source import chain_of
+from replica.neighbours.wanted import Wanted
+from tests.events.processes import wait_until
+from tests.replica.device.hosts import HostAccelerator, on_device
+from tests.replica.lora.adapters import ADAPTERS, adapted_logits, saved_adapter
+from tests.replica.models import VOCABULARY, Answer, finish, native, saved, submit
+
+MODEL = "qwen3"
+Asked = Sequence[tuple[str | None, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def engine_with(folder: Path, *names: str, model: str = MODEL, **changes: Any) -> Engine:
+    """An engine that has these adapters, each under its own name."""
+    modules = tuple(LoraModule(name, str(saved_adapter(model, name, folder))) for name in names)
+    return native(saved(model, folder), lora_modules=modules, **changes)
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(VOCABULARY) for _ in range(length)]
+
+
+def answers(engine: Engine, asked: Asked, **sampling: Any) -> list[Answer]:
+    """All of these at once."""
+    for number, (name, tokens) in enumerate(asked):
+        submit(engine, number, tokens, lora_name=name, **sampling)
+    found = [Answer() for _ in asked]
+    while engine.busy:  # also with blocks that come from the host's memory
+        for output in engine.step():
+            found[output.id].add(output)
+    engine.check()
+    return found
+
+
+def assert_is_peft(model: str, name: str, tokens: Sequence[int], answer: Answer) -> None:
+    said = adapted_logits(model, name, [*tokens, *answer.token_ids[:-1]])[len(tokens) - 1 :]
+    assert said.argmax(-1).tolist() == answer.token_ids
+    expected = said.log_softmax(-1)
+    for token, row, found in zip(answer.token_ids, expected, answer.logprobs, strict=True):
+        assert found.logprob == pytest.approx(row[token].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("model", ["qwen3", "llama-biased", "llama-odd"])
+def test_every_kind_of_adapter_is_computed_as_by_peft(model: str, folder: Path) -> None:
+    engine = engine_with(folder, *ADAPTERS, model=model)
+    asked = [(name, prompt(length, length)) for name in ADAPTERS for length in (1, 40)]
+    for (name, tokens), answer in zip(asked, answers(engine, asked), strict=True):
+        assert_is_peft(model, name, tokens, answer)
+
+
+def mixed() -> list[tuple[str | None, list[int]]]:
+    """Prompts that share beginnings and differ in their adapters, and the other way round."""
+    shared = prompt(40)
+    names = (None, "all", "attention", "rslora")
+    return [(name, [*shared[:length], *prompt(extra, extra)]) for name in names for length, extra in ((40, 1), (37, 9))]
+
+
+HARD: list[dict[str, Any]] = [
+    {"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200},
+    {"num_blocks": 20, "max_num_batched_tokens": 64},
+    {"max_num_seqs": 1},
+    {"host_blocks": 64, "num_blocks": 20},
+]
+
+
+@pytest.mark.parametrize("changes", HARD, ids=str)
+def test_no_bit_depends_on_batches_chunks_preemption_or_the_cache(changes: dict[str, Any], folder: Path) -> None:
+    names = "all", "attention", "rslora"
+    asked = mixed()
+    alone = engine_with(folder, *names, enable_prefix_caching=False, max_num_seqs=1)
+    expected = answers(alone, asked)
+    engine = engine_with(folder, *names, **changes)
+    for _ in range(2):  # the second time warm
+        for of_alone, answer in zip(expected, answers(engine, asked), strict=True):
+            assert (answer.token_ids, answer.logprobs) == (of_alone.token_ids, of_alone.logprobs)
+    assert answers(engine, asked[-1:])[0].cached_tokens
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
+def test_the_runner_of_a_device_says_the_same(graphs: bool, folder: Path) -> None:
+    names = "all", "attention", "rslora"
+    modules = tuple(LoraModule(name, str(saved_adapter(MODEL, name, folder))) for name in names)
+    accelerator = HostAccelerator()
+    device = on_device(saved(MODEL, folder), accelerator, lora_modules=modules, graphs=graphs)
+    asked, replays = mixed(), accelerator.replays
+    expected = answers(engine_with(folder, *names), asked)
+    for _ in range(2):
+        found = answers(device, asked)
+        assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    assert accelerator.replays == replays, "graphs know of no adapters"
+    answers(device, [(None, prompt(9))])
+    assert (accelerator.replays > replays) == graphs
+
+
+def test_prompt_logprobs_are_those_of_the_adapter(folder: Path) -> None:
+    engine, tokens = engine_with(folder, "all"), prompt(30)
+    (answer,) = answers(engine, [("all", tokens)], prompt_logprobs=1, max_tokens=1)
+    expected = adapted_logits(MODEL, "all", tokens).log_softmax(-1)
+    assert answer.prompt_logprobs is not None
+    for row, token, found in zip(expected, tokens[1:], answer.prompt_logprobs, strict=False):
+        assert found.logprob == pytest.approx(row[token].item(), abs=1e-4)
+
+
+def test_an_answer_goes_on_where_another_replica_stopped(folder: Path) -> None:
+    tokens = prompt(30)
+    (whole,) = answers(engine_with(folder, "all"), [("all", tokens)])
+    engine = engine_with(folder, "all")
+    submit(engine, 1, tokens, output=whole.token_ids[:5], lora_name="all")
+    assert finish(engine)[1].token_ids == whole.token_ids[5:]
+
+
+# ---- loaded and unloaded while requests run
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Engine]:
+    made = engine_with(folder, max_loras=2, events="tcp://127.0.0.1:0", host_blocks=64)
+    yield made
+    shelf_of(made).close()
+
+
+def shelf_of(engine: Engine) -> Shelf:
+    assert engine.shelf is not None
+    return engine.shelf
+
+
+def load(engine: Engine, name: str, folder: Path) -> str:
+    """Load, and return why it could not be, or nothing."""
+    refused = shelf_of(engine).load(LoadAdapter(7, name, str(folder)))
+    if refused is not None:
+        return refused.error
+    done: list[AdapterChanged] = []
+
+    def is_done() -> bool:
+        done.extend(engine.settle_adapters())
+        return bool(done)
+
+    wait_until(is_done, "it has been read")
+    assert [changed.id for changed in done] == [7]
+    return done[0].error
+
+
+def unload(engine: Engine, name: str) -> str:
+    error = shelf_of(engine).unload(UnloadAdapter(8, name)).error
+    engine.settle_adapters()
+    return error
+
+
+def refusal(engine: Engine, name: str) -> str:
+    refused = engine.submit(Submit(1, pack_tokens(prompt(20)), Sampling(max_tokens=1), lora_name=name))
+    assert refused is not None
+    assert refused.reason == "invalid"
+    return refused.message
+
+
+def test_it_is_loaded_and_unloaded_while_the_engine_runs(engine: Engine, folder: Path) -> None:
+    tokens = prompt(40)
+    assert "not loaded" in refusal(engine, "a")
+    assert load(engine, "a", saved_adapter(MODEL, "all", folder)) == ""
+    (answer,) = answers(engine, [("a", tokens)])
+    assert_is_peft(MODEL, "all", tokens, answer)
+    assert unload(engine, "a") == ""
+    assert "not loaded" in refusal(engine, "a")
+    assert "loaded are: none" in unload(engine, "a")
+
+
+def test_a_request_that_runs_keeps_the_adapter_that_it_began_with(engine: Engine, folder: Path) -> None:
+    tokens, path = prompt(40), saved_adapter(MODEL, "all", folder)
+    load(engine, "a", path)
+    submit(engine, 1, tokens, lora_name="a")
+    first = engine.step()
+    assert unload(engine, "a") == ""
+    assert "still run" in load(engine, "a", saved_adapter(MODEL, "attention", folder))
+    answer = Answer()
+    for output in [*first, *(output for _ in range(40) for output in engine.step())]:
+        answer.add(output)
+    assert_is_peft(MODEL, "all", tokens, answer)
+    engine.settle_adapters()
+    assert load(engine, "a", saved_adapter(MODEL, "attention", folder)) == ""
+
+
+def resident(engine: Engine, known: set[object]) -> set[object]:
+    """The blocks that a router knows after these events, of all media."""
+    for event in engine.take_events():
+        if isinstance(event, BlockStored):
+            known |= {(event.medium, key) for key in event.block_hashes}
+        elif isinstance(event, BlockRemoved):
+            known -= {(event.medium, key) for key in event.block_hashes}
+        else:
+            assert not isinstance(event, AllBlocksCleared)
+    return known
+
+
+def test_another_adapter_of_the_same_name_gets_nothing_that_is_cached(engine: Engine, folder: Path) -> None:
+    tokens, known = prompt(67), set[object]()
+    submit(engine, 1, tokens)
+    finish(engine)
+    of_model = len(resident(engine, known))
+    for adapter in ("all", "attention", "all"):
+        assert load(engine, "a", saved_adapter(MODEL, adapter, folder)) == ""
+        assert len(resident(engine, known)) == of_model, "blocks of the other adapter are still announced"
+        for cached in (0, 66):
+            (answer,) = answers(engine, [("a", tokens)])
+            assert answer.cached_tokens == cached
+            assert_is_peft(MODEL, adapter, tokens, answer)
+        unload(engine, "a")
+        engine.check()
+
+
+def test_the_same_adapter_finds_its_blocks_again(engine: Engine, folder: Path) -> None:
+    tokens, path = prompt(67), saved_adapter(MODEL, "all", folder)
+    for cached in (0, 66):
+        load(engine, "a", path)
+        assert answers(engine, [("a", tokens)])[0].cached_tokens == cached
+        unload(engine, "a")
+
+
+def is_written(engine: Engine) -> bool:
+    engine.settle()
+    return engine.pool.lower is not None and not engine.pool.lower.writing
+
+
+def test_blocks_on_a_disk_are_those_of_the_files_not_of_the_name(folder: Path, tmp_path: Path) -> None:
+    tokens = prompt(67)
+
+    def first_answer(adapter: str) -> tuple[int, int]:
+        """The blocks that are announced at the start, and the cached tokens of a first answer."""
+        modules = (LoraModule("a", str(saved_adapter(MODEL, adapter, folder))),)
+        disk: dict[str, Any] = {
+            "disk_kv": str(tmp_path),
+            "disk_blocks": 64,
+            "host_blocks": 32,
+            "events": "tcp://127.0.0.1:0",
+        }
+        engine = native(saved(MODEL, folder), lora_modules=modules, **disk)
+        assert engine.mover is not None
+        announced = len(resident(engine, set()))
+        try:
+            (answer,) = answers(engine, [("a", tokens)])
+            assert_is_peft(MODEL, adapter, tokens, answer)
+            wait_until(partial(is_written, engine), "all is written")
+            return announced, answer.cached_tokens
+        finally:
+            engine.mover.close()
+
+    assert first_answer("all") == (0, 0)
+    announced, cached = first_answer("all")
+    assert (announced > 0, cached) == (True, 64)
+    assert first_answer("attention") == (0, 0)
+
+
+def test_no_more_are_loaded_than_may_be(engine: Engine, folder: Path) -> None:
+    path = saved_adapter(MODEL, "all", folder)
+    assert [load(engine, name, path) for name in "ab"] == ["", ""]
+    assert "--max-loras" in load(engine, "c", path)
+    assert "loaded already" in load(engine, "a", path)
+    unload(engine, "a")
+    assert load(engine, "c", path) == ""
+
+
+def test_a_folder_that_does_not_fit_changes_nothing(engine: Engine, folder: Path, tmp_path: Path) -> None:
+    assert "no adapter_config.json" in load(engine, "a", tmp_path)
+    assert "not loaded" in refusal(engine, "a")
+    assert load(engine, "a", saved_adapter(MODEL, "all", folder)) == ""
+
+
+def test_a_neighbour_is_asked_for_blocks_of_the_same_files() -> None:
+    """One with another adapter of this name would otherwise give its own."""
+    chain = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="0" * 32)
+    read = Wanted(chain, 0, 2).request(MODEL, "layout", "tcp", 1.0)
+    assert chain_of(msgspec.msgpack.decode(encode(read), type=type(read)), 16).exact == chain.exact
+    other = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="1" * 32)
+    assert (other.keys, other.exact) != (chain.keys, chain.exact)
+    assert other.keys == chain.keys, "outside only the name is known"

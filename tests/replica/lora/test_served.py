@@ -1,0 +1,206 @@
+"""Adapters as clients ask for them: at native replicas in processes of their own, and at the router before them."""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router import upkeep
+from router.status import blocks_of
+from tests.chaos.test_native_prefill import Beside
+from tests.replica.lora.adapters import adapted_logits, saved_adapter
+from tests.replica.models import saved
+from tests.replica.natives import SMALL, Native, completion, native, refused
+from tests.router.loopback import until
+from tests.router.scripted import Served, connect, served
+
+MODEL = "qwen3"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+HERE = {"host": "localhost"}  # an administrator, as no key is demanded
+PROMPT = list(range(20, 90))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    for name in ("all", "attention"):
+        saved_adapter(MODEL, name, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def replicas(folder: Path) -> Iterator[list[Native]]:
+    """Each has one adapter from the start, and may load more."""
+    options = [*SMALL, "--events", "--events-port", 0, "--lora-dir", folder, "--max-loras", 3, "--log-level", "info"]
+    options += ["--lora-modules", f"first={saved_adapter(MODEL, 'attention', folder)}"]
+    with native(saved(MODEL, folder), *options) as one, native(saved(MODEL, folder), *options) as other:
+        yield [one, other]
+
+
+@pytest.fixture
+def replica(replicas: list[Native]) -> Native:
+    return replicas[0]
+
+
+def assert_is_peft(adapter: str, prompt: Sequence[int], choice: Any) -> None:
+    said = adapted_logits(MODEL, adapter, [*prompt, *choice["token_ids"][:-1]])[len(prompt) - 1 :]
+    assert choice["token_ids"] == said.argmax(-1).tolist()
+
+
+def change(replica: Native, path: str, name: str, folder: str | None = None) -> Any:
+    return replica.post(path, {"lora_name": name} | ({} if folder is None else {"lora_path": folder}))
+
+
+def names_at(replica: Native) -> dict[str, str | None]:
+    """The models that it lists, and those that they are adapters of."""
+    return {model["id"]: model.get("parent") for model in replica.get("/v1/models").json["data"]}
+
+
+def test_it_is_asked_for_as_a_model(replica: Native) -> None:
+    assert names_at(replica) == {"model": None, "first": "model"}
+    assert replica.get("/v1/models/first").json["parent"] == "model"
+    answer = replica.post("/v1/completions", completion(PROMPT, model="first"))
+    assert answer.json["model"] == "first"
+    assert_is_peft("attention", PROMPT, answer.json["choices"][0])
+    chat = {"model": "first", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert replica.post("/v1/chat/completions", chat).json["model"] == "first"
+    unknown = replica.post("/v1/completions", completion(PROMPT, model="none"))
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    assert '"first"' in unknown.error["message"]
+
+
+def test_its_prompts_are_retained_apart(replica: Native) -> None:
+    asked = {"ttl_s": 60, "prompt": PROMPT}
+    replica.post("/v1/completions", completion(PROMPT, model="first", cache_salt="retained"))
+    found = [replica.post("/retain", asked | {"model": name, "cache_salt": "retained"}) for name in ("first", "model")]
+    assert [answer.json["retained_blocks"] for answer in found] == [4, 0]
+
+
+def test_it_is_loaded_and_unloaded_at_run_time(replica: Native) -> None:
+    done = change(replica, LOAD, "sql", f"{MODEL} all")
+    assert (done.status, done.body) == (200, b"Success: LoRA adapter 'sql' added successfully.")
+    assert names_at(replica) == {"model": None, "first": "model", "sql": "model"}
+    assert_is_peft("all", PROMPT, replica.post("/v1/completions", completion(PROMPT, model="sql")).json["choices"][0])
+    gone = change(replica, UNLOAD, "sql")
+    assert (gone.status, gone.body) == (200, b"Success: LoRA adapter 'sql' removed successfully.")
+    assert replica.post("/v1/completions", completion(PROMPT, model="sql")).status == 404
+    replica.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "status", "said"),
+    [
+        ("x", "../elsewhere", 400, "not below"),
+        ("x", "/etc", 400, "not below"),
+        ("x", "a/../../elsewhere", 400, "not below"),
+        ("x", "missing", 400, "no adapter_config.json"),
+        ("x", MODEL, 400, "no adapter_config.json"),
+        ("first", f"{MODEL} all", 400, "loaded already"),
+        ("model", f"{MODEL} all", 400, "own name"),
+        ("", f"{MODEL} all", 400, "lora_name"),
+        ("a\nb", f"{MODEL} all", 400, "lora_name"),
+        ("x" * 257, f"{MODEL} all", 400, "lora_name"),
+        ("x", "a\0b", 400, "lora_path"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(replica: Native, name: str, path: str, status: int, said: str) -> None:
+    answer = change(replica, LOAD, name, path)
+    assert answer.status == status
+    assert said in answer.error["message"]
+    assert names_at(replica) == {"model": None, "first": "model"}
+
+
+def test_one_that_is_not_loaded_cannot_be_unloaded(replica: Native) -> None:
+    answer = change(replica, UNLOAD, "none")
+    assert (answer.status, answer.error["code"]) == (404, "adapter_not_found")
+    assert "loaded are: first" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["sql"], "a name of at most 256 characters and a folder"),
+        (["=x"], "a name of at most"),
+        (["sql=missing"], "is not a folder"),
+        (["model=."], "given twice"),
+        (["a=.", "a=."], "given twice"),
+        ([f"n{number}=." for number in range(17)], "--max-loras 17"),
+        (["sql=."], "no adapter_config.json"),
+    ],
+)
+def test_mistakes_at_the_start_are_explained(folder: Path, options: list[str], said: str) -> None:
+    given = [word for option in options for word in ("--lora-modules", option)]
+    status, explained = refused("--model", saved(MODEL, folder), "--served-model-name", "model", *given)
+    assert status != 0
+    assert said in explained
+    assert "Traceback" not in explained
+
+
+def test_a_replica_whose_adapters_are_fixed_says_so(folder: Path) -> None:
+    with native(saved(MODEL, folder), *SMALL) as fixed:
+        for path in (LOAD, UNLOAD):
+            answer = change(fixed, path, "sql", "sql")
+            assert (answer.status, answer.error["code"]) == (400, "adapters_fixed")
+        assert fixed.get("/load").json["adapters"] is None
+
+
+# ---- behind a router
+
+
+@asynccontextmanager
+async def routed(replicas: list[Native]) -> AsyncIterator[Served]:
+    beside: Any = [Beside(f"replica-{number}", replica) for number, replica in enumerate(replicas)]
+    async with served(*beside, policy="cost", health_interval_s=0.1) as running:
+        yield running
+
+
+async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list[Native]) -> None:
+    asked = PROMPT[::-1]
+    async with routed(replicas) as running, connect(running.port) as client:
+
+        def known() -> int:
+            """The blocks of both replicas; none before all are known."""
+            router = running.router
+            states = [(member, router.feeds.state(member.name)) for member in router.members]
+            if not all(state.exact for _, state in states):
+                return 0
+            return 1 + sum(sum(blocks_of(router, *one).values()) for one in states)
+
+        def is_known(blocks: int) -> bool:
+            return known() == blocks
+
+        done = await client.post(LOAD, {"lora_name": "sql", "lora_path": f"{MODEL} all"}, **HERE)
+        assert (done.status, [one["has_it"] for one in done.json["replicas"]]) == (200, [True, True])
+        await until(known, "the events are followed")
+        before = known()
+        for stored, (name, adapter) in enumerate((("sql", "all"), ("first", "attention"))):
+            for again in range(2):
+                wanted = before + 5 * (stored + again)
+                await until(partial(is_known, wanted), "all events have come")
+                answer = await client.post("/v1/completions", completion(asked, model=name))
+                assert answer.status == 200, answer.body
+                assert_is_peft(adapter, asked, json.loads(answer.body)["choices"][0])
+                await running.idle()
+        decisions = [one.record() for one in running.router.history.decisions]
+        assert all(one.prediction_exact for one in decisions), [one.why_inexact for one in decisions]
+        assert [one.predicted_cached_tokens for one in decisions] == [0, 64, 0, 64]
+        assert [one.reported_cached_tokens for one in decisions] == [0, 69, 0, 69], "and the beginning of a block"
+        assert [one.chosen for one in decisions[::2]] == [one.chosen for one in decisions[1::2]]
+        gone = await client.post(UNLOAD, {"lora_name": "sql"}, **HERE)
+        assert (gone.status, [one["has_it"] for one in gone.json["replicas"]]) == (200, [False, False])
+
+
+async def test_a_router_notices_what_a_replica_is_told_directly(
+    replicas: list[Native], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "LEARN_AGAIN_S", 0.0)
+    async with routed(replicas) as running:
+        assert "direct" not in running.router.members.models
+        assert change(replicas[1], LOAD, "direct", f"{MODEL} all").status == 200
+        await until(lambda: "direct" in running.router.members.models, "it is noticed")
+        assert change(replicas[1], UNLOAD, "direct").status == 200
+        await until(lambda: "direct" not in running.router.members.models, "it is forgotten")
