@@ -64,9 +64,10 @@ class Endpoints:
         return json_response(shown(self._model(name), request.headers))
 
     def _model(self, name: str) -> Model:
-        lengths = [one.max_model_len for one in self._router.members.model(name).candidates if one.max_model_len]
-        longest = max(lengths, default=None)
-        return Model(id=name, created=self._router.started, max_model_len=msgspec.UNSET if longest is None else longest)
+        served = self._router.members.model(name)
+        longest = max((one.max_model_len for one in served.candidates if one.max_model_len), default=msgspec.UNSET)
+        parent = msgspec.UNSET if served.lora is None else served.tokens.model
+        return Model(id=name, created=self._router.started, max_model_len=longest, parent=parent)
 
     # ---- the first look
 

@@ -216,6 +216,7 @@ async def test_the_models_of_all_replicas_are_listed() -> None:
         assert listed["object"] == "list"
         found = {model["id"]: model.get("max_model_len") for model in listed["data"]}
         assert found == {"x": 1024, "x-lora": 512, "y": None, "a/b": None}
+        assert {model["id"]: model["parent"] for model in listed["data"] if "parent" in model} == {"x-lora": "x"}
         anthropic = {"anthropic-version": "2023-06-01"}
         page = (await client.get("/v1/models", **anthropic)).json
         assert {model["id"]: model.get("max_input_tokens") for model in page["data"]} == found
