@@ -42,7 +42,7 @@ def test_the_picker_follows_the_pool_and_listens_where_it_is_asked() -> None:
     config = config_of(context.params)
     assert config.kubernetes is not None
     name = config.kubernetes.pool
-    assert target_of(msgspec.convert(found["InferencePool"], InferencePool)) == Target(str(name), "app=llm", 8000)
+    assert target_of(msgspec.convert(found["InferencePool"], InferencePool)) == Target(str(name), "app=llm", (8000,))
     port = found["InferencePool"]["spec"]["endpointPickerRef"]["port"]["number"]
     assert config.picker_listen == f"0.0.0.0:{port}"
     assert {"containerPort": port} in container["ports"]

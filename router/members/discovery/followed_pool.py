@@ -1,4 +1,4 @@
-"""Replicas of an InferencePool: the pods that it selects, at its port, however both change."""
+"""Replicas of an InferencePool: the pods that it selects, at its ports, however both change."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -50,6 +50,6 @@ class PoolDiscovery(Discovery):
             self._problem = unusable
 
     def _pods_of(self, target: Target) -> AsyncGenerator[Desired, None]:
-        pods = pods_of(self._cluster.namespace, target.selector, target.port)
+        pods = pods_of(self._cluster.namespace, target.selector, target.ports)
         self._pods = KubernetesDiscovery(self._cluster, pods)
         return self._pods.watch()

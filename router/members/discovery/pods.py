@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from router.members.discovery.collection import Collection, Kind
 from router.members.discovery.labels import HTTP, HTTP_PORT, PREFIX, Metadata, Values, annotations_in, spec_at
-from router.members.spec import BadSpec, ReplicaSpec
+from router.members.spec import SOCKETS, BadSpec, ReplicaSpec
 
 
 class ContainerPort(Struct, rename="camel"):
@@ -60,21 +61,30 @@ class Pod(Struct):
         return (self.metadata.name,)
 
 
-def pods_of(namespace: str, selector: str, http_port: int | None = None) -> Collection[Pod, ReplicaSpec]:
-    """`http_port`: the port of HTTP of all of them, whatever they say themselves."""
-    kind = KIND if http_port is None else KIND._replace(make=at_port(http_port))
+def pods_of(namespace: str, selector: str, http_ports: Sequence[int] = ()) -> Collection[Pod, ReplicaSpec]:
+    """`http_ports`: those of HTTP of all pods, a replica each, whatever the pods say themselves."""
+    kind = KIND._replace(make=at_ports(http_ports)) if http_ports else KIND
     return Collection(kind, f"pods {namespace}/{selector}", selector)
 
 
-def at_port(http_port: int) -> Callable[[Pod, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]:
-    return lambda pod, values: replicas_in(pod, values | {HTTP_PORT: str(http_port)})
+def at_ports(http_ports: Sequence[int]) -> Callable[[Pod, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]:
+    """Make a replica of each port of a pod: ranks, as vLLM counts them, whose sockets' ports follow each other, too."""
+
+    def replicas(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
+        at_each = [replicas_in(pod, values | {HTTP_PORT: str(port)}, rank) for rank, port in enumerate(http_ports)]
+        found = [spec for specs, _ in at_each for spec in specs]
+        if len(http_ports) > 1:
+            found = [replace(spec, name=f"{spec.name}-{spec.url.rpartition(':')[2]}") for spec in found]
+        return found, list(dict.fromkeys(problem for _, problems in at_each for problem in problems))
+
+    return replicas
 
 
-def replicas_in(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
+def replicas_in(pod: Pod, values: Values, rank: int = 0) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
     if not is_up(pod):
         return (), ()
     try:
-        return [spec_from(pod, values)], ()
+        return [spec_from(pod, values, rank)], ()
     except BadSpec as error:
         return (), [f"cannot be used: {error}"]
 
@@ -85,16 +95,16 @@ def is_up(pod: Pod) -> bool:
     return (ready or pod.is_ending) and pod.status.phase == "Running" and bool(pod.status.pod_ip)
 
 
-def spec_from(pod: Pod, values: Values) -> ReplicaSpec:
+def spec_from(pod: Pod, values: Values, rank: int = 0) -> ReplicaSpec:
     annotations = annotations_in(values)
-    ports = ports_of(pod)
-    http = annotations.ports.get(HTTP, ports.get(HTTP))
+    ports = ports_of(pod) | annotations.ports
+    http = ports.get(HTTP)
     if http is None:
         raise BadSpec(f"it has no port named {HTTP}; name the container's port, or annotate {PREFIX}http-port")
     return spec_at(
         pod.status.pod_ip,
-        ports,
-        annotations,
+        {name: port + rank if name in SOCKETS else port for name, port in ports.items()},
+        annotations._replace(ports={}),
         name=pod.metadata.name,
         draining=pod.is_ending,
         incarnation=incarnation_of(pod, http),

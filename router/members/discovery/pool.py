@@ -1,4 +1,4 @@
-"""An InferencePool (Gateway API Inference Extension, v1): labels of pods, and their port."""
+"""An InferencePool (Gateway API Inference Extension, v1): labels of pods, and the ports of each."""
 
 import re
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from router.members.discovery.collection import Collection, Kind
 from router.members.discovery.labels import MOST_PORT, Metadata, Values
 from router.members.discovery.pods import selector_of
 
+MOST_PORTS = 8  # the kind's own limit
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -41,7 +42,7 @@ class Target(Struct, frozen=True):
 
     name: str
     selector: str = ""
-    port: int = 0
+    ports: tuple[int, ...] = ()
     unusable: str = ""
 
 
@@ -57,10 +58,15 @@ def pool_of(namespace: str, name: str) -> Collection[InferencePool, Target]:
 
 def target_of(pool: InferencePool) -> Target:
     name, ports = pool.metadata.name, [port.number for port in pool.spec.target_ports]
-    if len(ports) != 1 or not 0 < ports[0] <= MOST_PORT:
-        return Target(name, unusable=f"its targetPorts are {ports}; write one, from 1 to {MOST_PORT}")
+    if (
+        not 0 < len(ports) <= MOST_PORTS
+        or len(set(ports)) < len(ports)
+        or not all(0 < one <= MOST_PORT for one in ports)
+    ):
+        advice = f"write 1 to {MOST_PORTS} different ones, from 1 to {MOST_PORT}"
+        return Target(name, unusable=f"its targetPorts are {ports[: MOST_PORTS + 1]}; {advice}")
     try:
-        return Target(name, selector_of(pool.spec.selector.match_labels), ports[0])
+        return Target(name, selector_of(pool.spec.selector.match_labels), tuple(ports))
     except ValueError as error:
         return Target(name, unusable=f"its selector.matchLabels: {error}")
 

@@ -31,15 +31,16 @@ def of(content: Object) -> Target:
 
 def test_a_pool_is_a_selector_and_a_port() -> None:
     made = pool("llm", {"app": "llm", "example.com/tier": ""})
-    assert of(made) == Target("llm", "app=llm,example.com/tier=", 8000)
+    assert of(made) == Target("llm", "app=llm,example.com/tier=", (8000,))
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (pool("llm", ports=[]), "its targetPorts are []; write one, from 1 to 65535"),
-        (pool("llm", ports=[8000, 8001]), "its targetPorts are [8000, 8001]; write one, from 1 to 65535"),
-        (pool("llm", ports=[65536]), "its targetPorts are [65536]; write one"),
+        (pool("llm", ports=[]), "its targetPorts are []; write 1 to 8 different ones, from 1 to 65535"),
+        (pool("llm", ports=[8000, 8000]), "its targetPorts are [8000, 8000]; write 1 to 8 different ones"),
+        (pool("llm", ports=range(1, 99)), "its targetPorts are [1, 2, 3, 4, 5, 6, 7, 8, 9]; write 1 to 8"),
+        (pool("llm", ports=[65536]), "its targetPorts are [65536]; write 1 to 8"),
         (pool("llm", {"app": "a,b"}), "its selector.matchLabels: 'app': 'a,b' is not a label; write a key and a value"),
         (pool("llm", {"app=a,b": ""}), "its selector.matchLabels: 'app=a,b': '' is not a label"),
         (
@@ -113,6 +114,23 @@ async def test_its_pods_are_replicas_at_its_port_whatever_they_say_themselves() 
     assert lists[1].query["labelSelector"] == "app=llm"
 
 
+async def test_each_of_several_ports_is_a_replica_of_its_own() -> None:
+    ports = [port("http", 8000), port("", 8001), port("events", 5557), port("replay", 5600)]
+    async with followed(api_with(pool("llm", ports=[8000, 8001]), pod("p", ports=ports))) as it:
+        await it.names("p-8000", "p-8001")
+        found = {spec.name: (spec.url, spec.events, spec.replay) for spec in it.said[-1].values()}
+        assert found == {
+            "p-8000": ("http://10.0.0.1:8000", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5600"),
+            "p-8001": ("http://10.0.0.1:8001", "tcp://10.0.0.1:5558", "tcp://10.0.0.1:5601"),
+        }
+        it.api.put(
+            PODS, pod("p", ports=[*ports, port("replay", 65535)], annotations={"warmroute/replay-port": "65535"})
+        )
+        await until(lambda: "p-8000" in it.said[-1] and it.said[-1]["p-8000"].replay == "tcp://10.0.0.1:65535", "it")
+        it.api.put(POOLS, pool("llm", ports=[8001]))
+        await it.names("p")
+
+
 async def test_a_pool_may_come_late_go_and_come_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "router.members.discovery")
     async with followed(api_with(pool("another"), pod("p"))) as it:
@@ -125,8 +143,8 @@ async def test_a_pool_may_come_late_go_and_come_again(caplog: pytest.LogCaptureF
         await it.problem("it does not exist")
         it.api.put(PODS, pod("q"))  # those of the last pool stay, and are followed
         await it.names("p", "q")
-        it.api.put(POOLS, pool("llm", ports=[8000, 8001]))
-        await it.problem("its targetPorts are [8000, 8001]; write one")
+        it.api.put(POOLS, pool("llm", ports=[0]))
+        await it.problem("its targetPorts are [0]; write 1 to 8")
         it.api.put(POOLS, pool("llm"))
         await until(lambda: it.watch.problem is None, "the pool")
     where = "the InferencePool space/llm"
@@ -135,7 +153,7 @@ async def test_a_pool_may_come_late_go_and_come_again(caplog: pytest.LogCaptureF
         f"{where} cannot be used: it does not exist; create it; {kept}",
         f"{where} can be read again",
         f"{where} cannot be used: it does not exist; create it; {kept}",
-        f"{where} cannot be used: its targetPorts are [8000, 8001]; write one, from 1 to 65535; {kept}",
+        f"{where} cannot be used: its targetPorts are [0]; write 1 to 8 different ones, from 1 to 65535; {kept}",
         f"{where} can be read again",
     ]
     assert [list(desired) for desired in it.said] == [["p"], ["p", "q"]]
@@ -206,7 +224,7 @@ async def test_nothing_runs_on_when_it_is_cancelled() -> None:
 # ---- whatever happens
 
 GOOD: dict[str, Any] = {"a": pool("llm", A), "b": pool("llm", B), "9000": pool("llm", A, [9000])}
-BROKEN: dict[str, Any] = {"two ports": pool("llm", ports=[1, 2]), "everything": pool("llm") | {"spec": {}}}
+BROKEN: dict[str, Any] = {"no port": pool("llm", ports=[]), "everything": pool("llm") | {"spec": {}}}
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("pool"), st.sampled_from([*GOOD, *BROKEN, "gone"])),
