@@ -13,6 +13,7 @@ from kernels.linear import Linear, linear
 from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from replica.model.config import ModelConfig
+from replica.model.ranks import ALONE, Ranks
 from replica.model.rope import rotation
 
 
@@ -26,15 +27,22 @@ class Transformer:
     """`hidden` runs the layers; `logits` ends it for the rows that are to be sampled."""
 
     def __init__(
-        self, config: ModelConfig, weights: Source, max_model_len: int, pointwise: Pointwise | None = None
+        self,
+        config: ModelConfig,
+        weights: Source,
+        max_model_len: int,
+        pointwise: Pointwise | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
+        self.ranks = ranks
         self.pointwise = pointwise or Pointwise()
-        width, vocabulary = config.hidden_size, config.vocab_size
+        own = ranks.own(config)
+        width, vocabulary = config.hidden_size, own.vocab_size
         self._embedding = weights.take("model.embed_tokens.weight", vocabulary, width)
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
         self._layers = [
-            Layer(config, weights, f"model.layers.{index}.", self.pointwise) for index in range(config.num_layers)
+            Layer(own, weights, f"model.layers.{index}.", self.pointwise, ranks) for index in range(config.num_layers)
         ]
         self._norm = weights.take("model.norm.weight", width)
         # A packed copy of its own, where the embedding is shared: a packed matrix has no rows to look up.
@@ -46,7 +54,7 @@ class Transformer:
         self, token_ids: Tensor, step: AnyStep, caches: Sequence[LayerCache], attention: Attention[AnyStep]
     ) -> Tensor:
         """Compute the last layer's hidden states, and store the rows' KV in the caches."""
-        rows, delta = self._embedding[token_ids], None
+        rows, delta = self.ranks.look_up(self._embedding, token_ids), None
         turn = self._rotation[step.positions]
         for layer, cache in zip(self._layers, caches, strict=True):
             rows, delta = layer.run(rows, delta, turn, step, cache, attention)
@@ -54,16 +62,18 @@ class Transformer:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocabulary] in float32."""
+        hidden = self.ranks.spread(hidden)
         _, rows = self.pointwise.add_norm(hidden, None, self._norm, self.config.rms_norm_eps)
-        logits = self._head(rows)
+        logits = self.ranks.join(self._head(rows))
         return logits.float() if out is None else out.copy_(logits)
 
 
 class Layer:
     """Attention and MLP, each after a norm and added to its input; `name` is the prefix of its weights."""
 
-    def __init__(self, config: ModelConfig, weights: Source, name: str, pointwise: Pointwise) -> None:
+    def __init__(self, config: ModelConfig, weights: Source, name: str, pointwise: Pointwise, ranks: Ranks) -> None:
         self._pointwise = pointwise
+        self._ranks = ranks
         self._eps = config.rms_norm_eps
         width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -94,9 +104,9 @@ class Layer:
         """The rows, and what is still to be added to them: whoever comes next does both in one pass."""
         rows, inputs = self._pointwise.add_norm(rows, delta, self._input_norm, self._eps)
         queries = self._pointwise.turn_and_store(self._qkv(inputs), self._heads, turn, cache, step)
-        delta = self._output(attention.attend(queries, cache, step).flatten(1))
+        delta = self._ranks.add(self._output(attention.attend(queries, cache, step).flatten(1)))
         rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
-        return rows, self._down(self._pointwise.swiglu(self._gate_up(inputs)))
+        return rows, self._ranks.add(self._down(self._pointwise.swiglu(self._gate_up(inputs))))
 
 
 def _joined(weights: Source, name: str, outputs: dict[str, int], inputs: int, *, biased: bool) -> Linear:

@@ -43,6 +43,7 @@ DERIVED = {
     "simulated_answers",
     "tokenizer",
 }
+OF_NATIVE = ("engine", "tensor_parallel_size")
 OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
 
 
@@ -107,6 +108,8 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return setting.key not in ("enable_prefix_caching", "events", "partial_reuse")
     if setting.key == "max_num_batched_tokens":
         return 700  # no less than --max-num-seqs
+    if setting.key == "tensor_parallel_size":
+        return 2  # which divides the heads
     if setting.key == "kv_secret":
         return "a secret of the fleet"
     if setting.key == "max_bodies_bytes":
@@ -125,7 +128,7 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
     if setting.type is click.BOOL:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
-    base: tuple[str, ...] = BASE if setting.key != "engine" else ("--model", model_folder(tmp_path))
+    base: tuple[str, ...] = BASE if setting.key not in OF_NATIVE else ("--model", model_folder(tmp_path))
     if setting.key in ("curve_clients", "curve_any_client"):
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))
