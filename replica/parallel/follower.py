@@ -1,4 +1,4 @@
-"""A further rank of an engine: `python -m replica.parallel.follower CHANNEL_FD KV_FD PARENT_PID`.
+"""A further rank of an engine: `python -m replica.parallel.follower CHANNEL_FD PARENT_PID`.
 
 It does what the engine's process, its parent, says through the channel, and ends with it.
 """
@@ -6,6 +6,7 @@ It does what the engine's process, its parent, says through the channel, and end
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -21,58 +22,55 @@ from replica.block_memory import ArrayMemory
 from replica.model.config import read_config
 from replica.native import NativeRunner
 from replica.parallel import memory
-from replica.parallel.group import GroupRanks, RankLostError
+from replica.parallel.group import Group, GroupRanks, RankLostError
 from replica.parallel.loading import load
 from replica.parallel.memory import KvForm
-from replica.parallel.messages import Compute, Failed, Join, Logits, Ready, Start, encode, receive_order
+from replica.parallel.messages import Compute, Failed, Logits, Ready, Start, encode, receive_order
 from replica.parallel.shares import Share
 
 
 def main(arguments: Sequence[str]) -> int:
-    channel_fd, kv_fd, parent_pid = map(int, arguments)
+    channel_fd, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine decides when to end
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)s %(message)s")  # the engine says the rest
     with Connection(channel_fd) as channel:
         try:
-            return follow(channel, kv_fd)
+            return follow(channel)
         except (EOFError, ConnectionError):  # the engine has ended
             return 0
 
 
-def follow(channel: "Connection[bytes, bytes]", kv_fd: int) -> int:
+def follow(channel: "Connection[bytes, bytes]") -> int:
     start = receive_order(channel)
     assert isinstance(start, Start)
     try:
-        runner, ranks = loaded(start, kv_fd)
+        runner = loaded(start)
     except (ValueError, OverflowError, MemoryError, OSError) as error:
         channel.send_bytes(encode(Failed(str(error) or "out of memory")))
         return 1
     channel.send_bytes(encode(Ready()))
-    join = receive_order(channel)
-    assert isinstance(join, Join)
     try:
-        ranks.join_group(Path(join.folder))
-        channel.send_bytes(encode(Ready()))
         serve(channel, runner)
     except RankLostError:  # the engine's process hears of it, and ends
-        receive_order(channel)
+        channel.poll(None)
     return 1
 
 
-def loaded(start: Start, kv_fd: int) -> tuple[NativeRunner, GroupRanks]:
+def loaded(start: Start) -> NativeRunner:
     config = start.config
     model_config, dtype = read_config(Path(config.model_path)), getattr(torch, config.dtype)
     share = Share(start.rank, config.tensor_parallel_size)
     choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
     form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share.size)
-    array = memory.attach(kv_fd, form)
-    os.close(kv_fd)
-    ranks = GroupRanks(share, model_config)
+    array = memory.attach(start.kv, form)
+    group = Group(share, start.exchange, [socket.socket(fileno=peer) for peer in start.peers])
+    for descriptor in (start.kv, start.exchange):
+        os.close(descriptor)
+    model = load(config, GroupRanks(share, model_config, group))
     kv = memory.own_caches(array, form, share), ArrayMemory(array)
-    runner = NativeRunner(load(config, ranks), choice.attention, config.num_blocks, config.block_size, kv)
-    return runner, ranks
+    return NativeRunner(model, choice.attention, config.num_blocks, config.block_size, kv)
 
 
 @torch.inference_mode()
@@ -88,4 +86,4 @@ def serve(channel: "Connection[bytes, bytes]", runner: NativeRunner) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # torch would take half a second to end

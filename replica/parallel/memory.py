@@ -41,7 +41,7 @@ class KvForm(NamedTuple):
 def create(size: int) -> int:
     """Return the descriptor of so much memory, zero at first; the system gives it when it is written."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("warmroute-kv")
+        descriptor = os.memfd_create("warmroute-ranks")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

@@ -22,10 +22,10 @@ from replica.config import EngineConfig
 class Start(Struct, tag=True, array_like=True):
     config: EngineConfig  # num_blocks is set
     rank: int
-
-
-class Join(Struct, tag=True, array_like=True):
-    folder: str  # to meet in
+    # Descriptors that the follower has inherited
+    kv: int
+    exchange: int  # the memory of collectives
+    peers: Sequence[int]  # sockets to the other ranks, in their order
 
 
 class Compute(Struct, tag=True, array_like=True):
@@ -50,7 +50,7 @@ class Failed(Struct, tag=True, array_like=True):
     message: str
 
 
-ToFollower: TypeAlias = Start | Join | Compute | Logits
+ToFollower: TypeAlias = Start | Compute | Logits
 FromFollower: TypeAlias = Ready | Failed
 
 encode = msgspec.msgpack.Encoder().encode

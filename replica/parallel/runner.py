@@ -33,19 +33,18 @@ def lead(config: EngineConfig, attention: Attention[ContextStep]) -> "ParallelRu
     refuse_what_does_not_divide(model_config, share.size)
     form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share.size)
     refuse_too_large(config.num_blocks, config.block_size, form.size)
-    descriptor = memory.create(form.size)
+    kv_fd = memory.create(form.size)
     try:
-        array = memory.attach(descriptor, form)
-        followers = Followers(config, descriptor)
+        array = memory.attach(kv_fd, form)
+        followers = Followers(config, kv_fd)
     finally:
-        os.close(descriptor)
+        os.close(kv_fd)
     try:
-        ranks = LeadingRanks(share, model_config, followers)
-        model = load(config, ranks)
+        model = load(config, LeadingRanks(share, model_config, followers))
         followers.wait_ready()
-        followers.meet(ranks.join_group)
+        followers.watch()
     except BaseException:
-        followers.kill()
+        followers.close()
         raise
     kv = memory.own_caches(array, form, share), ArrayMemory(array)
     return ParallelRunner(model, attention, config.num_blocks, config.block_size, kv, followers)
@@ -55,7 +54,7 @@ class LeadingRanks(GroupRanks):
     """Has the followers take part in logits."""
 
     def __init__(self, share: Share, config: ModelConfig, followers: Followers) -> None:
-        super().__init__(share, config)
+        super().__init__(share, config, followers.group)
         self.followers = followers
 
     def spread(self, hidden: Tensor) -> Tensor:
