@@ -135,7 +135,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "tensor_parallel_size",
             click.IntRange(1, 1024),
             "N",
-            "Processes that share the model and --threads, each with a part of every matrix. Only on a CPU.",
+            "Processes on a CPU that share the model, and --threads.",
         ),
         engine(
             "gpu_memory_utilization",

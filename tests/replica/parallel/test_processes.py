@@ -16,6 +16,7 @@ from replica.config import EngineConfig
 from replica.model.transformer import Transformer
 from replica.native import build
 from replica.parallel import runner
+from replica.parallel.followers import Followers
 from replica.parallel.group import GroupRanks
 from replica.parallel.loading import load
 from tests.events.processes import wait_until
@@ -111,12 +112,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pids of followers that were started."""
     pids: list[int] = []
 
-    class Followers(runner.Followers):
+    class Counted(Followers):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             pids.extend(self.pids)
 
-    monkeypatch.setattr(runner, "Followers", Followers)
+    monkeypatch.setattr(runner, "Followers", Counted)
     return pids
 
 
