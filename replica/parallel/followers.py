@@ -45,7 +45,7 @@ class Followers:
         with ExitStack() as given, ExitStack() as undo:
             exchange = memory.create(memory_size(self._size))
             given.callback(os.close, exchange)
-            own, *theirs = _connected(self._size)
+            own, *theirs = connected(self._size)
             for peer in chain.from_iterable(theirs):
                 given.enter_context(peer)
             self.group = Group(Share(0, self._size), exchange, own)
@@ -112,7 +112,7 @@ class Followers:
         return f"the engine's rank {follower.rank} of {self._size} died ({how})"
 
 
-def _connected(size: int) -> list[list[socket.socket]]:
+def connected(size: int) -> list[list[socket.socket]]:
     """Return each rank's sockets to all others, in their order."""
     peers: list[list[socket.socket]] = [[] for _ in range(size)]
     for one, other in combinations(range(size), 2):

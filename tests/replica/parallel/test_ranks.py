@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from replica.engine import Engine
 from replica.process import kv_layout_of
@@ -86,6 +87,15 @@ def test_no_bit_depends_on_caching_chunks_batches_or_preemption(changes: dict[st
     for _ in range(2):  # the second time warm
         assert bits(ask(hard, asked)) == bits(expected)
     assert bool(hard.scheduler.preemptions) == (changes["num_blocks"] == 14)
+
+
+def test_ranks_compute_in_bfloat16(shared: Started) -> None:
+    [prompt] = prompts([45], seed=7)
+    [answer] = ask(shared("llama-biased", 2, dtype="bfloat16"), [prompt])
+    exact = logits("llama-biased", [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :].log_softmax(-1)
+    found = torch.tensor([logprobs.logprob for logprobs in answer.logprobs])
+    error = (exact.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0] - found).abs()
+    assert error.mean() < 0.1
 
 
 def test_sampled_answers_are_continued_with_the_same_bits(shared: Started) -> None:
