@@ -21,10 +21,12 @@ from replica import prompt_logprobs
 from replica.block_memory import ArrayMemory, BlockMemory
 from replica.config import EngineConfig
 from replica.model.config import ModelConfig, read_config
+from replica.model.ranks import ALONE, Ranks
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
 from replica.native_model import CPU_KV_CACHE_GB, NO_GPUS
-from replica.parallel.shares import kv_copies
+from replica.parallel.shares import WHOLE, Share, kv_copies
+from replica.parallel.weights import SharedWeights
 from replica.request import Scheduled
 from replica.runner import ImmediateRunner, Runner, SampledToken
 from replica.sampling import sample
@@ -60,9 +62,9 @@ def build_on_cpu(config: EngineConfig) -> "NativeRunner":
     if ranks > 1:
         from replica.parallel.runner import lead
 
-        runner: NativeRunner = lead(config, choice.attention)
+        runner: NativeRunner = lead(config, model_config, choice.attention)
     else:
-        runner = NativeRunner(_load(config, model_config), choice.attention, num_blocks, config.block_size)
+        runner = NativeRunner(load(config, model_config), choice.attention, num_blocks, config.block_size)
     log.info(
         "%s: %s, %.1f M parameters, %s, attention %s, %s, %.2f GB of KV",
         folder.name,
@@ -76,14 +78,16 @@ def build_on_cpu(config: EngineConfig) -> "NativeRunner":
     return runner
 
 
-def _load(config: EngineConfig, model_config: ModelConfig) -> Transformer:
-    torch.set_num_threads(os.cpu_count() or 1)  # packing is all there is to do now
-    with Weights(Path(config.model_path), getattr(torch, config.dtype)) as weights:
+def load(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE, ranks: Ranks = ALONE) -> Transformer:
+    """Load this process's share of the model, and have torch use its share of the threads."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // share.size))  # packing is all there is to do now
+    with Weights(Path(config.model_path), getattr(torch, config.dtype), shows_progress=not share.rank) as weights:
+        source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
         # No request is longer than the cache, whatever a config.json claims: each position has a row of its own.
         longest = min(config.max_model_len, config.num_blocks * config.block_size)
-        model = Transformer(model_config, weights, longest)
+        model = Transformer(model_config, source, longest, ranks=ranks)
         weights.finish()
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(max(1, config.threads // share.size))
     return model
 
 

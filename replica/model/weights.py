@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from replica.model.config import read_object
@@ -36,6 +37,8 @@ class Weights:
         folder: Path,
         dtype: torch.dtype,
         device: torch.device = torch.device("cpu"),  # noqa: B008
+        *,
+        shows_progress: bool = True,
     ) -> None:
         self._folder = folder
         self._dtype = dtype
@@ -44,7 +47,8 @@ class Weights:
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
         self._open = {file: _opened(file) for file in files}
-        self._progress = progress_of(f"loading {folder.name}", sum(file.stat().st_size for file in files))
+        size, console = sum(file.stat().st_size for file in files), None if shows_progress else Console(quiet=True)
+        self._progress = progress_of(f"loading {folder.name}", size, console)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, in the dtype and on the device. ValueError where it is missing or another one."""

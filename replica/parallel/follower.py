@@ -20,10 +20,9 @@ from kernels.backends import choose
 from kernels.paged import KvShape
 from replica.block_memory import ArrayMemory
 from replica.model.config import read_config
-from replica.native import NativeRunner
+from replica.native import NativeRunner, load
 from replica.parallel import memory
 from replica.parallel.group import Group, GroupRanks, RankLostError
-from replica.parallel.loading import load
 from replica.parallel.memory import KvForm
 from replica.parallel.messages import Compute, Failed, Logits, Ready, Start, encode, receive_order
 from replica.parallel.shares import Share
@@ -68,7 +67,7 @@ def loaded(start: Start) -> NativeRunner:
     group = Group(share, start.exchange, [socket.socket(fileno=peer) for peer in start.peers])
     for descriptor in (start.kv, start.exchange):
         os.close(descriptor)
-    model = load(config, GroupRanks(share, model_config, group))
+    model = load(config, model_config, share, GroupRanks(share, model_config, group))
     kv = memory.own_caches(array, form, share), ArrayMemory(array)
     return NativeRunner(model, choice.attention, config.num_blocks, config.block_size, kv)
 

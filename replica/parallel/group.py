@@ -95,7 +95,6 @@ class GroupRanks:
 
     def __init__(self, share: Share, config: ModelConfig, group: Group) -> None:
         self.share = share
-        self.config = config  # of the whole model
         self.group = group
         parts = [Share(rank, share.size).part(config.vocab_size) for rank in range(share.size)]
         self._first_token = parts[share.rank].start

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +12,12 @@ from kernels.paged import Attention, LayerCache
 from kernels.spans import Copy, Span
 from replica.block_memory import ArrayMemory
 from replica.config import EngineConfig
-from replica.model.config import ModelConfig, read_config
+from replica.model.config import ModelConfig
 from replica.model.transformer import Transformer
-from replica.native import NativeRunner, refuse_too_large
+from replica.native import NativeRunner, load, refuse_too_large
 from replica.parallel import memory
 from replica.parallel.followers import Followers
 from replica.parallel.group import GroupRanks
-from replica.parallel.loading import load
 from replica.parallel.memory import KvForm
 from replica.parallel.messages import Compute, Logits
 from replica.parallel.shares import Share, refuse_what_does_not_divide
@@ -27,9 +25,9 @@ from replica.request import Scheduled
 from replica.runner import SampledToken
 
 
-def lead(config: EngineConfig, attention: Attention[ContextStep]) -> "ParallelRunner":
+def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[ContextStep]) -> "ParallelRunner":
     """Start the other ranks, and load what each of them computes. ValueError, OSError, MemoryError: that cannot be."""
-    share, model_config = Share(0, config.tensor_parallel_size), read_config(Path(config.model_path))
+    share = Share(0, config.tensor_parallel_size)
     refuse_what_does_not_divide(model_config, share.size)
     form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share.size)
     refuse_too_large(config.num_blocks, config.block_size, form.size)
@@ -40,7 +38,7 @@ def lead(config: EngineConfig, attention: Attention[ContextStep]) -> "ParallelRu
     finally:
         os.close(kv_fd)
     try:
-        model = load(config, LeadingRanks(share, model_config, followers))
+        model = load(config, model_config, share, LeadingRanks(share, model_config, followers))
         followers.wait_ready()
         followers.watch()
     except BaseException:

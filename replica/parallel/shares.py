@@ -39,6 +39,9 @@ class Share(NamedTuple):
         )
 
 
+WHOLE = Share(0, 1)
+
+
 def refuse_what_does_not_divide(config: ModelConfig, size: int) -> None:
     """Raise ValueError, with what to do, for a model that so many ranks cannot share."""
     heads, kv_heads = config.num_heads, config.num_kv_heads

@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from replica.config import EngineConfig
 from replica.model.transformer import Transformer
-from replica.native import build
+from replica.native import build, load
 from replica.parallel import runner
 from replica.parallel.followers import Followers
-from replica.parallel.group import GroupRanks
-from replica.parallel.loading import load
 from tests.events.processes import wait_until
 from tests.replica.models import config_of, logits, saved
 from tests.replica.natives import SMALL, Native, completion, native, refused, tokens
@@ -104,6 +101,12 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(folder: Path) -> None:
     )
 
 
+def test_ranks_on_a_gpu_that_was_found_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size 2: several GPUs for one replica are not supported"):
+        build(config_of(saved("llama", folder), tensor_parallel_size=2))
+
+
 # ---- a start that fails
 
 
@@ -134,9 +137,9 @@ def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_pat
 def test_a_rank_that_dies_while_it_loads_is_reported(
     folder: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killing(config: EngineConfig, ranks: GroupRanks) -> Transformer:
+    def killing(*arguments: Any) -> Transformer:
         os.kill(started[0], signal.SIGKILL)
-        return load(config, ranks)
+        return load(*arguments)
 
     monkeypatch.setattr(runner, "load", killing)
     with pytest.raises(OSError, match=r"the engine's rank 1 of 4 died \(signal 9\)"):
