@@ -17,9 +17,12 @@ from tests.replica.test_golden import assert_is_transformers, prompts
 
 # Biases, tied embeddings, odd sizes, and more ranks than KV heads (2).
 SHARED = [("llama-biased", 2), ("llama-odd", 2), ("llama3", 2), ("mistral", 2), ("qwen2", 4), ("qwen3", 4)]
-HARD: list[dict[str, object]] = [
-    {"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200},
-    {"max_num_batched_tokens": 64, "num_blocks": 14},
+HARD = [
+    pytest.param({"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200}, id="chunks"),
+    pytest.param({"max_num_batched_tokens": 64, "num_blocks": 14}, id="preemption"),
+    pytest.param(
+        {"max_num_batched_tokens": 300, "num_blocks": 128, "threads": 4}, id="threads", marks=pytest.mark.grid
+    ),
 ]
 
 
@@ -80,7 +83,7 @@ def test_logits_of_a_long_prompt_are_computed_in_several_parts(
     assert bits([parts]) == bits([whole])
 
 
-@pytest.mark.parametrize("changes", HARD, ids=["chunks", "preemption"])
+@pytest.mark.parametrize("changes", HARD)
 def test_no_bit_depends_on_caching_chunks_batches_or_preemption(changes: dict[str, object], shared: Started) -> None:
     asked, plain, hard = forked(), shared("qwen3", 2), shared("qwen3", 2, **changes)
     expected = [ask(plain, [prompt])[0] for prompt in asked]
