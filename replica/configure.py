@@ -15,8 +15,9 @@ from api.requests import LONGEST_NAME
 from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
-from replica.native_model import NativeModel, check_installed, find_model
+from replica.native_model import NO_GPUS, NativeModel, check_installed, find_model
 from replica.neighbours.endpoints import host_and_port
+from replica.parallel.shares import refuse_what_does_not_divide
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
 from replica.tiers.sizes import HOST_SHARE, free_bytes
@@ -70,6 +71,8 @@ def check_combinations(ctx: click.Context) -> None:
             f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
             "the native engine asks its model"
         )
+    if values["tensor_parallel_size"] > 1:
+        _check_parallel(values)
     disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
     if values["disk_kv"] is None and not is_default:
         raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
@@ -81,6 +84,17 @@ def check_combinations(ctx: click.Context) -> None:
             f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
             "give --engine simulated"
         )
+
+
+def _check_parallel(values: Mapping[str, Any]) -> None:
+    given = f"--tensor-parallel-size {values['tensor_parallel_size']}"
+    if values["engine"] == "simulated":
+        raise Unusable(f"{given} is only for the native engine; leave it out: a simulated engine computes nothing")
+    if values["device"] == "cuda":
+        raise Unusable(f"{given}: {NO_GPUS}")
+    for key in ("lora_modules", "lora_dir"):
+        if values[key]:
+            raise Unusable(f"{given} and --{key.replace('_', '-')}: ranks share no adapters; give one of the two")
 
 
 def _check_curve(values: Mapping[str, Any]) -> None:
@@ -117,9 +131,14 @@ def _native_model(values: Mapping[str, Any]) -> NativeModel:
     if "/" in name and not Path(name).is_dir():
         click.echo(f"Getting {name} from the hub, or from its cache here", err=True)
     try:
-        return find_model(name, values["dtype"], values["max_model_len"])
+        model = find_model(name, values["dtype"], values["max_model_len"], values["tensor_parallel_size"])
     except (OSError, ValueError) as error:
         raise Unusable(f"--model: {error}") from error
+    try:
+        refuse_what_does_not_divide(model.config, model.ranks)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    return model
 
 
 def _of_model(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:

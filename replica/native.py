@@ -6,23 +6,28 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.backends import choose
 from kernels.contexts import ContextStep
 from kernels.linear import can_pack
 from kernels.paged import Attention, KvShape, LayerCache
-from kernels.spans import Span
+from kernels.spans import Copy, Span
 from replica import prompt_logprobs
 from replica.block_memory import ArrayMemory, BlockMemory
 from replica.config import EngineConfig
-from replica.lora.adapter import Adapters
-from replica.model.config import read_config
+from replica.lora.adapter import AdaptedRows, Adapters
+from replica.model.config import ModelConfig, read_config
+from replica.model.ranks import ALONE, Ranks
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from replica.native_model import CPU_KV_CACHE_GB
+from replica.native_model import CPU_KV_CACHE_GB, NO_GPUS
+from replica.parallel.shares import WHOLE, Share, kv_copies
+from replica.parallel.weights import SharedWeights
 from replica.request import Scheduled
 from replica.runner import ImmediateRunner, Runner, SampledToken
 from replica.sampling import sample
@@ -37,37 +42,38 @@ def build(config: EngineConfig) -> Runner:
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
     if config.device == "cpu" or not torch.cuda.is_available():
         return build_on_cpu(config)
+    if config.tensor_parallel_size > 1:
+        raise ValueError(f"--tensor-parallel-size {config.tensor_parallel_size}: {NO_GPUS}")
     from replica.device.build import build as build_on_gpu  # which asks for more to be installed
 
     return build_on_gpu(config)
 
 
 def build_on_cpu(config: EngineConfig) -> "NativeRunner":
-    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    folder, dtype, ranks = Path(config.model_path), getattr(torch, config.dtype), config.tensor_parallel_size
     model_config = read_config(folder)
     choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
     if not can_pack(dtype):
         log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
-    torch.set_num_threads(os.cpu_count() or 1)  # packing is all there is to do now
-    bytes_per_token = model_config.kv_bytes_per_token(config.dtype)
+    bytes_per_token = model_config.kv_bytes_per_token(config.dtype) * kv_copies(model_config, ranks)
     num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
-    with Weights(folder, dtype) as weights:
-        # No request is longer than the cache, whatever a config.json claims: each position has a row of its own.
-        model = Transformer(model_config, weights, min(config.max_model_len, num_blocks * config.block_size))
-        weights.finish()
-    load_adapters(model.adapters, config)
-    torch.set_num_threads(config.threads)
-    runner = NativeRunner(model, choice.attention, num_blocks, config.block_size)
+    config = msgspec.structs.replace(config, num_blocks=num_blocks)
+    if ranks > 1:
+        from replica.parallel.runner import lead
+
+        runner: NativeRunner = lead(config, model_config, choice.attention)
+    else:
+        runner = NativeRunner(load(config, model_config), choice.attention, num_blocks, config.block_size)
     log.info(
-        "%s: %s, %.1f M parameters, %s, attention %s, %d torch threads, %.2f GB of KV",
+        "%s: %s, %.1f M parameters, %s, attention %s, %s, %.2f GB of KV",
         folder.name,
-        model.config.architecture,
-        model.config.parameters / 1e6,
+        model_config.architecture,
+        model_config.parameters / 1e6,
         config.dtype,
         choice.attention.name,
-        config.threads,
+        f"{torch.get_num_threads()} torch threads" + (f" in each of {ranks} processes" if ranks > 1 else ""),
         runner.num_blocks * config.block_size * bytes_per_token / GIGABYTE,
     )
     return runner
@@ -80,17 +86,38 @@ def load_adapters(adapters: Adapters, config: EngineConfig) -> None:
         log.info("adapter %s, of rank %d, from %s", module.name, adapter.rank, module.folder)
 
 
+def load(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE, ranks: Ranks = ALONE) -> Transformer:
+    """Load this process's share of the model, and have torch use its share of the threads."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // share.size))  # packing is all there is to do now
+    with Weights(Path(config.model_path), getattr(torch, config.dtype), shows_progress=not share.rank) as weights:
+        source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
+        # No request is longer than the cache, whatever a config.json claims: each position has a row of its own.
+        longest = min(config.max_model_len, config.num_blocks * config.block_size)
+        model = Transformer(model_config, source, longest, ranks=ranks)
+        weights.finish()
+    load_adapters(model.adapters, config)
+    torch.set_num_threads(max(1, config.threads // share.size))
+    return model
+
+
 class NativeRunner(ImmediateRunner):
     """`num_blocks` blocks of KV for each layer, zero at first."""
 
-    def __init__(self, model: Transformer, attention: Attention[ContextStep], num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        attention: Attention[ContextStep],
+        num_blocks: int,
+        block_size: int,
+        kv: tuple[list[LayerCache], ArrayMemory] | None = None,
+    ) -> None:
         self.model = model
         self.adapters = model.adapters
         self.attention = attention
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.memory: BlockMemory | None
-        self.caches, self.memory = _caches(model, num_blocks, block_size)
+        self.caches, self.memory = kv or _caches(model, num_blocks, block_size)
         self.vocab_size = model.config.vocab_size
         self.attention_name = attention.name
 
@@ -98,12 +125,10 @@ class NativeRunner(ImmediateRunner):
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         if not batch:
             return []
-        copies = [scheduled.copy for scheduled in batch if scheduled.copy is not None]
-        if copies:
-            self.model.pointwise.copy(self.caches, copies)
         order = sorted(range(len(batch)), key=lambda index: batch[index].tokens > 1)  # those that decode first
         ordered = [batch[index] for index in order]
-        hidden = self._hidden(ordered)
+        # In the batch's order: a block that one request copies from may be a later one's to write on.
+        hidden = self._hidden(ordered, [scheduled.copy for scheduled in batch if scheduled.copy is not None])
         last_rows = [end - 1 for end in accumulate(scheduled.tokens for scheduled in ordered)]
         prompt_logprobs.keep(self.model, ordered, hidden, last_rows)
         results: list[SampledToken | None] = [None] * len(batch)
@@ -115,12 +140,23 @@ class NativeRunner(ImmediateRunner):
                 results[order[place]] = sampled
         return results
 
-    def _hidden(self, ordered: Sequence[Scheduled]) -> Tensor:
+    def _hidden(self, ordered: Sequence[Scheduled], copies: Sequence[Copy]) -> Tensor:
         spans = [Span(scheduled.request.blocks, scheduled.start, scheduled.tokens) for scheduled in ordered]
+        token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
+        return self.compute(token_ids, spans, copies, self.model.adapters.rows(ordered))
+
+    def compute(
+        self,
+        token_ids: NDArray[np.int64],
+        spans: Sequence[Span],
+        copies: Sequence[Copy],
+        adapted: AdaptedRows | None = None,
+    ) -> Tensor:
+        """Do the copies, then return the hidden states of these tokens; sequences that decode come first."""
+        if copies:
+            self.model.pointwise.copy(self.caches, copies)
         decoding = sum(span.tokens == 1 for span in spans)
         step = ContextStep(spans[:decoding], spans[decoding:], self.block_size)
-        token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
-        adapted = self.model.adapters.rows(ordered)
         return self.model.hidden(torch.from_numpy(token_ids), step, self.caches, self.attention, adapted)
 
 
@@ -128,12 +164,7 @@ def _caches(model: Transformer, num_blocks: int, block_size: int) -> tuple[list[
     """Take memory for the KV of all layers; return it by layer, and as the bytes of blocks."""
     config = model.config
     size = num_blocks * block_size * config.kv_bytes_per_token(str(model.dtype).removeprefix("torch."))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:  # it would be given all the same, and be missing later
-        raise MemoryError(
-            f"{num_blocks} blocks of {block_size} tokens are {size / 1e9:,.1f} GB of KV, and this machine has "
-            f"{memory / 1e9:,.1f} GB; lower --kv-cache-gb or --num-blocks"
-        )
+    refuse_too_large(num_blocks, block_size, size)
     # The system gives this memory when it is first written: torch's own zeros would take all of it at once. Zeros,
     # because what was never written is read too, and multiplied by zero.
     block_bytes = block_size * config.num_kv_heads * config.head_dim * model.dtype.itemsize
@@ -141,3 +172,12 @@ def _caches(model: Transformer, num_blocks: int, block_size: int) -> tuple[list[
     shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
     tensor = torch.from_numpy(array).view(model.dtype)
     return [LayerCache(keys.view(shape), values.view(shape)) for keys, values in tensor], ArrayMemory(array)
+
+
+def refuse_too_large(num_blocks: int, block_size: int, size: int) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:  # it would be given all the same, and be missing later
+        raise MemoryError(
+            f"{num_blocks} blocks of {block_size} tokens are {size / 1e9:,.1f} GB of KV, and this machine has "
+            f"{memory / 1e9:,.1f} GB; lower --kv-cache-gb or --num-blocks"
+        )

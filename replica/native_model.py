@@ -7,10 +7,12 @@ from typing import NamedTuple
 from api.tokenizer import eos_token_ids
 from replica.config import EngineName
 from replica.model.config import ModelConfig, read_config
+from replica.parallel.shares import kv_copies
 
 AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")
 CPU_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
+NO_GPUS = "several GPUs for one replica are not supported yet; leave it out, use --device cpu, or run vLLM"
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 NEEDED: dict[EngineName, tuple[str, ...]] = {"native": ("torch", "safetensors", "numpy"), "simulated": ("numpy",)}
 
@@ -20,17 +22,18 @@ class NativeModel(NamedTuple):
     config: ModelConfig
     dtype: str
     max_model_len: int
+    ranks: int = 1  # processes that share it
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.config.kv_bytes_per_token(self.dtype)
+        return self.config.kv_bytes_per_token(self.dtype) * kv_copies(self.config, self.ranks)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return eos_token_ids(self.folder)
 
 
-def find_model(name: str, dtype: str, max_model_len: int | None) -> NativeModel:
+def find_model(name: str, dtype: str, max_model_len: int | None, ranks: int = 1) -> NativeModel:
     """May download it, or make the demo. ValueError, OSError: it cannot be had, or not be computed like that."""
     from replica.model.locate import locate  # numpy, for the demo: a base install has none
 
@@ -43,7 +46,7 @@ def find_model(name: str, dtype: str, max_model_len: int | None) -> NativeModel:
         raise ValueError(
             f"{name} has {longest} positions, so --max-model-len {max_model_len} is too long; give {longest} or less"
         )
-    return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest)
+    return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest, ranks)
 
 
 def check_installed(engine: EngineName) -> None:

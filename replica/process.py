@@ -82,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             clock = WallClock()
             config = within_cache(config)
             runner = make_runner(config, clock)
+            stack.callback(runner.close)
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
             neighbours = make_neighbours(config, runner)
@@ -191,13 +192,14 @@ def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     from replica.tiers.kv_layout import kv_layout
 
     folder = Path(config.model_path)
+    ranks = f"{config.tensor_parallel_size} ranks, " if config.tensor_parallel_size > 1 else ""
     return kv_layout(
         read_config(folder),
         dtype=config.dtype,
         block_size=config.block_size,
         model=config.model,
         folder=folder,
-        arrangement=f"layers, keys and values, tokens, heads; {runner.attention_name}",
+        arrangement=f"{ranks}layers, keys and values, tokens, heads; {runner.attention_name}",
     )
 
 

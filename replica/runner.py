@@ -45,6 +45,10 @@ class Runner(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """End the processes that compute for it, if there are any."""
+        ...
+
 
 class ImmediateRunner(ABC):
     """A runner that has computed the step when it returns."""
@@ -58,3 +62,6 @@ class ImmediateRunner(ABC):
 
     @abstractmethod
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]: ...
+
+    def close(self) -> None:  # noqa: B027
+        """Nothing but this process computes."""

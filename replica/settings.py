@@ -132,6 +132,12 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         engine("threads", click.IntRange(1, 1024), "N", "Number of computing threads on a CPU."),
         engine(
+            "tensor_parallel_size",
+            click.IntRange(1, 1024),
+            "N",
+            "Processes on a CPU that share the model, and --threads.",
+        ),
+        engine(
             "gpu_memory_utilization",
             FiniteRange(0, 1, min_open=True),
             "FRACTION",

@@ -76,7 +76,8 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
     where += ["--kv-host", host, "--kv-port", "0"]
     life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
-    return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files))
+    ranks = ["--tensor-parallel-size", str(plan.tensor_parallel)] if plan.tensor_parallel > 1 else []
+    return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files, *ranks))
 
 
 # ---- other engines

@@ -220,10 +220,10 @@ def _check(table: ModelTable, note: Note) -> None:
     if len(name) > LONGEST_NAME:
         message = f"the name {shown(name)} has {len(name)} characters; write name, with {LONGEST_NAME} at most"
         note(message, "name" if table.name else "model")
-    if table.engine in OURS and table.tensor_parallel > 1:
+    if table.tensor_parallel > 1 and (why := _not_parallel(table)):
         note(
-            f"tensor_parallel is {table.tensor_parallel}, but the {table.engine} engine computes on one device; "
-            "write engine = 'vllm' or 'sglang', or tensor_parallel = 1",
+            f"tensor_parallel is {table.tensor_parallel}, but {why}; write engine = 'vllm' or 'sglang', or "
+            "tensor_parallel = 1",
             "tensor_parallel",
         )
     if table.engine in OURS and table.resume is not UNSET:
@@ -243,6 +243,13 @@ def _check(table: ModelTable, note: Note) -> None:
         note("api_key_env is not the name of a variable; write that name, not the key itself", "api_key_env")
     elif not os.environ.get(variable):
         note(f"api_key_env is {variable!r}, which is not set; export it, or name another", "api_key_env")
+
+
+def _not_parallel(table: ModelTable) -> str:
+    """Return why several ranks cannot share the model; empty if they can."""
+    if table.engine == "simulated":
+        return "the simulated engine computes nothing"
+    return "the native engine computes on one GPU at most" if table.engine == "native" and table.resources.gpus else ""
 
 
 def _found(table: ModelTable, note: Note) -> str:
@@ -272,15 +279,16 @@ def _replicas(table: ModelTable, note: Note) -> int:
 
 
 def _resources(table: ModelTable, note: Note) -> Resources:
-    """Return the resources; by default as many GPUs as the engine uses. Ray places an actor on one node."""
+    """Return the resources; by default as many devices as the engine uses. Ray places an actor on one node."""
     asked, parallel, is_foreign = table.resources, table.tensor_parallel, table.engine in FOREIGN
+    cpus = asked.cpus if asked.cpus is not UNSET else float(parallel if table.engine == "native" else 1)
     gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if is_foreign else 0)
     if gpus > 1 and not gpus.is_integer():
         note(f"gpus is {gpus:g}; write a whole number, or a fraction below 1 to share one", "resources", "gpus")
     elif is_foreign and gpus < parallel and parallel > 1:
         note(f"gpus is {gpus:g}, but tensor_parallel is {parallel}; write gpus = {parallel}", "resources", "gpus")
     custom = {key: _custom(key, amount, note) for key, amount in asked.custom.items()}
-    return Resources(cpus=asked.cpus, gpus=gpus, custom=custom)
+    return Resources(cpus=cpus, gpus=gpus, custom=custom)
 
 
 def _custom(key: str, amount: object, note: Note) -> float:
@@ -317,5 +325,7 @@ def _words(note: Note, make: Callable[[], tuple[str, ...]], *keys: str) -> tuple
 def _options(table: ModelTable) -> tuple[str, ...]:
     if table.engine in FOREIGN:
         return foreign_words(table.engine, table.options)
-    beside = {"model": "demo", "engine": table.engine}
+    beside: dict[str, object] = {"model": "demo", "engine": table.engine}
+    if table.engine == "native":
+        beside["tensor_parallel_size"] = table.tensor_parallel
     return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_combinations)

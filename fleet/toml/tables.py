@@ -43,8 +43,9 @@ class FleetTable(Struct, kw_only=True):
 
 
 class ResourcesTable(Struct, frozen=True, kw_only=True):
-    cpus: Amount = 1.0
-    gpus: Amount | UnsetType = UNSET  # follows tensor_parallel
+    # Those of engines that compute there follow tensor_parallel.
+    cpus: Amount | UnsetType = UNSET
+    gpus: Amount | UnsetType = UNSET
     custom: dict[str, Any] = {}
 
 

@@ -91,6 +91,9 @@ class DeviceRunner:
         """Beside weights and KV; the logits four times, because steps in which clients shape them keep copies."""
         return 4 * self._logits.nbytes + self._tables.table.nbytes + self._staging.nbytes + self._masks.nbytes
 
+    def close(self) -> None:
+        """Nothing but this process and its device computes."""
+
     # ---- one step
 
     @torch.inference_mode()

@@ -14,6 +14,7 @@ from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from replica.lora.adapter import AdaptedRows, Adapters, Place
 from replica.model.config import ModelConfig
+from replica.model.ranks import ALONE, Ranks
 from replica.model.rope import rotation
 
 
@@ -27,14 +28,21 @@ class Transformer:
     """`hidden` runs the layers; `logits` ends it for the rows that are to be sampled."""
 
     def __init__(
-        self, config: ModelConfig, weights: Source, max_model_len: int, pointwise: Pointwise | None = None
+        self,
+        config: ModelConfig,
+        weights: Source,
+        max_model_len: int,
+        pointwise: Pointwise | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
+        self.ranks = ranks
         self.pointwise = pointwise or Pointwise()
-        width, vocabulary = config.hidden_size, config.vocab_size
+        own = ranks.own(config)
+        width, vocabulary = config.hidden_size, own.vocab_size
         self._embedding = weights.take("model.embed_tokens.weight", vocabulary, width)
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
-        self._layers = [Layer(config, weights, index, self.pointwise) for index in range(config.num_layers)]
+        self._layers = [Layer(own, weights, index, self.pointwise, ranks) for index in range(config.num_layers)]
         self._norm = weights.take("model.norm.weight", width)
         # A packed copy of its own, where the embedding is shared: a packed matrix has no rows to look up.
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", vocabulary, width)
@@ -51,7 +59,7 @@ class Transformer:
         adapted: AdaptedRows | None = None,
     ) -> Tensor:
         """Compute the last layer's hidden states, and store the rows' KV in the caches."""
-        rows, delta = self._embedding[token_ids], None
+        rows, delta = self.ranks.look_up(self._embedding, token_ids), None
         turn = self._rotation[step.positions]
         for layer, cache in zip(self._layers, caches, strict=True):
             rows, delta = layer.run(rows, delta, turn, step, cache, attention, adapted)
@@ -59,18 +67,20 @@ class Transformer:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocabulary] in float32."""
+        hidden = self.ranks.spread(hidden)
         _, rows = self.pointwise.add_norm(hidden, None, self._norm, self.config.rms_norm_eps)
-        logits = self._head(rows)
+        logits = self.ranks.join(self._head(rows))
         return logits.float() if out is None else out.copy_(logits)
 
 
 class Layer:
     """Attention and MLP, each after a norm and added to its input."""
 
-    def __init__(self, config: ModelConfig, weights: Source, index: int, pointwise: Pointwise) -> None:
+    def __init__(self, config: ModelConfig, weights: Source, index: int, pointwise: Pointwise, ranks: Ranks) -> None:
         name = f"model.layers.{index}."
         self._index = index
         self._pointwise = pointwise
+        self._ranks = ranks
         self._eps = config.rms_norm_eps
         width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -104,10 +114,11 @@ class Layer:
         qkv = self._product(self._qkv, inputs, Place.QKV, adapted)
         queries = self._pointwise.turn_and_store(qkv, self._heads, turn, cache, step)
         attended = attention.attend(queries, cache, step).flatten(1)
-        delta = self._product(self._output, attended, Place.OUTPUT, adapted)
+        delta = self._ranks.add(self._product(self._output, attended, Place.OUTPUT, adapted))
         rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
         gate_up = self._product(self._gate_up, inputs, Place.GATE_UP, adapted)
-        return rows, self._product(self._down, self._pointwise.swiglu(gate_up), Place.DOWN, adapted)
+        inner = self._pointwise.swiglu(gate_up)
+        return rows, self._ranks.add(self._product(self._down, inner, Place.DOWN, adapted))
 
     def _product(self, linear: Linear, inputs: Tensor, place: Place, adapted: AdaptedRows | None) -> Tensor:
         product = linear(inputs)

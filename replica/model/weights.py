@@ -4,6 +4,7 @@ Tensors returned by `take` may share the file's memory: never write to them.
 """
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from replica.model.config import read_object
@@ -35,6 +37,8 @@ class Weights:
         folder: Path,
         dtype: torch.dtype,
         device: torch.device = torch.device("cpu"),  # noqa: B008
+        *,
+        shows_progress: bool = True,
     ) -> None:
         self._folder = folder
         self._dtype = dtype
@@ -43,19 +47,24 @@ class Weights:
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
         self._open = {file: _opened(file) for file in files}
-        self._progress = progress_of(f"loading {folder.name}", sum(file.stat().st_size for file in files))
+        size, console = sum(file.stat().st_size for file in files), None if shows_progress else Console(quiet=True)
+        self._progress = progress_of(f"loading {folder.name}", size, console)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, in the dtype and on the device. ValueError where it is missing or another one."""
+        return self.take_part(name, shape, ())
+
+    def take_part(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...]) -> torch.Tensor:
+        """Part of the tensor of this name and shape: only that is read. An empty tuple means all of it."""
         if name not in self._places:
             raise ValueError(f"{self._folder} has no tensor {name}; the checkpoint does not fit its config.json")
         file = self._places[name]
-        tensor = self._read(file, name, shape)
+        tensor = self._read(file, name, shape, part)
         self._unread.discard(name)
-        self._progress.advance(tensor.nbytes)
+        self._progress.advance(math.prod(shape) * tensor.itemsize)
         return self._converted(tensor, f"{file}: {name}")
 
-    def _read(self, file: Path, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _read(self, file: Path, name: str, shape: tuple[int, ...], part: tuple[slice, ...]) -> torch.Tensor:
         try:
             found = self._open[file].get_slice(name)
             if found.get_dtype() not in FLOATS:
@@ -65,7 +74,7 @@ class Weights:
                 )
             if tuple(found.get_shape()) != shape:
                 raise ValueError(f"{file}: {name} has shape {tuple(found.get_shape())}; config.json asks for {shape}")
-            tensor: torch.Tensor = self._open[file].get_tensor(name)
+            tensor: torch.Tensor = found[part] if part else self._open[file].get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{file}: {name} cannot be read: {error}; get the file again") from error
         return tensor

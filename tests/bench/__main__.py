@@ -53,6 +53,7 @@ BY_NAME = (
     "policies",
     "pictures",
     "pull",
+    "ranks",
     "ray_faults",
     "scale",
     "schemas",

@@ -44,6 +44,11 @@ def params(command: tuple[str, ...]) -> dict[str, object]:
 # ---- ours
 
 
+def test_ranks_of_the_native_engine_are_passed_on() -> None:
+    assert after(start(ModelPlan(name="m", model="demo", tensor_parallel=2)).command, "--tensor-parallel-size") == "2"
+    assert "--tensor-parallel-size" not in start(ModelPlan(name="m", model="demo")).command
+
+
 def test_the_replica_takes_its_command(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("")

@@ -168,6 +168,13 @@ def test_gpus_follow_tensor_parallel_where_nothing_is_reported() -> None:
     assert model("model = 'demo'").resources.gpus == 0
 
 
+def test_cpus_of_the_native_engine_follow_tensor_parallel() -> None:
+    assert model("model = 'demo'\ntensor_parallel = 4").resources.cpus == 4
+    assert model("model = 'demo'\ntensor_parallel = 4\nresources = {cpus = 2.5}").resources.cpus == 2.5
+    assert model("model = 'demo'").resources.cpus == 1
+    assert model("model = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4").resources.cpus == 1
+
+
 def test_zero_replicas_are_a_plan() -> None:
     assert model("model = 'demo'\nreplicas = 0").replicas == 0
 

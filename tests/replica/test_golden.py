@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from replica.request import Scheduled
+from replica.runner import Finish
 from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, logits, native, reference, saved, submit
 
 models = pytest.mark.parametrize("name", MODELS)
@@ -154,3 +156,28 @@ def test_a_request_that_was_cut_continues_elsewhere_with_the_same_bits(folder: P
             rest = finish(elsewhere)[0]
             assert rest.token_ids == whole.token_ids[cut:]
             assert rest.logprobs == whole.logprobs[cut:]
+
+
+def test_a_block_may_be_copied_from_before_it_is_anothers_to_write_on(folder: Path) -> None:
+    """With little room a step does both, and whoever decodes is computed first."""
+    asked = []
+    for group in range(4):
+        [shared, end, other] = prompts([40, 1, 9], seed=100 + group)
+        asked += [[*shared, *end], [*shared[:37], *other]]
+    engine, copied = native(saved("qwen3", folder), num_blocks=20), 0
+    expected = ask(native(saved("qwen3", folder), enable_prefix_caching=False), asked)
+    start = engine.runner.start
+
+    def watched(batch: Sequence[Scheduled]) -> Finish:
+        nonlocal copied
+        sources: list[int] = []
+        for copy in filter(None, (scheduled.copy for scheduled in batch)):
+            copied += copy.target in sources
+            sources.append(copy.source)
+        return start(batch)
+
+    engine.runner.start = watched  # type: ignore[method-assign]
+    for _ in range(3):
+        for found, answer in zip(ask(engine, asked), expected, strict=True):
+            assert (found.token_ids, found.logprobs) == (answer.token_ids, answer.logprobs)
+    assert copied, "no step did both"

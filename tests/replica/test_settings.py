@@ -44,6 +44,7 @@ DERIVED = {
     "simulated_answers",
     "tokenizer",
 }
+OF_NATIVE = ("engine", "lora_dir", "tensor_parallel_size")
 OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
 
 
@@ -108,6 +109,8 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return setting.key not in ("enable_prefix_caching", "events", "partial_reuse")
     if setting.key == "max_num_batched_tokens":
         return 700  # no less than --max-num-seqs
+    if setting.key == "tensor_parallel_size":
+        return 2  # which divides the heads
     if setting.key == "kv_secret":
         return "a secret of the fleet"
     if setting.key == "max_bodies_bytes":
@@ -126,7 +129,7 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
     if setting.type is click.BOOL:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
-    base: tuple[str, ...] = BASE if setting.key not in ("engine", "lora_dir") else ("--model", model_folder(tmp_path))
+    base: tuple[str, ...] = BASE if setting.key not in OF_NATIVE else ("--model", model_folder(tmp_path))
     if setting.key in ("curve_clients", "curve_any_client"):
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))
@@ -393,6 +396,14 @@ def test_the_native_cache_is_sized_by_memory_or_by_number(native: tuple[str, ...
     assert "give one of them" in error("--num-blocks", "5", "--kv-cache-gb", "1", base=native)
 
 
+def test_ranks_beyond_the_kv_heads_take_more_memory(native: tuple[str, ...]) -> None:
+    def blocks(ranks: int) -> int:
+        return config("--kv-cache-gb", "0.01", "--tensor-parallel-size", str(ranks), base=native).engine.num_blocks
+
+    assert blocks(2) == blocks(1) == 10**7 // (16 * FP32_TOKEN)
+    assert blocks(4) == 10**7 // (16 * FP32_TOKEN * 2)
+
+
 def test_a_model_may_be_used_for_less_than_its_length_and_not_for_more(native: tuple[str, ...]) -> None:
     assert config("--max-model-len", "100", base=native).engine.max_model_len == 100
     said = error("--max-model-len", "513", base=native)
@@ -430,6 +441,15 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--model", "."), "has no config.json"),
         (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
         (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),
+        (("--tensor-parallel-size", "3"), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
+        (
+            ("--tensor-parallel-size", "2", "--device", "cuda"),
+            "-size 2: several GPUs for one replica are not",
+        ),
+        (
+            ("--tensor-parallel-size", "2", "--engine", "simulated"),
+            "--tensor-parallel-size 2 is only for the native engine; leave it out",
+        ),
         (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),
         (("--disk-kv-gb", "5"), "--disk-kv-gb 5 is the size of --disk-kv; give --disk-kv DIR too, or leave it out"),
         (("--disk-kv", __file__), "test_settings.py' is no folder; give one, or one that is to be made"),

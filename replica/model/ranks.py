@@ -1,0 +1,53 @@
+"""The processes that compute one model together (tensor parallelism), as the model sees them."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from replica.model.config import ModelConfig
+
+
+class Ranks(Protocol):
+    """Each rank holds a part of every matrix; results are whole on all of them, except where noted."""
+
+    def own(self, config: ModelConfig) -> ModelConfig:
+        """Return the shapes of this rank's part."""
+        ...
+
+    def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
+        """Return the embeddings, of which this rank holds those of its part of the vocabulary."""
+        ...
+
+    def add(self, partial: Tensor) -> Tensor:
+        """Return the sum over all ranks."""
+        ...
+
+    def spread(self, hidden: Tensor) -> Tensor:
+        """Return the first rank's rows, which those of the others become."""
+        ...
+
+    def join(self, logits: Tensor) -> Tensor:
+        """Return the logits of the whole vocabulary on the first rank; the others get their own part."""
+        ...
+
+
+class Alone:
+    """One process that holds the whole model."""
+
+    def own(self, config: ModelConfig) -> ModelConfig:
+        return config
+
+    def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
+        return embedding[token_ids]
+
+    def add(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def spread(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def join(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+ALONE = Alone()

@@ -1,0 +1,68 @@
+"""Messages between the engine's process, which is rank 0, and its followers. Both are of the same version.
+
+engine                        follower
+Start            ->                         load your share of the model
+                 <-           Ready         or Failed, and it ends
+Compute, Logits  ->                         take part in the collectives of this computation
+"""
+
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from kernels.spans import Copy, Span
+from replica.config import EngineConfig
+
+
+class Start(Struct, tag=True, array_like=True):
+    config: EngineConfig  # num_blocks is set
+    rank: int
+    # Descriptors that the follower has inherited
+    kv: int
+    exchange: int  # the memory of collectives
+    peers: Sequence[int]  # sockets to the other ranks, in their order
+
+
+class Compute(Struct, tag=True, array_like=True):
+    """Do the copies, then compute the layers for these tokens."""
+
+    token_ids: bytes  # int64
+    spans: Sequence[Span]  # those that decode first
+    copies: Sequence[Copy]
+
+
+class Logits(Struct, tag=True, array_like=True):
+    """Compute the logits of so many rows, which the engine broadcasts."""
+
+    rows: int
+
+
+class Ready(Struct, tag=True, array_like=True):
+    pass
+
+
+class Failed(Struct, tag=True, array_like=True):
+    message: str
+
+
+ToFollower: TypeAlias = Start | Compute | Logits
+FromFollower: TypeAlias = Ready | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+_to_follower = msgspec.msgpack.Decoder(ToFollower)
+_from_follower = msgspec.msgpack.Decoder(FromFollower)
+
+
+def receive_order(channel: "Connection[bytes, bytes]") -> ToFollower:
+    """Wait for the engine; EOFError or OSError: it is gone."""
+    order: ToFollower = _to_follower.decode(channel.recv_bytes())
+    return order
+
+
+def receive_answer(channel: "Connection[bytes, bytes]") -> FromFollower:
+    """Wait for the follower; EOFError or OSError: it is gone."""
+    answer: FromFollower = _from_follower.decode(channel.recv_bytes())
+    return answer
