@@ -1,4 +1,4 @@
-"""Reads the text files of a model's folder, with a limit of their size."""
+"""Reads the files of a model's folder, with a limit of their size."""
 
 from pathlib import Path
 
@@ -9,12 +9,17 @@ MOST_TEMPLATE_BYTES = 1024 * 1024  # the largest in use have some 30 KB
 
 def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
     """Read a file, following links, as the hub's cache uses them. Raises ValueError if too large or not UTF-8."""
+    return read_bytes_of(file, most_bytes).decode()
+
+
+def read_bytes_of(file: Path, most_bytes: int) -> bytes:
+    """The same of a file that is no text."""
     check_size(file, most_bytes)
     with file.open("rb") as opened:
         content = opened.read(most_bytes + 1)  # it may be longer than it says, as those in /proc are
     if len(content) > most_bytes:
         raise _too_large(file, len(content), most_bytes)
-    return content.decode()
+    return content
 
 
 def check_size(file: Path, most_bytes: int) -> None:

@@ -229,6 +229,8 @@ class BlockPool:
         """Mark those of these blocks, now in use, that were given up before the time of their mark was over."""
         if not lower.past_marks:
             return
+        # A tail has no identity: that of its slot is of what was there before.
+        blocks = [block for block in blocks if self._contents.filled[block] == self.block_size]
         again: dict[tuple[str | None, float], list[int]] = {}
         for block, mark in zip(blocks, self._take_marks(lower, blocks), strict=True):
             if mark is not None:
@@ -305,18 +307,19 @@ class BlockPool:
             (self.lower.save_early if early else self.lower.save)(slots, keys)
 
     def forget_other_adapter(self, lora_name: str, lora_digest: str) -> bool:
-        """Forget what an adapter of this name, but with another digest, has left; False while any of it is in use."""
+        """Forget what another adapter of this name has left; False, and nothing done, while any of it is used."""
         slots = self._contents.of_other_adapter(lora_name, lora_digest)
         own = slots[slots < self.num_blocks]
-        unused = own[self._many_references[own] == 0]
+        if self._many_references[own].any():
+            return False
         if self.retention.idle:
-            self._queue.append(self.retention.end(unused))
-        self._queue.remove(unused.tolist())
-        self._evict(unused, keep=False)
-        self._queue.prepend(unused)
+            self._queue.append(self.retention.end(own))
+        self._queue.remove(own.tolist())
+        self._evict(own, keep=False)
+        self._queue.prepend(own)
         if self.lower is not None:
             self.lower.drop(slots[slots >= self.num_blocks].tolist())
-        return len(unused) == len(own)
+        return True
 
     def reset(self) -> bool:
         """Forget everything; refused (False) while any block is in use."""

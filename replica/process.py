@@ -251,8 +251,7 @@ class Loop:
         self._send(self._hello())
         while not orphaned(self.parent_pid) and self._read():
             self._submit_compiled()
-            for changed in self.engine.settle_adapters():
-                self._send(changed)
+            self._settle_adapters()
             if self.engine.busy:
                 outputs = self.engine.step()
                 if outputs:
@@ -315,12 +314,17 @@ class Loop:
             self.stopped = True
 
     def _change_adapter(self, asked: LoadAdapter | UnloadAdapter) -> None:
+        self._settle_adapters()  # an adapter may have left in the last step
         shelf = self.engine.shelf
         if shelf is None:
             changed: AdapterChanged | None = AdapterChanged(asked.id, "this engine computes with no adapters")
         else:
             changed = shelf.load(asked) if isinstance(asked, LoadAdapter) else shelf.unload(asked)
         if changed is not None:  # or when it has been read
+            self._send(changed)
+
+    def _settle_adapters(self) -> None:
+        for changed in self.engine.settle_adapters():
             self._send(changed)
 
     def _submit(self, submits: list[Submit]) -> None:

@@ -135,8 +135,8 @@ class Reader:
             raise unknown_model(name, [self.model, *sorted(self.adapters)])
 
     def adapter(self, name: str | None) -> str | None:
-        """The adapter that this name of a model means."""
-        return name if name in self.adapters else None
+        """The adapter that this name of a model means, loaded or not: the engine refuses one that has gone since."""
+        return None if name == self.model else name
 
     def _parse(
         self,

@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.linear import Linear, linear
 from replica.lora.files import AdapterFiles, Factors, read_adapter
 from replica.model.config import ModelConfig
 from replica.request import Scheduled
+
+LEAST_RANK = 8
 
 
 class Place(Enum):
@@ -53,9 +56,15 @@ class Adapter:
         by_place: dict[tuple[int, Place], list[tuple[int, Factors]]] = {}
         for (layer, part), factors in files.factors.items():
             place, start = starts[part]
-            converted = Factors(*(_converted(factor, like, name) for factor in factors))
+            converted = _padded(Factors(*(_converted(factor, like, name) for factor in factors)))
             by_place.setdefault((layer, place), []).append((start, converted))
         self.changes = {where: _change(parts) for where, parts in by_place.items()}
+
+
+def _padded(factors: Factors) -> Factors:
+    """Fill the rank up with zeros to a power of two: oneDNN keeps code for every shape that it meets."""
+    missing = max(LEAST_RANK, 1 << (len(factors.down) - 1).bit_length()) - len(factors.down)
+    return Factors(functional.pad(factors.down, (0, 0, 0, missing)), functional.pad(factors.up, (0, missing)))
 
 
 def _change(parts: Sequence[tuple[int, Factors]]) -> Change:

@@ -3,25 +3,26 @@
 What would be computed wrongly is refused: another kind of adapter, and weights of other parts of the model.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 from xxhash import xxh3_128
 
+from api.model_files import read_bytes_of
 from replica.model.config import QUOTED_AT_MOST, ModelConfig, read_object
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-MOST_BYTES = 8 * 10**9
 MOST_RANK = 1024
+MOST_HEADER_BYTES = 2**20
 NAMED_AT_MOST = 8
 # The layer's part as transformers names it; peft puts base_model.model before the model's own names.
 NAME = re.compile(
@@ -45,19 +46,40 @@ class AdapterFiles(NamedTuple):
         return max(len(factors.down) for factors in self.factors.values())
 
 
+Rank: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
+# Ways to begin a training that leave the model's own weights as they are; others change them.
+BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
+# Fields that change what is computed, each in a way of its own.
+UNSUPPORTED = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "fan_in_fan_out",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
+# A pattern may come from anywhere, and one with quantifiers may take for ever.
+PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.)+\$?")
+
+
 class _Config(Struct, frozen=True):
     """The part of peft's LoraConfig that changes what is computed."""
 
     peft_type: str
-    r: Annotated[int, Meta(ge=1)]
+    r: Rank
     lora_alpha: float
+    init_lora_weights: bool | str = True
     use_rslora: bool = False
-    use_dora: bool = False
     bias: str = "none"
-    lora_bias: bool = False
-    fan_in_fan_out: bool = False
-    modules_to_save: list[str] | None = None
-    rank_pattern: dict[str, int] = {}
+    rank_pattern: dict[str, Rank] = {}
     alpha_pattern: dict[str, float] = {}
 
 
@@ -65,12 +87,12 @@ def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
     """Read it whole; ValueError or OSError, with the file's name, if it does not fit the model."""
     config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     config = _read_config(config_file)
-    weights = _read_weights(weights_file)
+    weights = _read_weights(weights_file, model)
     digest = xxh3_128(msgspec.json.encode(config))
     digest.update(weights)
     try:
         tensors = load(weights)
-    except SafetensorError as error:
+    except Exception as error:  # of safetensors' own, or whatever types and shapes torch cannot have
         raise ValueError(f"{weights_file} is not a whole safetensors file: {error}; get it again") from error
     return AdapterFiles(digest.hexdigest(), _paired(tensors, config, model, weights_file))
 
@@ -87,27 +109,28 @@ def _read_config(file: Path) -> _Config:
     except msgspec.ValidationError as error:
         raise ValueError(f"{file} is not the configuration of a LoRA adapter: {error}") from error
     _refuse(file, "peft_type", config.peft_type, config.peft_type == "LORA")
-    _refuse(file, "use_dora", config.use_dora, not config.use_dora)
     _refuse(file, "bias", config.bias, config.bias == "none")
-    _refuse(file, "lora_bias", config.lora_bias, not config.lora_bias)
-    _refuse(file, "fan_in_fan_out", config.fan_in_fan_out, not config.fan_in_fan_out)
-    _refuse(file, "modules_to_save", config.modules_to_save, not config.modules_to_save)
+    _refuse(file, "init_lora_weights", config.init_lora_weights, config.init_lora_weights in BEGINNINGS)
+    for key in UNSUPPORTED:
+        _refuse(file, key, fields.get(key), not fields.get(key))
+    for pattern in (*config.rank_pattern, *config.alpha_pattern):
+        _refuse(file, "a pattern", pattern, PATTERN.fullmatch(pattern) is not None)
     return config
 
 
 def _refuse(file: Path, key: str, value: object, fits: bool) -> None:
     if not fits:
-        said = msgspec.json.encode(value).decode()[:QUOTED_AT_MOST]
+        said = json.dumps(value)[:QUOTED_AT_MOST]
         raise ValueError(f"{file}: {key} is {said}, which is not supported; what works: plain LoRA of linear layers")
 
 
-def _read_weights(file: Path) -> bytes:
+def _read_weights(file: Path, model: ModelConfig) -> bytes:
+    largest = model.num_layers * MOST_RANK * sum(inputs + outputs for inputs, outputs in shapes_of(model).values())
     try:
-        size = file.stat().st_size
-        if size > MOST_BYTES:
-            raise ValueError(f"{file} has {size:,} bytes; an adapter has at most {MOST_BYTES:,}")
-        return file.read_bytes()
+        return read_bytes_of(file, 4 * largest + MOST_HEADER_BYTES)
     except FileNotFoundError as error:
+        if file.exists():
+            raise ValueError(str(error)) from error
         others = ", ".join(sorted(path.name for path in file.parent.glob("adapter_model.*"))[:NAMED_AT_MOST])
         why = f"it has {others}: convert it to safetensors" if others else "get the weights too"
         raise ValueError(f"{file.parent} has no {file.name}; {why}") from error
@@ -133,9 +156,7 @@ def _paired(
     if not found:
         raise ValueError(f"{file} has no weights")
     return {
-        (layer, part): _factors(
-            pair, shapes[part], _scale(config, layer, part, file), f"{file}: {part} of layer {layer}"
-        )
+        (layer, part): _factors(pair, shapes[part], _scale(config, layer, part), f"{file}: {part} of layer {layer}")
         for (layer, part), pair in sorted(found.items())
     }
 
@@ -173,24 +194,18 @@ def _factors(pair: Mapping[str, Tensor], shape: tuple[int, int], scale: tuple[fl
     return Factors(down, up.float() * alpha)
 
 
-def _scale(config: _Config, layer: int, part: str, file: Path) -> tuple[float, int]:
+def _scale(config: _Config, layer: int, part: str) -> tuple[float, int]:
     """The factor of the change, and its rank, which patterns may give to single parts."""
     inside = "mlp" if part in ("gate_proj", "up_proj", "down_proj") else "self_attn"
     name = f"model.layers.{layer}.{inside}.{part}"
-    rank = int(_by_pattern(config.rank_pattern, name, config.r, file))
-    alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha, file))
+    rank = int(_by_pattern(config.rank_pattern, name, config.r))
+    alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha))
     return alpha / (math.sqrt(rank) if config.use_rslora else rank), rank
 
 
-def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any, file: Path) -> Any:
+def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     """As peft does: the first pattern that is the end of the module's name, or the whole of it."""
-    for pattern, value in patterns.items():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", name):
-                return value
-        except re.error as error:
-            raise ValueError(f"{file}: {pattern[:QUOTED_AT_MOST]!r} is not a pattern: {error}") from error
-    return otherwise
+    return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", name)), otherwise)
 
 
 def _some(names: Sequence[str]) -> str:

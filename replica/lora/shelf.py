@@ -1,5 +1,6 @@
 """The adapters that requests may ask for; more are read on a thread, and unloaded ones wait for their last requests."""
 
+import logging
 from collections.abc import Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,8 @@ from replica.messages import AdapterChanged, LoadAdapter, UnloadAdapter
 
 if TYPE_CHECKING:  # torch
     from replica.lora.adapter import Adapter, Adapters
+
+log = logging.getLogger(__name__)
 
 
 class Shelf:
@@ -80,8 +83,9 @@ class Shelf:
                 del self._reading[name]
                 try:
                     yield asked, reading.result()
-                except (ValueError, OSError, MemoryError, RuntimeError) as error:  # torch's out of memory is the last
-                    yield asked, str(error) or "out of memory"
+                except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
+                    log.warning("cannot load the adapter %s from %s: %r", name, asked.folder, error)
+                    yield asked, str(error) or repr(error)
 
     @property
     def waits(self) -> bool:

@@ -91,11 +91,12 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         return None
     completed = with_description(spec, answer)
     kv_read, kv_layout = readable_at(completed, answer)
+    adapters = frozenset(answer.adapters or ()) - {answer.model}
     return Facts(
         spec=completed,
         native=True,
-        models=(answer.model, *(answer.adapters or ())),
-        adapters=frozenset(answer.adapters or ()),
+        models=(answer.model, *sorted(adapters)),
+        adapters=adapters,
         changes_adapters=answer.adapters is not None,
         tokenizer=answer.tokenizer,
         total_blocks=answer.pool.total or None,

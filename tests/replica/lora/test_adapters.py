@@ -282,6 +282,34 @@ def test_no_more_are_loaded_than_may_be(engine: Engine, folder: Path) -> None:
     assert load(engine, "c", path) == ""
 
 
+def test_no_folder_ends_the_engine(engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise KeyError("a surprise")
+
+    assert engine.runner.adapters is not None
+    monkeypatch.setattr(engine.runner.adapters, "read", read)
+    assert "a surprise" in load(engine, "a", folder)
+    assert "not loaded" in refusal(engine, "a")
+
+
+def test_what_a_neighbour_reads_is_not_forgotten_by_halves(engine: Engine, folder: Path) -> None:
+    tokens, other = prompt(67), saved_adapter(MODEL, "attention", folder)
+    load(engine, "a", saved_adapter(MODEL, "all", folder))
+    answers(engine, [("a", tokens)])
+    digest = shelf_of(engine).digests["a"]
+    unload(engine, "a")
+    chain = Chain(tokens, 16, MODEL, lora_name="a", lora_digest=digest)
+    read = engine.pool.match(chain).blocks[1:3]
+    assert len(read) == 2
+    engine.pool.touch(read)
+    assert "neighbours still read" in load(engine, "a", other)
+    assert len(engine.pool.match(chain).blocks) == 4, "nothing is forgotten"
+    engine.pool.release(read)
+    assert load(engine, "a", other) == ""
+    for cached in (0, 66):
+        assert answers(engine, [("a", tokens)])[0].cached_tokens == cached
+
+
 def test_a_folder_that_does_not_fit_changes_nothing(engine: Engine, folder: Path, tmp_path: Path) -> None:
     assert "no adapter_config.json" in load(engine, "a", tmp_path)
     assert "not loaded" in refusal(engine, "a")

@@ -1,6 +1,7 @@
 """Folders that hold no adapter of the model are refused in one line that says why."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,28 @@ def pickled(folder: Path) -> None:
     (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
 
 
+def odd_type(folder: Path) -> None:
+    """Of a type that safetensors knows and torch does not."""
+    header = json.dumps(
+        {f"{LAYER}.q_proj.lora_A.weight": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}
+    ).encode()
+    (folder / WEIGHTS_FILE).write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+
+
+def fifo(folder: Path) -> None:
+    (folder / WEIGHTS_FILE).unlink()
+    os.mkfifo(folder / WEIGHTS_FILE)
+
+
+def endless(folder: Path) -> None:
+    (folder / WEIGHTS_FILE).unlink()
+    (folder / WEIGHTS_FILE).symlink_to("/dev/zero")
+
+
+def too_large(folder: Path) -> None:
+    os.truncate(folder / WEIGHTS_FILE, 2**40)
+
+
 SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / CONFIG_FILE).unlink(), "no adapter_config.json; "),
     (lambda folder: (folder / CONFIG_FILE).write_text("["), "is not JSON"),
@@ -68,10 +91,21 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (configured(use_dora=True), "use_dora is true"),
     (configured(bias="all"), 'bias is "all"'),
     (configured(modules_to_save=["lm_head"]), 'modules_to_save is ["lm_head"]'),
-    (configured(r=0), "r"),
+    (configured(r=0), "$.r"),
+    (configured(r=10**400), "is not the configuration"),
+    (configured(rank_pattern={"q_proj": 0}), "$.rank_pattern"),
+    (configured(init_lora_weights="pissa_niter_4"), 'init_lora_weights is "pissa_niter_4"'),
+    (configured(alora_invocation_tokens=[1, 2]), "alora_invocation_tokens is [1, 2]"),
+    (configured(layer_replication=[[0, 2]]), "layer_replication is [[0, 2]]"),
     (configured(r=2000), "has rank 2000"),
     (configured(r=4), "has a tensor of (3, 64)"),
-    (configured(rank_pattern={"(": 3}), "is not a pattern"),
+    (configured(rank_pattern={"(": 3}), 'a pattern is "("'),
+    (configured(alpha_pattern={r"(\w+\.?)+!": 3}), "a pattern is"),
+    (configured(rank_pattern={"q_proj" * 2000 + "+": 3}), "a pattern is"),
+    (odd_type, "not a whole safetensors file"),
+    (fifo, "is not a file"),
+    (endless, "is not a file"),
+    (too_large, "at most"),
     (weighed(lambda weights: weights.clear()), "has no weights"),
     (weighed(lambda weights: weights.pop(f"{LAYER}.q_proj.lora_B.weight")), "q_proj of layer 0 has only lora_A"),
     (

@@ -82,6 +82,21 @@ def test_a_block_that_comes_back_from_the_host_is_retained_again() -> None:
     assert not pool.marks()
 
 
+def test_a_tail_takes_no_mark_of_what_its_slot_held_before() -> None:
+    pool = Pool()
+    pool.partial = True
+    pool.ask(prompt(), TTL_S)
+    pool.press()
+    blocks = pool.take((), pool.num_blocks)
+    assert blocks is not None
+    for block in blocks:
+        pool.keep_tail(chain(range(1000 * block, 1000 * block + 3)), [block], 2)
+    pool.release(blocks)
+    pool.touch(blocks)
+    pool.check()
+    assert not pool.marks()
+
+
 def test_a_block_that_comes_back_from_the_disk_is_retained_again() -> None:
     pool = Pool(host_slots=8, disk_slots=32)
     pool.ask(prompt(), TTL_S)
