@@ -1,6 +1,6 @@
-"""FlashAttention from other projects: version 3 with vLLM's extensions, and torch's version 2.
+"""FlashAttention from other projects: versions 3 and 2 with vLLM's extensions, and torch's version 2.
 
-Both read tables as they are here. The operator of version 3 is called itself: its Python wrapper imports all of vLLM.
+All read tables as they are here. vLLM's operators are called themselves: their Python wrapper imports all of vLLM.
 """
 
 import inspect
@@ -16,17 +16,18 @@ from torch import Tensor
 from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 
-LIBRARY = "_vllm_fa3_C"
-HOPPER = 9  # of the compute capability
+LIBRARY, LIBRARY2 = "_vllm_fa3_C", "_vllm_fa2_C"
+AMPERE, HOPPER = 8, 9  # of the compute capability
 TYPES = (torch.bfloat16, torch.float16)
-VARLEN_BLOCK = 256
+VARLEN_BLOCK, FLASH2_BLOCK = 256, 16
 HEAD_STEP, LARGEST_HEAD = 8, 256
 # From this size on, version 3 may read blocks as whole tiles: what lies behind a sequence's end in its last block then
 # counts, and one that is not a number spoils the result.
 WHOLE_TILES = 64
 
 # Versions differ in what they take and in its order, but not in what these mean. What else there is may be left out.
-GIVEN = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "softmax_scale"}
+COMMON = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale"}
+GIVEN, GIVEN2 = COMMON | {"page_table"}, COMMON | {"block_table", "cu_seqlens_k"}
 CONSTANTS: dict[str, Any] = {
     "is_causal": True,
     "window_size_left": -1,
@@ -37,6 +38,9 @@ CONSTANTS: dict[str, Any] = {
     "sm_margin": 0,
     "cp_world_size": 1,
     "cp_rank": 0,
+    "p_dropout": 0.0,
+    "zero_tensors": False,
+    "return_softmax": False,
 }
 
 
@@ -67,7 +71,7 @@ class FlashAttention3(FlashAttention):
     def __init__(self, operator: Any) -> None:
         """Raise RuntimeError if this is no operator that can be called here."""
         self._operator = operator
-        self._others = others_of(operator)
+        self._others = others_of(operator, GIVEN)
 
     def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         """Sequences of one row each: no starts are needed."""
@@ -97,19 +101,46 @@ class FlashAttention3(FlashAttention):
         return results[0]
 
 
-def others_of(operator: Any) -> dict[str, Any]:
+class FlashAttention2(FlashAttention):
+    name = "flash2"
+
+    def __init__(self, operator: Any) -> None:
+        """Raise RuntimeError if this is no operator that can be called here."""
+        self._operator = operator
+        self._others = others_of(operator, GIVEN2)
+
+    def call(
+        self, queries: Tensor, cache: LayerCache, step: TableStep, sequences: slice, starts: Tensor, longest_rows: int
+    ) -> Tensor:
+        results: list[Tensor] = self._operator(
+            q=queries,
+            k=cache.keys,
+            v=cache.values,
+            cu_seqlens_q=starts,
+            cu_seqlens_k=starts,  # wanted, and not read where lengths and tables are given
+            seqused_k=step.lengths[sequences],
+            max_seqlen_q=longest_rows,
+            max_seqlen_k=step.longest,
+            block_table=step.tables[sequences],
+            softmax_scale=queries.shape[-1] ** -0.5,
+            **self._others,
+        )
+        return results[0]
+
+
+def others_of(operator: Any, given: set[str]) -> dict[str, Any]:
     """Further arguments that this version requires."""
-    arguments = operator.default._schema.arguments
-    names = {argument.name for argument in arguments}
-    if not names >= GIVEN:
-        raise RuntimeError(f"{LIBRARY}.fwd does not take {', '.join(sorted(GIVEN - names))}; use another version of it")
+    schema = operator.default._schema
+    names, what = {argument.name for argument in schema.arguments}, schema.name.replace("::", ".")
+    if not names >= given:
+        raise RuntimeError(f"{what} does not take {', '.join(sorted(given - names))}; use another version of it")
     others = {}
-    for argument in arguments:
+    for argument in schema.arguments:
         if argument.name in CONSTANTS:
             others[argument.name] = CONSTANTS[argument.name]
-        elif argument.name not in GIVEN and not argument.has_default_value():
+        elif argument.name not in given and not argument.has_default_value():
             if not str(argument.type).startswith("Optional"):
-                raise RuntimeError(f"{LIBRARY}.fwd wants {argument.name}, which is unknown; use another version of it")
+                raise RuntimeError(f"{what} wants {argument.name}, which is unknown; use another version of it")
             others[argument.name] = None
     return others
 
@@ -120,28 +151,55 @@ def own_flash3(shape: KvShape) -> FlashAttention3:
     function = import_module("vllm_flash_attn").flash_attn_varlen_func
     if "seqused_k" not in inspect.signature(function).parameters:
         raise RuntimeError("this vllm_flash_attn takes no seqused_k; build one of 2025 or later")
-    return FlashAttention3(_operator())
+    return FlashAttention3(_operator(LIBRARY, "fwd"))
 
 
 def flash3_of_vllm(shape: KvShape) -> FlashAttention3:
     """FlashAttention 3 from the library inside an installed vllm, without importing vllm."""
     _check_flash3(shape)
+    _load_of_vllm(LIBRARY)
+    return FlashAttention3(_operator(LIBRARY, "fwd"))
+
+
+def own_flash2(shape: KvShape) -> FlashAttention2:
+    """FlashAttention 2 from an installed `vllm_flash_attn`."""
+    _check_flash2(shape)
+    import_module("vllm_flash_attn")
+    return FlashAttention2(_operator(LIBRARY2, "varlen_fwd"))
+
+
+def flash2_of_vllm(shape: KvShape) -> FlashAttention2:
+    """FlashAttention 2 from the library inside an installed vllm, without importing vllm."""
+    _check_flash2(shape)
+    _load_of_vllm(LIBRARY2)
+    return FlashAttention2(_operator(LIBRARY2, "varlen_fwd"))
+
+
+def _load_of_vllm(library: str) -> None:
     found = find_spec("vllm")
     folders = found.submodule_search_locations if found else None
     if not folders:
         raise ImportError("vllm is not installed")
-    libraries = [path for folder in folders for path in Path(folder, "vllm_flash_attn").glob(f"{LIBRARY}*.so")]
+    libraries = [path for folder in folders for path in Path(folder, "vllm_flash_attn").glob(f"{library}*.so")]
     if not libraries:
-        raise ImportError(f"this vllm has no {LIBRARY}; install one for CUDA")
+        raise ImportError(f"this vllm has no {library}; install one for CUDA")
     torch.ops.load_library(libraries[0])
-    return FlashAttention3(_operator())
 
 
-def _operator() -> Any:
-    namespace = getattr(torch.ops, LIBRARY)
-    if not hasattr(namespace, "fwd"):
-        raise RuntimeError(f"torch.ops.{LIBRARY} has no fwd; it was built without FlashAttention 3")
-    return namespace.fwd
+def _operator(library: str, name: str) -> Any:
+    namespace = getattr(torch.ops, library)
+    if not hasattr(namespace, name):
+        raise RuntimeError(f"torch.ops.{library} has no {name}; it was built without this version of FlashAttention")
+    return getattr(namespace, name)
+
+
+def _check_flash2(shape: KvShape) -> None:
+    _check_shape("FlashAttention 2", shape)
+    if shape.block_size % FLASH2_BLOCK:
+        raise RuntimeError(f"FlashAttention 2 wants a block size that {FLASH2_BLOCK} divides, not {shape.block_size}")
+    major, minor = torch.cuda.get_device_capability()
+    if major < AMPERE:
+        raise RuntimeError(f"FlashAttention 2 needs compute capability {AMPERE}.0; this device has {major}.{minor}")
 
 
 def _check_flash3(shape: KvShape) -> None:

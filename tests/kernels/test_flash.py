@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.flash import FlashAttention, FlashAttention3, VarlenAttention
+from kernels.gpu.flash import FlashAttention, FlashAttention2, FlashAttention3, VarlenAttention
 from kernels.paged import Attention, LayerCache
 from kernels.plain import PlainAttention
 from kernels.tables import TableStep
-from tests.kernels.flashes import NEW, OTHER, operator, varlen_attn
+from tests.kernels.flashes import NEW, NEW2, OLD2, OTHER, operator, varlen_attn
 from tests.kernels.sequences import Shape
 from tests.kernels.tables import both
 
@@ -30,6 +30,15 @@ def test_flash3_computes_a_step_in_one_call(schema: str, spans: list[tuple[int, 
         mine, expected = both(fwd(), SHAPE, spans, decoding)
     torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
     assert len(calls) == 1 and ("cu_seqlens_q" in calls[0]) == (spans is not DECODES)
+
+
+@steps
+@pytest.mark.parametrize("schema", [NEW2, OLD2])
+def test_flash2_computes_a_step_in_one_call(schema: str, spans: list[tuple[int, int]], decoding: int) -> None:
+    with operator(schema) as calls:
+        mine, expected = both(FlashAttention2(torch.ops._vllm_fa2_C.varlen_fwd), SHAPE, spans, decoding)
+    torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
+    assert len(calls) == 1
 
 
 @steps
@@ -68,3 +77,15 @@ def test_decodes_and_prompts_may_be_asked_for_one_after_the_other(name: str) -> 
 def test_an_operator_that_cannot_be_called_is_refused(schema: str, reason: str) -> None:
     with operator(schema), pytest.raises(RuntimeError, match=reason):
         fwd()
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (NEW2.replace("Tensor? block_table,", ""), "_vllm_fa2_C.varlen_fwd does not take block_table"),
+        (NEW2.replace("int num_splits", "int num_splits, int mystery"), "_vllm_fa2_C.varlen_fwd wants mystery"),
+    ],
+)
+def test_an_operator_of_version_2_that_cannot_be_called_is_refused(schema: str, reason: str) -> None:
+    with operator(schema), pytest.raises(RuntimeError, match=reason):
+        FlashAttention2(torch.ops._vllm_fa2_C.varlen_fwd)
