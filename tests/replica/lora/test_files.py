@@ -59,7 +59,7 @@ def pickled(folder: Path) -> None:
 
 
 def odd_type(folder: Path) -> None:
-    """Of a type that safetensors knows and torch does not."""
+    """Give a tensor a type that safetensors knows and torch does not."""
     header = json.dumps(
         {f"{LAYER}.q_proj.lora_A.weight": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}
     ).encode()
