@@ -92,9 +92,8 @@ def _check_parallel(values: Mapping[str, Any]) -> None:
         raise Unusable(f"{given} is only for the native engine; leave it out: a simulated engine computes nothing")
     if values["device"] == "cuda":
         raise Unusable(f"{given}: {NO_GPUS}")
-    for key in ("lora_modules", "lora_dir"):
-        if values[key]:
-            raise Unusable(f"{given} and --{key.replace('_', '-')}: ranks share no adapters; give one of the two")
+    if values["lora_dir"]:
+        raise Unusable(f"{given} and --lora-dir: ranks load adapters only at the start; name them with --lora-modules")
 
 
 def _check_curve(values: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from kernels.spans import Copy, Span
 from replica import prompt_logprobs
 from replica.block_memory import ArrayMemory, BlockMemory
 from replica.config import EngineConfig
-from replica.lora.adapter import AdaptedRows, Adapters
+from replica.lora.adapter import Adapters
 from replica.model.config import ModelConfig, read_config
 from replica.model.ranks import ALONE, Ranks
 from replica.model.transformer import Transformer
@@ -143,20 +143,21 @@ class NativeRunner(ImmediateRunner):
     def _hidden(self, ordered: Sequence[Scheduled], copies: Sequence[Copy]) -> Tensor:
         spans = [Span(scheduled.request.blocks, scheduled.start, scheduled.tokens) for scheduled in ordered]
         token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
-        return self.compute(token_ids, spans, copies, self.model.adapters.rows(ordered))
+        return self.compute(token_ids, spans, copies, [scheduled.request.chain.lora_name for scheduled in ordered])
 
     def compute(
         self,
         token_ids: NDArray[np.int64],
         spans: Sequence[Span],
         copies: Sequence[Copy],
-        adapted: AdaptedRows | None = None,
+        adapters: Sequence[str | None],
     ) -> Tensor:
         """Do the copies, then return the hidden states of these tokens; sequences that decode come first."""
         if copies:
             self.model.pointwise.copy(self.caches, copies)
         decoding = sum(span.tokens == 1 for span in spans)
         step = ContextStep(spans[:decoding], spans[decoding:], self.block_size)
+        adapted = self.model.adapters.rows(zip(adapters, (span.tokens for span in spans), strict=True))
         return self.model.hidden(torch.from_numpy(token_ids), step, self.caches, self.attention, adapted)
 
 

@@ -17,6 +17,7 @@ from router.workers.questions import (
     DECIDED,
     EXPECT_CLEAR,
     FIGURES,
+    FORGET,
     LEARN_AGAIN,
     RECENT,
     RESPONSE,
@@ -40,6 +41,7 @@ class Telling:
             RESPONSE: self._response,
             USAGE: self._usage,
             LEARN_AGAIN: self._learn_again,
+            FORGET: self._forget,
             EXPECT_CLEAR: self._expect_clear,
         }
         self._answers = {question.name: answer for question, answer in answers.items()}
@@ -81,6 +83,10 @@ class Telling:
         for error in found:
             if error is not None and not isinstance(error, Broken):  # its health checks judge a broken one
                 raise error
+        return True
+
+    async def _forget(self, told: Told) -> bool:
+        self._router.members.forget(about(told, str))
         return True
 
     async def _expect_clear(self, _: Told) -> bool:

@@ -122,7 +122,8 @@ class DeviceRunner:
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
-        adapted = self.adapters.rows(ordered)  # not in graphs
+        # Not in graphs.
+        adapted = self.adapters.rows((scheduled.request.chain.lora_name, scheduled.tokens) for scheduled in ordered)
         size = None if scores or adapted is not None else self._size_for(rows, sequences - decoding)
         if size is not None:
             inputs = self._send(self._counts(size), ordered, table_rows)

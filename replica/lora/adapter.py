@@ -16,7 +16,7 @@ from torch.nn import functional
 from kernels.linear import Linear, linear
 from replica.lora.files import AdapterFiles, Factors, read_adapter
 from replica.model.config import ModelConfig
-from replica.request import Scheduled
+from replica.model.ranks import ALONE, Ranks
 
 LEAST_RANK = 8
 
@@ -48,15 +48,16 @@ class Change(NamedTuple):
 class Adapter:
     """One adapter's changes, by layer and product."""
 
-    def __init__(self, name: str, files: AdapterFiles, config: ModelConfig, like: Tensor) -> None:
+    def __init__(self, name: str, files: AdapterFiles, config: ModelConfig, like: Tensor, ranks: Ranks) -> None:
         self.name = name
         self.digest = files.digest
         self.rank = files.rank
-        starts = _starts(config)
+        starts = _starts(ranks.own(config))
         by_place: dict[tuple[int, Place], list[tuple[int, Factors]]] = {}
         for (layer, part), factors in files.factors.items():
             place, start = starts[part]
-            converted = _padded(Factors(*(_converted(factor, like, name) for factor in factors)))
+            own = ranks.cut(part, *factors)
+            converted = _padded(Factors(*(_converted(factor, like, name) for factor in own)))
             by_place.setdefault((layer, place), []).append((start, converted))
         self.changes = {where: _change(parts) for where, parts in by_place.items()}
 
@@ -109,24 +110,24 @@ class AdaptedRows:
 class Adapters:
     """The adapters of one model by their names, as a runner computes with them."""
 
-    def __init__(self, config: ModelConfig, like: Tensor) -> None:
+    def __init__(self, config: ModelConfig, like: Tensor, ranks: Ranks = ALONE) -> None:
         self.loaded: dict[str, Adapter] = {}
         self._config = config
+        self._ranks = ranks
         self._like = like  # a weight of the model
 
     def read(self, name: str, folder: Path) -> Adapter:
         """Read an adapter, which is not among the loaded ones yet; ValueError or OSError if it does not fit."""
-        return Adapter(name, read_adapter(folder, self._config), self._config, self._like)
+        return Adapter(name, read_adapter(folder, self._config), self._config, self._like, self._ranks)
 
-    def rows(self, ordered: Sequence[Scheduled]) -> AdaptedRows | None:
-        """Group the rows of a step by the adapters of their requests; None if none has one."""
+    def rows(self, sequences: Iterable[tuple[str | None, int]]) -> AdaptedRows | None:
+        """Group the rows of a step by the adapters of its sequences, so many rows each; None if none has one."""
         groups: dict[str, list[Tensor]] = {}
         first = 0
-        for scheduled in ordered:
-            name = scheduled.request.chain.lora_name
+        for name, tokens in sequences:
             if name is not None:
-                groups.setdefault(name, []).append(torch.arange(first, first + scheduled.tokens))
-            first += scheduled.tokens
+                groups.setdefault(name, []).append(torch.arange(first, first + tokens))
+            first += tokens
         if not groups:
             return None
         return AdaptedRows((self.loaded[name], torch.cat(rows).to(self._like.device)) for name, rows in groups.items())

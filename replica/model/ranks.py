@@ -14,6 +14,10 @@ class Ranks(Protocol):
         """Return the shapes of this rank's part."""
         ...
 
+    def cut(self, projection: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this rank's part of an adapter's factors for a projection."""
+        ...
+
     def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
         """Return the embeddings, of which this rank holds those of its part of the vocabulary."""
         ...
@@ -36,6 +40,9 @@ class Alone:
 
     def own(self, config: ModelConfig) -> ModelConfig:
         return config
+
+    def cut(self, projection: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        return down, up
 
     def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
         return embedding[token_ids]

@@ -48,7 +48,7 @@ class Transformer:
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", vocabulary, width)
         self._head = linear(head)
         self._rotation = rotation(config, max_model_len).to(self.device, self.dtype)
-        self.adapters = Adapters(config, self._embedding)
+        self.adapters = Adapters(config, self._embedding, ranks)
 
     def hidden(
         self,

@@ -79,7 +79,7 @@ def serve(channel: "Connection[bytes, bytes]", runner: NativeRunner) -> None:
     while True:
         order = receive_order(channel)
         if isinstance(order, Compute):
-            runner.compute(np.frombuffer(order.token_ids, np.int64).copy(), order.spans, order.copies)
+            runner.compute(np.frombuffer(order.token_ids, np.int64).copy(), order.spans, order.copies, order.adapters)
         elif isinstance(order, Logits):
             model.logits(torch.empty(order.rows, model.config.hidden_size, dtype=model.dtype))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from replica.model.config import ModelConfig
-from replica.parallel.shares import Share
+from replica.parallel.shares import Share, parts_of
 
 BUFFER_BYTES = 1 << 20  # longer tensors go in pieces, which stay in the processor's cache
 # Ranks reach a collective at nearly the same time; one that comes so late hangs.
@@ -96,12 +96,18 @@ class GroupRanks:
     def __init__(self, share: Share, config: ModelConfig, group: Group) -> None:
         self.share = share
         self.group = group
+        self._parts = parts_of(config, share)
         parts = [Share(rank, share.size).part(config.vocab_size) for rank in range(share.size)]
         self._first_token = parts[share.rank].start
         self._widths = [part.stop - part.start for part in parts]
 
     def own(self, config: ModelConfig) -> ModelConfig:
         return self.share.own(config)
+
+    def cut(self, projection: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        if projection in self._parts.columns:
+            return down[:, self._parts.columns[projection].own], up
+        return down, up[self._parts.rows[projection].own]
 
     def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
         rows = token_ids - self._first_token

@@ -32,6 +32,7 @@ class Compute(Struct, tag=True, array_like=True):
     token_ids: bytes  # int64
     spans: Sequence[Span]  # those that decode first
     copies: Sequence[Copy]
+    adapters: Sequence[str | None]  # one of each span
 
 
 class Logits(Struct, tag=True, array_like=True):

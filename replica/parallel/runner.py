@@ -12,7 +12,6 @@ from kernels.paged import Attention, LayerCache
 from kernels.spans import Copy, Span
 from replica.block_memory import ArrayMemory
 from replica.config import EngineConfig
-from replica.lora.adapter import AdaptedRows
 from replica.model.config import ModelConfig
 from replica.model.transformer import Transformer
 from replica.native import NativeRunner, load, refuse_too_large
@@ -87,11 +86,10 @@ class ParallelRunner(NativeRunner):
         token_ids: NDArray[np.int64],
         spans: Sequence[Span],
         copies: Sequence[Copy],
-        adapted: AdaptedRows | None = None,
+        adapters: Sequence[str | None],
     ) -> Tensor:
-        assert adapted is None, "ranks share no adapters"
-        self.followers.tell(Compute(token_ids.tobytes(), spans, copies))
-        return super().compute(token_ids, spans, copies)
+        self.followers.tell(Compute(token_ids.tobytes(), spans, copies, adapters))
+        return super().compute(token_ids, spans, copies, adapters)
 
     def close(self) -> None:
         self.followers.close()

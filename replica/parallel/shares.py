@@ -42,6 +42,29 @@ class Share(NamedTuple):
 WHOLE = Share(0, 1)
 
 
+class Part(NamedTuple):
+    """One rank's rows or columns of a matrix, and how many the whole has."""
+
+    own: slice
+    whole: int
+
+
+class Parts(NamedTuple):
+    """The modules whose rows are divided, and those whose columns are, where results are summed over the ranks."""
+
+    rows: dict[str, Part]
+    columns: dict[str, Part]
+
+
+def parts_of(config: ModelConfig, share: Share) -> Parts:
+    queries = Part(_scaled(share.part(config.num_heads), config.head_dim), config.num_heads * config.head_dim)
+    keys = Part(_scaled(share.kv_heads(config), config.head_dim), config.num_kv_heads * config.head_dim)
+    inner = Part(share.part(config.intermediate_size), config.intermediate_size)
+    vocabulary = Part(share.part(config.vocab_size), config.vocab_size)
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": inner, "up_proj": inner}
+    return Parts(rows | {"embed_tokens": vocabulary, "lm_head": vocabulary}, {"o_proj": queries, "down_proj": inner})
+
+
 def refuse_what_does_not_divide(config: ModelConfig, size: int) -> None:
     """Raise ValueError, with what to do, for a model that so many ranks cannot share."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -61,6 +84,10 @@ def refuse_what_does_not_divide(config: ModelConfig, size: int) -> None:
 def kv_copies(config: ModelConfig, size: int) -> int:
     """Return how many ranks hold the same KV head."""
     return max(1, size // config.num_kv_heads)
+
+
+def _scaled(part: slice, factor: int) -> slice:
+    return slice(part.start * factor, part.stop * factor)
 
 
 def _length(part: slice) -> int:

@@ -14,7 +14,7 @@ from router.members.fetch import fetch
 from router.members.members import Server, no_replica
 from router.members.spec import ModelName
 from router.upkeep import Upkeep
-from router.workers.questions import LEARN_AGAIN
+from router.workers.questions import FORGET, LEARN_AGAIN
 
 LOAD_S = 120.0  # an engine may read an adapter from a slow disk
 MOST_AT_ONCE = 32
@@ -86,6 +86,10 @@ async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: b
     found = await asyncio.gather(*map(at, concerned))
     if router.colleagues is not None:
         await router.colleagues.told(LEARN_AGAIN, [one.name for one in concerned])
+    if not load:
+        router.members.forget(asked.lora_name)
+        if router.colleagues is not None:
+            await router.colleagues.told(FORGET, asked.lora_name)
     status, failure = SUCCESS, None
     if failed := [one for one in found if one.has_it != load]:
         status = failed[0].status or BAD_GATEWAY

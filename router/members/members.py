@@ -253,6 +253,12 @@ class Members:
         elif not (self.by_name or self._once_served or self.expected):
             raise no_replica("there is no replica")
 
+    def forget(self, name: str) -> None:
+        """Let no request wait for a model that no replica serves any more."""
+        if name not in self.models:
+            self._gone.pop(name, None)
+            self._once_served.pop(name, None)
+
     def arrange(self) -> None:
         self.by_name = {member.name: member for server in self.servers.values() for member in server.members}
         self.everybody = [member.candidate for member in self]

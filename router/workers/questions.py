@@ -42,4 +42,5 @@ DECIDED = Question("decided", list)  # for the dashboard, newest first
 RESPONSE = Question("response", Held | None)  # type: ignore[arg-type]  # about its id
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
 LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
+FORGET = Question("forget", bool)  # about a model's name: none of its replicas is to come back
 EXPECT_CLEAR = Question("expect clear", bool)  # all replicas are about to clear their caches

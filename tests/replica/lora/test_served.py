@@ -192,6 +192,7 @@ async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list
         assert [one.chosen for one in decisions[::2]] == [one.chosen for one in decisions[1::2]]
         gone = await client.post(UNLOAD, {"lora_name": "sql"}, **HERE)
         assert (gone.status, [one["has_it"] for one in gone.json["replicas"]]) == (200, [False, False])
+        assert (await client.post("/v1/completions", completion(asked, model="sql"))).status == 404
 
 
 async def test_a_router_notices_what_a_replica_is_told_directly(

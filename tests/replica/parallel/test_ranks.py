@@ -8,10 +8,12 @@ import msgspec
 import pytest
 import torch
 
+from replica.config import LoraModule
 from replica.engine import Engine
 from replica.process import kv_layout_of
 from replica.tiers.lower import DISK, HOST
 from tests.events.processes import wait_until
+from tests.replica.lora.adapters import adapted_logits, saved_adapter
 from tests.replica.models import Answer, ask, finish, logits, native, saved, submit
 from tests.replica.parallel.conftest import Started, closing_engine
 from tests.replica.test_golden import assert_is_transformers, prompts
@@ -137,3 +139,22 @@ def test_other_numbers_of_ranks_never_read_each_others_blocks(shared: Started) -
     engine = shared("qwen3", 2)
     configs = [msgspec.structs.replace(engine.config, tensor_parallel_size=ranks) for ranks in (1, 2, 4)]
     assert len({kv_layout_of(config, engine.runner) for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("llama-odd", 2), ("qwen3", 4)])
+def test_ranks_compute_adapters_like_peft(name: str, ranks: int, folder: Path, shared: Started) -> None:
+    modules = tuple(LoraModule(adapter, str(saved_adapter(name, adapter, folder))) for adapter in ("all", "patterns"))
+    engine = shared(name, ranks, lora_modules=modules)
+    asked = [(adapter, prompt) for adapter in ("all", None, "patterns") for prompt in prompts([17, 40])]
+    for _ in range(2):  # the second time warm
+        for number, (adapter, prompt) in enumerate(asked):
+            submit(engine, number, prompt, lora_name=adapter)
+        answers = finish(engine)
+        for number, (adapter, prompt) in enumerate(asked):
+            answer = answers[number]
+            if adapter is None:
+                assert_is_transformers(name, prompt, answer)
+            else:
+                said = adapted_logits(name, adapter, [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :]
+                assert said.argmax(-1).tolist() == answer.token_ids
+    assert answers[0].cached_tokens

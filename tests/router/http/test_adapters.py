@@ -8,7 +8,7 @@ import pytest
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
-from tests.router.scripted import MODEL, Call, Scripted, Served, connect, drops, says, served
+from tests.router.scripted import CHAT, MODEL, Call, Scripted, Served, chat, connect, drops, says, served
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HERE = {"host": "localhost"}  # an administrator, as no key is demanded
@@ -65,6 +65,8 @@ async def _loads_everywhere(a: Scripted, b: Scripted, other: Scripted, specs: tu
         gone = await client.post(UNLOAD, {"lora_name": "sql"}, **HERE)
         assert gone.status == 200 and [one["has_it"] for one in gone.json["replicas"]] == [False, False]
         assert models(running) == {MODEL, "else"}
+        nobody = await client.post(CHAT, chat() | {"model": "sql"})
+        assert (nobody.status, nobody.error["code"]) == (404, "model_not_found"), "it waits for nobody"
 
 
 async def test_a_replica_that_fails_is_named_with_the_reason() -> None:
