@@ -92,6 +92,8 @@ def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
     digest.update(weights)
     try:
         tensors = load(weights)
+    except MemoryError:
+        raise
     except Exception as error:  # of safetensors' own, or whatever types and shapes torch cannot have
         raise ValueError(f"{weights_file} is not a whole safetensors file: {error}; get it again") from error
     return AdapterFiles(digest.hexdigest(), _paired(tensors, config, model, weights_file))
