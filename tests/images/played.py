@@ -26,6 +26,7 @@ class Played:
         self.name, self.address = name, address
         self._spec = pod.spec
         self._container = pod.spec["containers"][0]
+        assert "lifecycle" not in self._container, "Podman runs no preStop hooks"
         self.container = f"{name}-{self._container['name']}"
         self._ports = pod.ports
         self._began_s = time.monotonic()
@@ -82,8 +83,12 @@ class Network:
             str(each) for each in itertools.islice(ip_network(subnet["subnet"]).hosts(), 99, None)
         )
 
+    def address(self) -> str:
+        """One that nobody has."""
+        return next(self._addresses)
+
     def play(self, pod: Pod, name: str, image: str, more: Sequence[str] = (), mount: Path | None = None) -> Played:
-        played = Played(pod, name, next(self._addresses))
+        played = Played(pod, name, self.address())
         file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(manifest(pod, name, played.address, image, more, mount)))
         self._pods.append(name)

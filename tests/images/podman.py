@@ -19,7 +19,7 @@ def why_not() -> str | None:
     """Reason why no container can run here, or None."""
     if sys.platform != "linux" or os.getuid() != 0:
         return "containers with addresses of their own need root on Linux"
-    if absent := [name for name in ("podman", "kubectl") if shutil.which(name) is None]:
+    if absent := [name for name in ("podman", "kubectl", "nft") if shutil.which(name) is None]:
         return f"there is no {absent[0]}"
     if subprocess.run(["podman", "image", "exists", BASE], check=False).returncode != 0:
         return f"there is no image {BASE}: `podman pull {BASE}`, or `python3.12 -m tests.images.base`"
