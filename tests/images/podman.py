@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.images.dockerfile import ROOT, read
 BASE = os.environ.get("WARMROUTE_PYTHON_IMAGE") or read().arguments["PYTHON_IMAGE"]
 CERTIFICATES = Path("/etc/ssl/certs")
 PIP = Path("/etc/pip.conf")
+MAKE_BASE = "python3.12 -m tests.images.base"
 
 
 def why_not() -> str | None:
@@ -21,9 +23,11 @@ def why_not() -> str | None:
         return "containers with addresses of their own need root on Linux"
     if absent := [name for name in ("podman", "kubectl", "nft") if shutil.which(name) is None]:
         return f"there is no {absent[0]}"
-    if subprocess.run(["podman", "image", "exists", BASE], check=False).returncode != 0:
-        return f"there is no image {BASE}: `podman pull {BASE}`, or `python3.12 -m tests.images.base`"
-    return None
+    return None if is_there(BASE) else f"there is no image {BASE}: `podman pull {BASE}`, or `{MAKE_BASE}`"
+
+
+def is_there(image: str) -> bool:
+    return subprocess.run(["podman", "image", "exists", image], check=False).returncode == 0
 
 
 def podman(*arguments: str) -> str:
@@ -32,13 +36,13 @@ def podman(*arguments: str) -> str:
     return done.stdout
 
 
-def build(file: Path, target: str, tag: str) -> str:
+def build(file: Path, target: str, tag: str, base: str = BASE, more: Sequence[str] = ()) -> str:
     """Build with this machine's pip settings and certificates, which the image does not keep."""
     where = ["--network=host", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"]
     where += [f"--secret=id=pip,src={PIP}"] if PIP.exists() else []
     # Images of the format OCI have no health checks.
-    what = ("--format=docker", "--pull=never", f"--build-arg=PYTHON_IMAGE={BASE}", f"--target={target}")
-    podman("build", "--quiet", *what, *where, f"--file={file}", f"--tag={tag}", str(ROOT))
+    what = ("--format=docker", "--pull=never", f"--build-arg=PYTHON_IMAGE={base}", f"--target={target}")
+    podman("build", "--quiet", *what, *where, *more, f"--file={file}", f"--tag={tag}", str(ROOT))
     return tag
 
 

@@ -1,10 +1,11 @@
 """The images in real containers: built by Podman, started from the smallest overlay's pods, asked, ended and killed.
 
 What the cluster would do is done here: replicas are named in a file, the test asks the probes, and rules of nftables
-are the Service. Replicas simulate their engine, in the router's image with numpy.
+are the Service. Under load, replicas simulate their engine, in the router's image with numpy.
 """
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ import httpx2
 import pytest
 
 from tests.events.processes import wait_until
-from tests.images.dockerfile import DOCKERFILE
+from tests.images import torch_wheel
+from tests.images.dockerfile import DOCKERFILE, ROOT
 from tests.images.played import PROBES, Network, Played
-from tests.images.podman import BASE, build, inspect, podman, why_not
+from tests.images.podman import BASE, build, inspect, is_there, podman, why_not
 from tests.images.service import Service
-from tests.images.world import CLIENT, REPLICA, ROUTER, World, simulates
+from tests.images.world import CLIENT, REPLICA, REPLICA_CPU, ROUTER, World, computes, simulates
 from tests.k8s.load import token_ids, under_load
 
 pytestmark = [
@@ -36,6 +38,12 @@ for _ in range(2):
     answer = client.completions.create(model="demo", prompt="Once upon a time, " * 40, max_tokens=8)
     print(answer.usage.prompt_tokens_details.cached_tokens)
 """
+COUNT_PACKAGES = """
+from importlib.metadata import distributions
+from pathlib import Path
+files = [path for path in Path("/opt/warmroute").rglob("*") if path.is_file() and not path.is_symlink()]
+print(len([*distributions()]), sum(file.stat().st_size for file in files))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,19 @@ def images() -> None:
     build(DOCKERFILE, "router", ROUTER)
     build(own, "simulated", REPLICA)
     build(own, "client", CLIENT)
+
+
+@pytest.fixture(scope="module")
+def replica_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Build it, and return its base."""
+    found = torch_wheel.wheel(os.environ)
+    base = torch_wheel.base_for(found)
+    if not is_there(base):
+        pytest.skip(f"there is no image {base}, which the wheel of PyTorch needs; python -m tests.images.base makes it")
+    build(
+        DOCKERFILE, "replica-cpu", REPLICA_CPU, base, torch_wheel.build_options(found, tmp_path_factory.mktemp("torch"))
+    )
+    return base
 
 
 @pytest.fixture
@@ -64,6 +85,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def world(images: None, network: Network, folder: Path) -> World:  # noqa: ARG001
     return World(network, folder, simulates())
+
+
+@pytest.fixture
+def computing(images: None, replica_cpu: str, network: Network, folder: Path) -> World:  # noqa: ARG001
+    return World(network, folder, computes())
 
 
 @pytest.fixture
@@ -97,9 +123,20 @@ def adds_layers(count: int, image: str, base: str) -> None:
     assert (layers[: len(below)], len(layers)) == (below, len(below) + count)
 
 
+def is_as_large_as_the_page_says(image: str, target: str) -> None:
+    """About: versions of Python differ by a little."""
+    count, size = map(int, podman("run", "--rm", "--entrypoint=python", image, "-c", COUNT_PACKAGES).split())
+    print(f"\n{target}: {count} packages, {size / 2**20:.0f} MiB")
+    page = (ROOT / "docs/images.md").read_text()
+    [said] = re.findall(rf"\| `{target}` \|.*\| (\d+) packages, ([\d,]+) MiB \|", page)
+    assert abs(count - int(said[0])) <= 1
+    assert abs(size / 2**20 / int(said[1].replace(",", "")) - 1) < 0.05
+
+
 @pytest.mark.usefixtures("images")
 def test_the_routers_image_holds_no_tool_cache_secret_or_test() -> None:
     holds_no_tool_cache_secret_or_test(ROUTER)
+    is_as_large_as_the_page_says(ROUTER, "router")
 
 
 @pytest.mark.usefixtures("images")
@@ -108,14 +145,34 @@ def test_only_three_layers_come_upon_the_base() -> None:
     adds_layers(3, ROUTER, BASE)
 
 
-@pytest.mark.usefixtures("images")
-def test_its_health_check_goes_well() -> None:
-    name = podman("run", "--detach", "--read-only", "--cap-drop=ALL", ROUTER).strip()
+def test_the_image_of_replicas_on_cpus_is_as_tidy(replica_cpu: str) -> None:
+    """User, wget, packages and code."""
+    holds_no_tool_cache_secret_or_test(REPLICA_CPU)
+    is_as_large_as_the_page_says(REPLICA_CPU, "replica-cpu")
+    adds_layers(4, REPLICA_CPU, replica_cpu)
+
+
+def has_a_health_check_that_goes_well(image: str) -> None:
+    """Run as the page of images says, by the image's own command."""
+    where = ("--read-only", "--volume=/models", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+    began_s = time.monotonic()
+    name = podman("run", "--detach", *where, image).strip()
     try:
-        wait_until(lambda: "router on" in podman("logs", name), "it serves")
+        wait_until(lambda: " on http" in podman("logs", name), "it serves")
+        print(f"\n{image}: serves after {time.monotonic() - began_s:.1f} s")
         podman("healthcheck", "run", name)
     finally:
-        podman("rm", "--force", "--time=0", name)
+        podman("rm", "--force", "--volumes", "--time=0", name)
+
+
+@pytest.mark.usefixtures("images")
+def test_the_routers_health_check_goes_well() -> None:
+    has_a_health_check_that_goes_well(ROUTER)
+
+
+@pytest.mark.usefixtures("replica_cpu")
+def test_the_health_check_of_a_replica_on_cpus_goes_well() -> None:
+    has_a_health_check_that_goes_well(REPLICA_CPU)
 
 
 def run_as_their_manifests_say(world: World) -> None:
@@ -141,6 +198,28 @@ def test_pods_run_as_their_manifests_say_and_a_second_answer_is_warm(world: Worl
     cold, warm = ask_twice(world)
     assert cold == 0 < warm
     assert all(each["tokenizer"].endswith("are as expected") for each in world.known().values())
+
+
+def test_a_computing_replica_that_is_killed_returns_empty_and_exact(computing: World) -> None:
+    run_as_their_manifests_say(computing)
+    computing.wait_known()
+    cold, warm = ask_twice(computing)
+    before = computing.known()
+    [holder] = [each for each in computing.replicas if before[each.name]["index"]["blocks"]]
+    took_s = crashed(holder)
+    incarnation = before[holder.name]["incarnation"]
+    wait_until(lambda: computing.known()[holder.name]["incarnation"] != incarnation, "the router knows the new one")
+    computing.wait_known()
+    print(f"\ncomputing replica killed: ready again after {took_s:.1f} s")
+    assert computing.known()[holder.name]["index"]["blocks"] == {}
+    assert ask_twice(computing) == (cold, warm)
+    assert cold == 0 < warm
+
+
+async def test_a_computing_replica_ends_its_stream_and_then_itself(computing: World) -> None:
+    status, took_s = await stopped_amid_a_stream(computing.replicas[0], computing.replicas[0].url, 180)
+    print(f"\ncomputing replica: status {status}, {took_s:.1f} s after SIGTERM")
+    assert status == 0
 
 
 async def whole_stream(url: str, tokens: int, begun: asyncio.Event) -> None:

@@ -12,7 +12,8 @@ from tests.images.played import Network, Played
 from tests.k8s.load import SIMULATED
 from tests.k8s.rendered import Pod, pods, rendered
 
-ROUTER, REPLICA, CLIENT = "warmroute-router:tests", "warmroute-simulated:tests", "warmroute-client:tests"
+ROUTER, REPLICA_CPU = "warmroute-router:tests", "warmroute-replica-cpu:tests"
+REPLICA, CLIENT = "warmroute-simulated:tests", "warmroute-client:tests"
 FOUND = "--kubernetes-service=warmroute-replicas"
 
 
@@ -22,6 +23,11 @@ class Engine(NamedTuple):
     pod: Pod
     image: str
     arguments: Sequence[str]
+
+
+def computes() -> Engine:
+    """The overlay's own pod, unchanged."""
+    return Engine(_pod("replica"), REPLICA_CPU, ())
 
 
 def simulates() -> Engine:
