@@ -36,6 +36,11 @@ def podman(*arguments: str) -> str:
     return done.stdout
 
 
+def succeeds(container: str, script: str) -> bool:
+    done = subprocess.run(["podman", "exec", container, "sh", "-euc", script], capture_output=True, check=False)
+    return done.returncode == 0
+
+
 def build(file: Path, target: str, tag: str, base: str = BASE, more: Sequence[str] = ()) -> str:
     """Build with this machine's pip settings and certificates, which the image does not keep."""
     where = ["--network=host", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"]

@@ -18,9 +18,10 @@ from tests.events.processes import wait_until
 from tests.images import torch_wheel
 from tests.images.dockerfile import DOCKERFILE, ROOT
 from tests.images.played import PROBES, Network, Played
-from tests.images.podman import BASE, build, inspect, is_there, podman, why_not
+from tests.images.podman import BASE, build, inspect, is_there, podman, succeeds, why_not
 from tests.images.service import Service
-from tests.images.world import CLIENT, REPLICA, REPLICA_CPU, ROUTER, World, computes, simulates
+from tests.images.trying import RAY
+from tests.images.world import CLIENT, REPLICA, REPLICA_CPU, ROUTER, World, computes, of_overlay, simulates
 from tests.k8s.load import token_ids, under_load
 
 pytestmark = [
@@ -38,6 +39,11 @@ for _ in range(2):
     answer = client.completions.create(model="demo", prompt="Once upon a time, " * 40, max_tokens=8)
     print(answer.usage.prompt_tokens_details.cached_tokens)
 """
+CONFINED = ("--read-only", "--volume=/models", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+WGET = "; ".join(
+    f"wget --tries 1 -T 2 -q -O- http://localhost:{path} | grep success"
+    for path in ("52365/api/local_raylet_healthz", "8265/api/gcs_healthz")
+)
 COUNT_PACKAGES = """
 from importlib.metadata import distributions
 from pathlib import Path
@@ -154,9 +160,8 @@ def test_the_image_of_replicas_on_cpus_is_as_tidy(replica_cpu: str) -> None:
 
 def has_a_health_check_that_goes_well(image: str) -> None:
     """Run as the page of images says, by the image's own command."""
-    where = ("--read-only", "--volume=/models", "--cap-drop=ALL", "--security-opt=no-new-privileges")
     began_s = time.monotonic()
-    name = podman("run", "--detach", *where, image).strip()
+    name = podman("run", "--detach", *CONFINED, image).strip()
     try:
         wait_until(lambda: " on http" in podman("logs", name), "it serves")
         print(f"\n{image}: serves after {time.monotonic() - began_s:.1f} s")
@@ -175,6 +180,29 @@ def test_the_health_check_of_a_replica_on_cpus_goes_well() -> None:
     has_a_health_check_that_goes_well(REPLICA_CPU)
 
 
+@pytest.mark.usefixtures("images", "replica_cpu")
+def test_a_fleet_on_ray_answers_in_the_image_of_replicas_on_cpus(network: Network) -> None:
+    """One node with KubeRay's command, its probes by wget, and the plan and the router's pod of the overlay ray-cpu."""
+    address = network.address()
+    where = (f"--network={network.name}", f"--ip={address}", "--name=warmroute-fleet", "--shm-size=256m")
+    plan = f"--volume={ROOT}/k8s/overlays/ray-cpu:/etc/warmroute:ro"
+    command = RAY.replace("127.0.0.1", address).replace("--num-cpus=1", "--num-cpus=2")
+    began_s = time.monotonic()
+    confined = (*CONFINED, "--env=WARMROUTE_FLEET_KEY=of-this-test-alone", plan)
+    podman("run", "--detach", *where, *confined, "--entrypoint=/bin/bash", REPLICA_CPU, "-c", "--", command)
+    try:
+        wait_until(lambda: succeeds("warmroute-fleet", WGET), "the probes go well")
+        ready_s = time.monotonic() - began_s
+        up = ("warmroute", "up", "--config=/etc/warmroute/fleet.toml", f"--address={address}:6379", "--no-router")
+        assert "2 replicas of demo of the cluster are ready" in podman("exec", "warmroute-fleet", *up)
+        print(f"\nRay: ready after {ready_s:.1f} s, with its fleet after {time.monotonic() - began_s:.1f} s")
+        network.play(of_overlay("ray-cpu", "router"), "warmroute-router", ROUTER).wait_ready()
+        cold, warm = ask_twice(network)
+        assert cold == 0 < warm
+    finally:
+        podman("rm", "--force", "--volumes", "--time=0", "warmroute-fleet")
+
+
 def run_as_their_manifests_say(world: World) -> None:
     for each in (world.router, *world.replicas):
         assert [each.probe(name) for name in PROBES] == [True] * 3
@@ -185,9 +213,9 @@ def run_as_their_manifests_say(world: World) -> None:
         assert "cannot touch" in each.execute("touch /opt/warmroute/x 2>&1 || touch /tmp/x")
 
 
-def ask_twice(world: World) -> tuple[int, int]:
+def ask_twice(network: Network) -> tuple[int, int]:
     """Cached tokens of a prompt and of its repetition."""
-    cold, warm = map(int, world.network.client(CLIENT, "python", "-c", ASK_TWICE).split())
+    cold, warm = map(int, network.client(CLIENT, "python", "-c", ASK_TWICE).split())
     print(f"\ncached tokens: {cold}, then {warm}")
     return cold, warm
 
@@ -195,7 +223,7 @@ def ask_twice(world: World) -> tuple[int, int]:
 def test_pods_run_as_their_manifests_say_and_a_second_answer_is_warm(world: World) -> None:
     run_as_their_manifests_say(world)
     world.wait_known()
-    cold, warm = ask_twice(world)
+    cold, warm = ask_twice(world.network)
     assert cold == 0 < warm
     assert all(each["tokenizer"].endswith("are as expected") for each in world.known().values())
 
@@ -203,7 +231,7 @@ def test_pods_run_as_their_manifests_say_and_a_second_answer_is_warm(world: Worl
 def test_a_computing_replica_that_is_killed_returns_empty_and_exact(computing: World) -> None:
     run_as_their_manifests_say(computing)
     computing.wait_known()
-    cold, warm = ask_twice(computing)
+    cold, warm = ask_twice(computing.network)
     before = computing.known()
     [holder] = [each for each in computing.replicas if before[each.name]["index"]["blocks"]]
     took_s = crashed(holder)
@@ -212,7 +240,7 @@ def test_a_computing_replica_that_is_killed_returns_empty_and_exact(computing: W
     computing.wait_known()
     print(f"\ncomputing replica killed: ready again after {took_s:.1f} s")
     assert computing.known()[holder.name]["index"]["blocks"] == {}
-    assert ask_twice(computing) == (cold, warm)
+    assert ask_twice(computing.network) == (cold, warm)
     assert cold == 0 < warm
 
 

@@ -27,13 +27,13 @@ class Engine(NamedTuple):
 
 def computes() -> Engine:
     """The overlay's own pod, unchanged."""
-    return Engine(_pod("replica"), REPLICA_CPU, ())
+    return Engine(of_overlay("kind", "replica"), REPLICA_CPU, ())
 
 
 def simulates() -> Engine:
     """With the tokenizer that routers fetch; the engine that computes makes the demo model itself."""
-    replica = _pod("replica")
-    pod = replica._replace(spec=replica.spec | {"initContainers": _pod("router").spec["initContainers"]})
+    replica = of_overlay("kind", "replica")
+    pod = replica._replace(spec=replica.spec | {"initContainers": of_overlay("kind", "router").spec["initContainers"]})
     return Engine(pod, REPLICA, (*SIMULATED, "--tokenizer=/models/demo"))
 
 
@@ -59,7 +59,9 @@ class World:
         return played
 
     def another_router(self, name: str, *more: str) -> Played:
-        router = self.network.play(of_a_file(_pod("router"), self._file), name, ROUTER, more, self._folder)
+        router = self.network.play(
+            of_a_file(of_overlay("kind", "router"), self._file), name, ROUTER, more, self._folder
+        )
         router.wait_ready()
         return router
 
@@ -84,8 +86,8 @@ class World:
         wait_until(self.is_exact, "the router knows the replicas")
 
 
-def _pod(component: str) -> Pod:
-    [found] = [pod for pod in pods(rendered("kind")) if pod.is_a(component=component)]
+def of_overlay(overlay: str, component: str) -> Pod:
+    [found] = [pod for pod in pods(rendered(overlay)) if pod.is_a(component=component)]
     return found
 
 
