@@ -31,10 +31,9 @@ class Row:
 
 
 class BlockTables:
-    """Tables for `count` requests of up to `width` blocks, and a row of zeros for padding."""
+    """The host's side: tables for `count` requests of up to `width` blocks, and an empty row for padding."""
 
-    def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
-        self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
+    def __init__(self, count: int, width: int) -> None:
         self.mirror = np.zeros((count + 1, width), np.int32)
         self.width = width
         self.empty_row = count
@@ -42,11 +41,9 @@ class BlockTables:
         self._taken: dict[int, Row] = {}
         self._places: list[Numbers] = []
         self._blocks: list[Numbers] = []
-        self._accelerator = accelerator
-        self._hosts = [accelerator.host_bytes(UPDATE_BYTES) for _ in range(2)]  # used in turn, as the inputs' are
 
     def of(self, requests: Sequence[Request]) -> list[int]:
-        """The row of each, with all of its blocks on the host; `deliver` takes them to the device."""
+        """The row of each, with all of its blocks on the host; `news` tells the device."""
         numbers = []
         for request in requests:
             row = self._taken.get(request.id)
@@ -79,17 +76,32 @@ class BlockTables:
         self._places.append(np.arange(first + begin, first + row.written))
         self._blocks.append(new)
 
-    def deliver(self) -> None:
-        """Send new entries to the device, in the order of its work."""
+    def news(self) -> memoryview:
+        """What has been written since the last call: places in the table, and as many blocks."""
         if not self._places:
-            return
-        news = np.stack((np.concatenate(self._places), np.concatenate(self._blocks)))
+            return memoryview(b"")
+        news = np.concatenate((*self._places, *self._blocks))
         self._places.clear()
         self._blocks.clear()
+        return news.data.cast("B")
+
+
+class DeviceTables:
+    """The device's side."""
+
+    def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
+        self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
+        self._accelerator = accelerator
+        self._hosts = [accelerator.host_bytes(UPDATE_BYTES) for _ in range(2)]  # used in turn, as the inputs' are
+
+    def deliver(self, news: memoryview) -> None:
+        """Send new entries to the device, in the order of its work."""
+        if not news:
+            return
         self._hosts.reverse()
-        if self._hosts[0].numel() < news.nbytes:
-            self._hosts[0] = self._accelerator.host_bytes(2 * news.nbytes)
-        host = self._hosts[0][: news.nbytes]
-        host.numpy()[:] = news.reshape(-1).view(np.uint8)
+        if self._hosts[0].numel() < len(news):
+            self._hosts[0] = self._accelerator.host_bytes(2 * len(news))
+        host = self._hosts[0][: len(news)]
+        host.numpy()[:] = np.frombuffer(news, np.uint8)
         places, blocks = host.to(self.table.device, non_blocking=True).view(torch.int64).view(2, -1)
         self.table.view(-1)[places] = blocks.int()

@@ -18,7 +18,9 @@ from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Memory
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
 from replica.device.memory import DeviceMemory
-from replica.device.runner import DeviceRunner, Draw, Limits, Size
+from replica.device.orders import Limits, Size
+from replica.device.runner import DeviceRunner
+from replica.device.steps import Draw, Steps
 from replica.messages import Sampling
 from replica.model.config import ModelConfig, read_config
 from replica.model.progress import progress_of
@@ -69,9 +71,8 @@ def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     def runner_with(blocks: int) -> DeviceRunner:
         memory = new_caches(model, blocks + 1, config.block_size)
         caches = [LayerCache(keys, values) for keys, values in memory]
-        runner = DeviceRunner(model, choice.attention, draw, caches, limits, accelerator)
-        runner.memory = DeviceMemory(memory, accelerator)
-        return runner
+        steps = Steps(model, choice.attention, draw, caches, limits, accelerator)
+        return DeviceRunner(steps, DeviceMemory(memory, accelerator))
 
     needs = measured(runner_with(1), sizes, accelerator)
     bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
@@ -156,7 +157,7 @@ def rehearse(runner: DeviceRunner) -> None:
 
 def rehearse_copy(runner: DeviceRunner) -> None:
     """Run in the final memory, whose size is part of the compiled code."""
-    runner.model.pointwise.copy(runner.caches, [Copy(runner.num_blocks, runner.num_blocks, 1)])
+    runner.model.pointwise.copy(runner.steps.caches, [Copy(runner.num_blocks, runner.num_blocks, 1)])
 
 
 def doubled(most: int) -> list[int]:

@@ -80,6 +80,16 @@ def end_of(places: Mapping[str, ByteRange]) -> int:
     return max(place.end for place in places.values())
 
 
+def packed(counts: Counts, arrays: Mapping[str, NDArray[Any]]) -> memoryview:
+    """The bytes of all arrays in their places; all but the end of each is given, and the rest is zero."""
+    places = places_of(counts)
+    whole = np.zeros(end_of(places), np.uint8)
+    for name, (begin, end) in places.items():
+        given = arrays[name]
+        whole[begin:end].view(TYPES[name])[: len(given)] = given
+    return whole.data
+
+
 class Staging:
     """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
 
@@ -93,19 +103,13 @@ class Staging:
     def nbytes(self) -> int:
         return self._device.nbytes
 
-    def send(self, counts: Counts, arrays: Mapping[str, NDArray[Any]]) -> Inputs:
-        """All but the end of each array is given; the rest of it is zero."""
+    def send(self, counts: Counts, inputs: memoryview) -> Inputs:
+        """Send packed arrays to the device."""
         self._hosts.reverse()
-        host = self._hosts[0].numpy()
-        places = places_of(counts)
-        for name, (begin, end) in places.items():
-            into = host[begin:end].view(TYPES[name])
-            given = arrays[name]
-            into[: len(given)] = given
-            into[len(given) :] = 0
-        size = end_of(places)
+        size = len(inputs)
+        self._hosts[0].numpy()[:size] = np.frombuffer(inputs, np.uint8)
         self._device[:size].copy_(self._hosts[0][:size], non_blocking=True)
-        return self._views.get(counts) or self._views_of(places)
+        return self._views.get(counts) or self._views_of(places_of(counts))
 
     def fixed(self, counts: Counts) -> Inputs:
         """The memory that inputs of these counts always have."""

@@ -26,8 +26,12 @@ class Ranks(Protocol):
         """Return the sum over all ranks."""
         ...
 
+    def of_first(self, tensor: Tensor) -> Tensor:
+        """Return the first rank's tensor, which those of the others become."""
+        ...
+
     def spread(self, hidden: Tensor) -> Tensor:
-        """Return the first rank's rows, which those of the others become."""
+        """Return the first rank's rows, after it has told the others that there are some."""
         ...
 
     def join(self, logits: Tensor) -> Tensor:
@@ -49,6 +53,9 @@ class Alone:
 
     def add(self, partial: Tensor) -> Tensor:
         return partial
+
+    def of_first(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def spread(self, hidden: Tensor) -> Tensor:
         return hidden

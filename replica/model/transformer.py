@@ -25,7 +25,7 @@ class Source(Protocol):
 
 
 class Transformer:
-    """`hidden` runs the layers; `logits` ends it for the rows that are to be sampled."""
+    """`hidden` runs the layers; `logits` or `head` ends it for the rows that are to be sampled."""
 
     def __init__(
         self,
@@ -65,9 +65,12 @@ class Transformer:
             rows, delta = layer.run(rows, delta, turn, step, cache, attention, adapted)
         return rows if delta is None else rows + delta
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, vocabulary] in float32."""
-        hidden = self.ranks.spread(hidden)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary] in float32, of rows that the first rank chose."""
+        return self.head(self.ranks.spread(hidden))
+
+    def head(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, vocabulary] in float32, of rows that all ranks have."""
         _, rows = self.pointwise.add_norm(hidden, None, self._norm, self.config.rms_norm_eps)
         logits = self.ranks.join(self._head(rows))
         return logits.float() if out is None else out.copy_(logits)

@@ -118,8 +118,11 @@ class GroupRanks:
     def add(self, partial: Tensor) -> Tensor:
         return self.group.sum(partial)
 
+    def of_first(self, tensor: Tensor) -> Tensor:
+        return self.group.broadcast(tensor)
+
     def spread(self, hidden: Tensor) -> Tensor:
-        return self.group.broadcast(hidden)
+        return self.of_first(hidden)
 
     def join(self, logits: Tensor) -> Tensor:
         widest = max(self._widths)  # parts may differ by a column

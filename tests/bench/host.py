@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from replica.device.graph_sizes import mixed_sizes, size_for
-from replica.device.runner import DeviceRunner, Size
+from replica.device.orders import Size
+from replica.device.runner import DeviceRunner
 from tests.bench.measure import cpu_us, heading, row
 from tests.replica.device.hosts import on_device
 from tests.replica.models import VOCABULARY, saved, submit
@@ -43,7 +44,7 @@ def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: i
         rows = size_for(mixed_sizes(runner.limits.rows, config.parameters // config.num_layers), batch + new)
         assert rows is not None, f"{batch + new} rows do not fit into a graph"
         runner.capture(Size(True, rows))
-    runner._graphs = dict.fromkeys(runner._graphs, lambda: None)
+    runner.steps.graphs = dict.fromkeys(runner.steps.graphs, lambda: None)
     chance = random.Random(batch)
     for number in range(batch):
         prompt = [chance.randrange(VOCABULARY) for _ in range(PROMPT)]

@@ -11,7 +11,7 @@ from kernels.paged import LayerCache
 from replica.clock import WallClock
 from replica.device.build import new_caches
 from replica.device.memory import DeviceMemory
-from replica.device.runner import Limits
+from replica.device.orders import Limits
 from replica.engine import Engine
 from replica.messages import Output
 from replica.sizing import GIGABYTE

@@ -10,7 +10,8 @@ import torch
 
 from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import sizes_of
-from replica.device.runner import DeviceRunner, Limits
+from replica.device.orders import Limits
+from replica.device.runner import DeviceRunner
 from replica.engine import Engine
 from replica.request import Scheduled
 from replica.runner import Finish

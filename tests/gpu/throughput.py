@@ -8,7 +8,8 @@ import random
 import time
 from collections.abc import Sequence
 
-from replica.device.runner import DeviceRunner, Limits
+from replica.device.orders import Limits
+from replica.device.runner import DeviceRunner
 from replica.engine import Engine
 from replica.messages import Output, Sampling
 from replica.model.config import ModelConfig

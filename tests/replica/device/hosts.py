@@ -16,7 +16,9 @@ from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import capture_all, new_caches, sizes_of
 from replica.device.memory import DeviceMemory
-from replica.device.runner import DeviceRunner, Limits
+from replica.device.orders import Limits
+from replica.device.runner import DeviceRunner
+from replica.device.steps import Steps
 from replica.engine import Engine
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
@@ -75,8 +77,8 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
     memory = new_caches(model, config.num_blocks + 1, config.block_size)
     caches = [LayerCache(keys, values) for keys, values in memory]
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    runner = DeviceRunner(model, PlainAttention(), draw, caches, limits, accelerator)
-    runner.memory = DeviceMemory(memory, accelerator)
+    steps = Steps(model, PlainAttention(), draw, caches, limits, accelerator)
+    runner = DeviceRunner(steps, DeviceMemory(memory, accelerator))
     if config.graphs:
         sizes = sizes_of(limits, model.config)
         capture_all(runner, tuple(size for size in sizes if not size.mixed or size.rows <= FEW_ROWS))

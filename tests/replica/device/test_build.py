@@ -15,7 +15,7 @@ from kernels.pointwise import Pointwise
 from kernels.sampling import draw
 from replica.device import build
 from replica.device.build import doubled, kernels_for, rehearse, rehearse_copy, sizes_of
-from replica.device.runner import Limits
+from replica.device.orders import Limits
 from replica.model.config import parse_config
 from tests.replica.device.hosts import HostAccelerator, runner_of
 from tests.replica.models import config_of, saved

@@ -8,10 +8,10 @@ import torch
 
 from replica.chain import Chain
 from replica.device.accelerator import Memory
-from replica.device.block_tables import UPDATE_BYTES, BlockTables
+from replica.device.block_tables import UPDATE_BYTES, BlockTables, DeviceTables
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
 from replica.device.graph_sizes import LEAST_MIXED, MOST_MIXED, decode_sizes, mixed_sizes, size_for
-from replica.device.inputs import TYPES, Counts, Staging, length_of, places_of
+from replica.device.inputs import TYPES, Counts, Staging, length_of, packed, places_of
 from replica.messages import Sampling
 from replica.request import Request
 from tests.replica.device.hosts import HostAccelerator
@@ -35,9 +35,20 @@ class Watched(HostAccelerator):
         return self.hosts[-1]
 
 
-def row(tables: BlockTables, number: int, length: int) -> list[int]:
+class Tables(BlockTables):
+    """Both sides."""
+
+    def __init__(self, count: int, width: int, accelerator: HostAccelerator) -> None:
+        super().__init__(count, width)
+        self.device = DeviceTables(count, width, accelerator)
+
+    def deliver(self) -> None:
+        self.device.deliver(self.news())
+
+
+def row(tables: Tables, number: int, length: int) -> list[int]:
     tables.deliver()
-    on_host, on_device = tables.mirror[number, :length].tolist(), tables.table[number, :length].tolist()
+    on_host, on_device = tables.mirror[number, :length].tolist(), tables.device.table[number, :length].tolist()
     assert on_host == on_device
     return list(on_host)
 
@@ -46,19 +57,19 @@ def row(tables: BlockTables, number: int, length: int) -> list[int]:
 
 
 def test_a_seat_is_kept_and_gets_only_what_is_new() -> None:
-    tables = BlockTables(3, 8, HostAccelerator())
+    tables = Tables(3, 8, HostAccelerator())
     one = request(1, [5, 6])
     (number,) = tables.of([one])
     assert row(tables, number, 2) == [5, 6]
     one.blocks += [9]
-    tables.table[number, 0] = 77  # nobody writes here again
+    tables.device.table[number, 0] = 77  # nobody writes here again
     assert tables.of([one]) == [number]
     tables.deliver()
-    assert tables.table[number, :3].tolist() == [77, 6, 9]
+    assert tables.device.table[number, :3].tolist() == [77, 6, 9]
 
 
 def test_a_request_that_starts_over_gets_its_new_blocks() -> None:
-    tables = BlockTables(1, 8, HostAccelerator())
+    tables = Tables(1, 8, HostAccelerator())
     one = request(1, [5, 6, 7])
     (number,) = tables.of([one])
     one.blocks = [3, 4]
@@ -67,7 +78,7 @@ def test_a_request_that_starts_over_gets_its_new_blocks() -> None:
 
 
 def test_seats_of_finished_requests_are_reused() -> None:
-    tables = BlockTables(2, 4, HostAccelerator())
+    tables = Tables(2, 4, HostAccelerator())
     first, second = request(1, [1]), request(2, [2])
     taken = tables.of([first, second])
     first.blocks = []
@@ -79,14 +90,14 @@ def test_seats_of_finished_requests_are_reused() -> None:
 
 def test_many_new_blocks_at_once_arrive() -> None:
     count = UPDATE_BYTES // 16 + 9
-    tables = BlockTables(1, count, HostAccelerator())
+    tables = Tables(1, count, HostAccelerator())
     (number,) = tables.of([request(1, list(range(count)))])
     assert row(tables, number, count) == list(range(count))
 
 
 def test_new_blocks_are_not_written_where_the_device_may_still_read() -> None:
     accelerator = Watched()
-    tables, one = BlockTables(1, 8, accelerator), request(1, [])
+    tables, one = Tables(1, 8, accelerator), request(1, [])
     for block in (5, 6):
         one.blocks += [block]
         tables.of([one])
@@ -101,7 +112,7 @@ def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
     staging = Staging(Counts(9, 4), HostAccelerator())
     for counts in (Counts(9, 4), Counts(5, 3), Counts(1, 1)):
         arrays = {name: np.arange(1, 2) for name in TYPES}
-        inputs = staging.send(counts, arrays)
+        inputs = staging.send(counts, packed(counts, arrays))
         for name, found in inputs._asdict().items():
             expected = [1] + [0] * (len(found) - 1)
             assert found.tolist() == expected, name
@@ -109,18 +120,18 @@ def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
 
 
 def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
-    accelerator = Watched()
-    staging = Staging(Counts(2, 2), accelerator)
+    accelerator, counts = Watched(), Counts(2, 2)
+    staging = Staging(counts, accelerator)
     for value in (1, 2):
-        staging.send(Counts(2, 2), {name: np.array([value]) for name in TYPES})
+        staging.send(counts, packed(counts, {name: np.array([value]) for name in TYPES}))
     assert sorted(int(host[0]) for host in accelerator.hosts) == [1, 2]
 
 
 def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
     staging = Staging(Counts(8, 8), HostAccelerator())
     fixed = staging.fixed(Counts(4, 4))
-    staging.send(Counts(8, 8), {name: np.arange(length_of(name, Counts(8, 8))) for name in TYPES})
-    sent = staging.send(Counts(4, 4), {name: np.arange(length_of(name, Counts(4, 4))) for name in TYPES})
+    for counts in (Counts(8, 8), Counts(4, 4)):
+        sent = staging.send(counts, packed(counts, {name: np.arange(length_of(name, counts)) for name in TYPES}))
     assert all(one.data_ptr() == other.data_ptr() for one, other in zip(fixed, sent, strict=True))
 
 

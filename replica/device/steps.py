@@ -1,0 +1,122 @@
+"""Steps on a device: the model's part of them, without requests.
+
+In the order of the device's work a step is: what is new of the block tables, copies of beginnings of blocks, the
+inputs, the model, the draw. Where all decode, and in small steps with few prompts, model and draw are the replay of a
+graph.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels.paged import Attention, LayerCache
+from kernels.tables import Mixed, TableStep
+from replica.device.accelerator import Accelerator, Replay
+from replica.device.block_tables import DeviceTables
+from replica.device.graph_sizes import MIXED_PROMPTS, size_for
+from replica.device.inputs import Counts, Inputs, Staging
+from replica.device.orders import Capture, Limits, Order, Size
+from replica.lora.adapter import AdaptedRows
+from replica.model.transformer import Transformer
+
+Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+class Computed(NamedTuple):
+    inputs: Inputs
+    hidden: Tensor | None  # of all rows; None: in a graph's memory
+
+
+class Steps:
+    """The last block of the caches belongs to no request: padding of a graph's batch is written there."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        attention: Attention[TableStep],
+        draw: Draw | None,
+        caches: Sequence[LayerCache],
+        limits: Limits,
+        accelerator: Accelerator,
+    ) -> None:
+        """With `draw` None nothing is drawn, and no logits are kept: that is the first rank's work."""
+        self.model = model
+        self.attention = attention
+        self.caches = caches
+        self.num_blocks, self.block_size = len(caches[0].keys) - 1, caches[0].keys.shape[1]
+        self.limits = limits
+        self.accelerator = accelerator
+        self._tables = DeviceTables(limits.requests, -(-limits.tokens // self.block_size), accelerator)
+        self._staging = Staging(Counts(limits.rows, limits.requests), accelerator)
+        self._draw = draw
+        logits = (limits.requests if draw else 0, model.config.vocab_size)
+        self.logits = torch.zeros(logits, device=accelerator.device)
+        self.drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
+        self.graphs: dict[Size, Replay] = {}
+        self._sizes: dict[bool, tuple[int, ...]] = {True: (), False: ()}  # of those, in ascending order
+        self._pool = accelerator.pool()
+
+    @property
+    def own_bytes(self) -> int:
+        """Beside weights and KV; the logits four times, because steps in which clients shape them keep copies."""
+        return 4 * self.logits.nbytes + self._tables.table.nbytes + self._staging.nbytes
+
+    @torch.inference_mode()
+    def run(self, order: Order) -> Computed:
+        self._tables.deliver(order.news)
+        if order.copies:
+            self.model.pointwise.copy(self.caches, order.copies)
+        inputs = self._staging.send(order.counts, order.inputs)
+        if order.size is not None:
+            self.graphs[order.size]()
+            return Computed(inputs, None)
+        step = self._step(inputs, order.longest, order.decoding, order.longest_prefill)
+        return Computed(inputs, self._run(inputs, step, self.model.adapters.rows(order.adapters)))
+
+    def draw_all(self, inputs: Inputs) -> None:
+        if self._draw is not None:
+            count = len(inputs.points)
+            shapes = inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps
+            self._draw(self.logits[:count], *shapes, inputs.points, self.drawn[:count])
+
+    def size_for(self, rows: int, prompts: int) -> Size | None:
+        """The size of the smallest graph for such a step."""
+        if prompts > MIXED_PROMPTS:
+            return None
+        place = size_for(self._sizes[prompts > 0], rows)
+        return None if place is None else Size(prompts > 0, place)
+
+    @torch.inference_mode()
+    def capture(self, order: Capture) -> None:
+        size, counts = order.size, self.limits.counts(order.size)
+        inputs = self._staging.fixed(counts)
+        self._staging.send(counts, order.inputs)
+        mixed = Mixed(inputs.decoding, MIXED_PROMPTS) if size.mixed else None
+        decoding, longest_prefill = (0, size.rows) if size.mixed else (size.rows, 0)
+
+        def run() -> None:
+            self._run(inputs, self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed))
+
+        run()  # compiles, and lets libraries take the memory they want
+        self.graphs[size] = self.accelerator.capture(run, self._pool)
+        self._sizes[size.mixed] = tuple(sorted(rows for mixed, rows in self.graphs if mixed == size.mixed))
+
+    def _step(
+        self, inputs: Inputs, longest: int, decoding: int, longest_prefill: int, mixed: Mixed | None = None
+    ) -> TableStep:
+        tables = self._tables.table[inputs.table_rows, : -(-longest // self.block_size)]
+        arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
+        return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
+
+    def _run(self, inputs: Inputs, step: TableStep, adapted: AdaptedRows | None = None) -> Tensor:
+        """The model and the draw; what the rows came to."""
+        ids, drawn = inputs.token_ids, self.model.ranks.of_first(self.drawn)
+        ids = torch.where(ids < 0, drawn[(-1 - ids).clamp_(min=0)], ids)
+        step = step._replace(plan=self.attention.plan(step, self.caches[0]))
+        hidden = self.model.hidden(ids, step, self.caches, self.attention, adapted)
+        last = hidden[inputs.last_rows]
+        self.model.head(last, out=None if self._draw is None else self.logits[: len(last)])
+        self.draw_all(inputs)
+        return hidden
