@@ -77,7 +77,7 @@ class BlockTables:
         self._blocks.append(new)
 
     def news(self) -> memoryview:
-        """What has been written since the last call: places in the table, and as many blocks."""
+        """Return what has been written since the last call: places in the table, and as many blocks."""
         if not self._places:
             return memoryview(b"")
         news = np.concatenate((*self._places, *self._blocks))

@@ -22,9 +22,10 @@ from replica.block_memory import ArrayMemory
 from replica.model.config import read_config
 from replica.native import NativeRunner, load
 from replica.parallel import memory
-from replica.parallel.group import Group, GroupRanks, RankLostError
+from replica.parallel.group import Group, RankLostError
 from replica.parallel.memory import KvForm
 from replica.parallel.messages import Compute, Failed, Logits, Ready, Start, encode, receive_order
+from replica.parallel.ranks import GroupRanks
 from replica.parallel.shares import Share
 
 

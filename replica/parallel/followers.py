@@ -6,23 +6,20 @@ without it, and the engine may be waiting for it in a collective.
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from itertools import chain, combinations
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
-from replica.config import EngineConfig
-from replica.parallel import memory
-from replica.parallel.group import Group, memory_size
-from replica.parallel.messages import Failed, Start, ToFollower, encode, receive_answer
-from replica.parallel.shares import Share
+from msgspec import Struct
+
+from replica.parallel.messages import Failed, encode
+
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -35,41 +32,45 @@ class Follower(NamedTuple):
     channel: "Connection[bytes, bytes]"
 
 
+class Start(NamedTuple):
+    """The first message for a follower, and the descriptors that it inherits."""
+
+    message: Struct
+    descriptors: Sequence[int] = ()
+
+
 class Followers:
-    def __init__(self, config: EngineConfig, kv_fd: int) -> None:
-        """Start them; they begin to load their shares of the model."""
-        self._size = config.tensor_parallel_size
+    def __init__(self, program: str, starts: Sequence[Start]) -> None:
+        """Start a process for each rank after the first, by the name of its module."""
+        self._size = len(starts) + 1
         self._ending = False
         self._watches: list[threading.Thread] = []
         self._followers: list[Follower] = []
-        with ExitStack() as given, ExitStack() as undo:
-            exchange = memory.create(memory_size(self._size))
-            given.callback(os.close, exchange)
-            own, *theirs = connected(self._size)
-            for peer in chain.from_iterable(theirs):
-                given.enter_context(peer)
-            self.group = Group(Share(0, self._size), exchange, own)
-            undo.callback(self.close)
-            for rank, peers in enumerate(theirs, start=1):
-                sockets = [peer.fileno() for peer in peers]
-                follower = _started(rank, [kv_fd, exchange, *sockets])
+        try:
+            for rank, start in enumerate(starts, start=1):
+                follower = _started(rank, program, start.descriptors)
                 self._followers.append(follower)
-                follower.channel.send_bytes(encode(Start(config, rank, kv_fd, exchange, sockets)))
-            undo.pop_all()
+                follower.channel.send_bytes(encode(start.message))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pids(self) -> list[int]:
         return [follower.process.pid for follower in self._followers]
 
-    def wait_ready(self) -> None:
-        """Wait until they have loaded their shares. ValueError, OSError: one of them cannot, or has died."""
+    def answers(self, decode: Callable[[bytes], Answer | Failed]) -> list[Answer]:
+        """Wait for an answer of each. ValueError, OSError: one of them has failed, or died."""
+        answers = []
         for follower in self._followers:
             try:
-                answer = receive_answer(follower.channel)
+                answer = decode(follower.channel.recv_bytes())
             except (EOFError, ConnectionError) as error:
                 raise OSError(self._ended(follower, follower.process.wait())) from error
             if isinstance(answer, Failed):
                 raise ValueError(answer.message)
+            answers.append(answer)
+        return answers
 
     def watch(self) -> None:
         """From now on a death ends the engine."""
@@ -78,10 +79,13 @@ class Followers:
             watch.start()
             self._watches.append(watch)
 
-    def tell(self, message: ToFollower) -> None:
+    def tell(self, message: Struct) -> None:
         raw = encode(message)
-        for follower in self._followers:
-            follower.channel.send_bytes(raw)
+        try:
+            for follower in self._followers:
+                follower.channel.send_bytes(raw)
+        except ConnectionError as error:
+            self.give_up(error)
 
     def give_up(self, error: ConnectionError) -> NoReturn:
         """End this process, since a rank cannot be reached."""
@@ -97,7 +101,6 @@ class Followers:
         for follower in self._followers:
             follower.process.wait()
             follower.channel.close()
-        self.group.close()
         for watch in self._watches:
             watch.join()
 
@@ -112,23 +115,13 @@ class Followers:
         return f"the engine's rank {follower.rank} of {self._size} died ({how})"
 
 
-def connected(size: int) -> list[list[socket.socket]]:
-    """Return each rank's sockets to all others, in their order."""
-    peers: list[list[socket.socket]] = [[] for _ in range(size)]
-    for one, other in combinations(range(size), 2):
-        pair = socket.socketpair()
-        peers[one].append(pair[0])
-        peers[other].append(pair[1])
-    return peers
-
-
-def _started(rank: int, descriptors: Sequence[int]) -> Follower:
+def _started(rank: int, program: str, descriptors: Sequence[int]) -> Follower:
     ours, theirs = Pipe()
     with theirs:
         # The child sees the current folder as a place of modules only if this process does.
         safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
         process = subprocess.Popen(
-            [sys.executable, *safe, "-m", "replica.parallel.follower", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, *safe, "-m", program, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno(), *descriptors],
         )

@@ -11,13 +11,12 @@ results are added rank by rank.
 import mmap
 import socket
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from replica.model.config import ModelConfig
-from replica.parallel.shares import Share, parts_of
+from replica.parallel.shares import Share
 
 BUFFER_BYTES = 1 << 20  # longer tensors go in pieces, which stay in the processor's cache
 # Ranks reach a collective at nearly the same time; one that comes so late hangs.
@@ -90,46 +89,14 @@ class Group:
         return list(buffers)
 
 
-class GroupRanks:
-    """The other ranks, as one rank's part of the model sees them (`replica.model.ranks`)."""
-
-    def __init__(self, share: Share, config: ModelConfig, group: Group) -> None:
-        self.share = share
-        self.group = group
-        self._parts = parts_of(config, share)
-        parts = [Share(rank, share.size).part(config.vocab_size) for rank in range(share.size)]
-        self._first_token = parts[share.rank].start
-        self._widths = [part.stop - part.start for part in parts]
-
-    def own(self, config: ModelConfig) -> ModelConfig:
-        return self.share.own(config)
-
-    def cut(self, projection: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        if projection in self._parts.columns:
-            return down[:, self._parts.columns[projection].own], up
-        return down, up[self._parts.rows[projection].own]
-
-    def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
-        rows = token_ids - self._first_token
-        elsewhere = (rows < 0) | (rows >= len(embedding))
-        found = embedding[rows.masked_fill_(elsewhere, 0)]
-        return self.add(found.masked_fill_(elsewhere[:, None], 0))
-
-    def add(self, partial: Tensor) -> Tensor:
-        return self.group.sum(partial)
-
-    def of_first(self, tensor: Tensor) -> Tensor:
-        return self.group.broadcast(tensor)
-
-    def spread(self, hidden: Tensor) -> Tensor:
-        return self.of_first(hidden)
-
-    def join(self, logits: Tensor) -> Tensor:
-        widest = max(self._widths)  # parts may differ by a column
-        parts = self.group.gather(functional.pad(logits, (0, widest - logits.shape[1])))
-        if not parts:
-            return logits
-        return torch.cat([part[:, :width] for part, width in zip(parts, self._widths, strict=True)], dim=1)
+def connected(size: int) -> list[list[socket.socket]]:
+    """Return each rank's sockets to all others, in their order."""
+    peers: list[list[socket.socket]] = [[] for _ in range(size)]
+    for one, other in combinations(range(size), 2):
+        pair = socket.socketpair()
+        peers[one].append(pair[0])
+        peers[other].append(pair[1])
+    return peers
 
 
 def memory_size(ranks: int) -> int:

@@ -53,17 +53,11 @@ ToFollower: TypeAlias = Start | Compute | Logits
 FromFollower: TypeAlias = Ready | Failed
 
 encode = msgspec.msgpack.Encoder().encode
+decode_answer = msgspec.msgpack.Decoder(FromFollower).decode
 _to_follower = msgspec.msgpack.Decoder(ToFollower)
-_from_follower = msgspec.msgpack.Decoder(FromFollower)
 
 
 def receive_order(channel: "Connection[bytes, bytes]") -> ToFollower:
     """Wait for the engine; EOFError or OSError: it is gone."""
     order: ToFollower = _to_follower.decode(channel.recv_bytes())
     return order
-
-
-def receive_answer(channel: "Connection[bytes, bytes]") -> FromFollower:
-    """Wait for the follower; EOFError or OSError: it is gone."""
-    answer: FromFollower = _from_follower.decode(channel.recv_bytes())
-    return answer

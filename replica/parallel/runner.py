@@ -1,7 +1,10 @@
 """The runner of an engine whose model several processes compute: this one is rank 0, and leads the others."""
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +18,17 @@ from replica.config import EngineConfig
 from replica.model.config import ModelConfig
 from replica.model.transformer import Transformer
 from replica.native import NativeRunner, load, refuse_too_large
-from replica.parallel import memory
+from replica.parallel import followers, memory
 from replica.parallel.followers import Followers
-from replica.parallel.group import GroupRanks
+from replica.parallel.group import Group, connected, memory_size
 from replica.parallel.memory import KvForm
-from replica.parallel.messages import Compute, Logits
+from replica.parallel.messages import Compute, Logits, Start, decode_answer
+from replica.parallel.ranks import LeadingRanks
 from replica.parallel.shares import Share, refuse_what_does_not_divide
 from replica.request import Scheduled
 from replica.runner import SampledToken
+
+PROGRAM = "replica.parallel.follower"
 
 
 def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[ContextStep]) -> "ParallelRunner":
@@ -31,33 +37,39 @@ def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[C
     refuse_what_does_not_divide(model_config, share.size)
     form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share.size)
     refuse_too_large(config.num_blocks, config.block_size, form.size)
-    kv_fd = memory.create(form.size)
+    with shared(form.size) as kv, shared(memory_size(share.size)) as exchange, ExitStack() as undo:
+        array = memory.attach(kv, form)
+        own, *theirs = connected(share.size)
+        group = Group(share, exchange, own)
+        undo.callback(group.close)
+        with ExitStack() as given:
+            for peer in chain.from_iterable(theirs):
+                given.enter_context(peer)
+            starts = [start(config, rank, kv, exchange, peers) for rank, peers in enumerate(theirs, start=1)]
+            others = Followers(PROGRAM, starts)
+        undo.callback(others.close)
+        ranks = LeadingRanks(share, model_config, group, lambda rows: others.tell(Logits(rows)))
+        model = load(config, model_config, share, ranks)
+        others.answers(decode_answer)
+        others.watch()
+        undo.pop_all()
+    caches = memory.own_caches(array, form, share), ArrayMemory(array)
+    return ParallelRunner(model, attention, config.num_blocks, config.block_size, caches, others, group)
+
+
+@contextmanager
+def shared(size: int) -> Iterator[int]:
+    """Memory that followers may inherit, by its descriptor."""
+    descriptor = memory.create(size)
     try:
-        array = memory.attach(kv_fd, form)
-        followers = Followers(config, kv_fd)
+        yield descriptor
     finally:
-        os.close(kv_fd)
-    try:
-        model = load(config, model_config, share, LeadingRanks(share, model_config, followers))
-        followers.wait_ready()
-        followers.watch()
-    except BaseException:
-        followers.close()
-        raise
-    kv = memory.own_caches(array, form, share), ArrayMemory(array)
-    return ParallelRunner(model, attention, config.num_blocks, config.block_size, kv, followers)
+        os.close(descriptor)
 
 
-class LeadingRanks(GroupRanks):
-    """Has the followers take part in logits."""
-
-    def __init__(self, share: Share, config: ModelConfig, followers: Followers) -> None:
-        super().__init__(share, config, followers.group)
-        self.followers = followers
-
-    def spread(self, hidden: Tensor) -> Tensor:
-        self.followers.tell(Logits(len(hidden)))
-        return super().spread(hidden)
+def start(config: EngineConfig, rank: int, kv: int, exchange: int, peers: Sequence[socket.socket]) -> followers.Start:
+    sockets = [peer.fileno() for peer in peers]
+    return followers.Start(Start(config, rank, kv, exchange, sockets), [kv, exchange, *sockets])
 
 
 class ParallelRunner(NativeRunner):
@@ -70,16 +82,18 @@ class ParallelRunner(NativeRunner):
         num_blocks: int,
         block_size: int,
         kv: tuple[list[LayerCache], ArrayMemory],
-        followers: Followers,
+        others: Followers,
+        group: Group,
     ) -> None:
         super().__init__(model, attention, num_blocks, block_size, kv)
-        self.followers = followers
+        self.others = others
+        self._group = group
 
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         try:
             return super().run(batch)
         except ConnectionError as error:
-            self.followers.give_up(error)
+            self.others.give_up(error)
 
     def compute(
         self,
@@ -88,8 +102,9 @@ class ParallelRunner(NativeRunner):
         copies: Sequence[Copy],
         adapters: Sequence[str | None],
     ) -> Tensor:
-        self.followers.tell(Compute(token_ids.tobytes(), spans, copies, adapters))
+        self.others.tell(Compute(token_ids.tobytes(), spans, copies, adapters))
         return super().compute(token_ids, spans, copies, adapters)
 
     def close(self) -> None:
-        self.followers.close()
+        self.others.close()
+        self._group.close()

@@ -25,8 +25,7 @@ from replica.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.native import build_on_cpu
 from replica.parallel import memory
-from replica.parallel.followers import connected
-from replica.parallel.group import Group, memory_size
+from replica.parallel.group import Group, connected, memory_size
 from replica.parallel.shares import Share
 from tests.bench.measure import heading, row
 from tests.bench.native import QWEN3, make_model

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from replica.parallel import memory
-from replica.parallel.followers import connected
-from replica.parallel.group import BUFFER_BYTES, Group, RankLostError, memory_size
+from replica.parallel.group import BUFFER_BYTES, Group, RankLostError, connected, memory_size
 from replica.parallel.shares import Share
 
 Result = TypeVar("Result")
