@@ -63,7 +63,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: DeviceName = "auto"  # native: a GPU if there is one
     attention: str = "auto"  # native: a name of `kernels.backends`
     threads: int = 1  # native, on a CPU: of torch, in all processes together
-    tensor_parallel_size: int = 1  # native, on a CPU: processes that share the model
+    tensor_parallel_size: int = 1  # native: processes that share the model, on a GPU each or on a CPU
     gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
     graphs: bool = True  # native, on a GPU: of steps that only decode
     lora_modules: tuple[LoraModule, ...] = ()  # native: to load at the start

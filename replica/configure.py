@@ -15,7 +15,7 @@ from api.requests import LONGEST_NAME
 from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
-from replica.native_model import NO_GPUS, NativeModel, check_installed, find_model
+from replica.native_model import NativeModel, check_installed, find_model
 from replica.neighbours.endpoints import host_and_port
 from replica.parallel.shares import refuse_what_does_not_divide
 from replica.settings import NATIVE_MAX_STEP_S, TABLE
@@ -90,8 +90,6 @@ def _check_parallel(values: Mapping[str, Any]) -> None:
     given = f"--tensor-parallel-size {values['tensor_parallel_size']}"
     if values["engine"] == "simulated":
         raise Unusable(f"{given} is only for the native engine; leave it out: a simulated engine computes nothing")
-    if values["device"] == "cuda":
-        raise Unusable(f"{given}: {NO_GPUS}")
     if values["lora_dir"]:
         raise Unusable(f"{given} and --lora-dir: ranks load adapters only at the start; name them with --lora-modules")
 

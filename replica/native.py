@@ -25,7 +25,7 @@ from replica.model.config import ModelConfig, read_config
 from replica.model.ranks import ALONE, Ranks
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from replica.native_model import CPU_KV_CACHE_GB, NO_GPUS
+from replica.native_model import CPU_KV_CACHE_GB
 from replica.parallel.shares import WHOLE, Share, kv_copies
 from replica.parallel.weights import SharedWeights
 from replica.request import Scheduled
@@ -42,8 +42,6 @@ def build(config: EngineConfig) -> Runner:
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
     if config.device == "cpu" or not torch.cuda.is_available():
         return build_on_cpu(config)
-    if config.tensor_parallel_size > 1:
-        raise ValueError(f"--tensor-parallel-size {config.tensor_parallel_size}: {NO_GPUS}")
     from replica.device.build import build as build_on_gpu  # which asks for more to be installed
 
     return build_on_gpu(config)

@@ -12,7 +12,6 @@ from replica.parallel.shares import kv_copies
 AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")
 CPU_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
-NO_GPUS = "several GPUs for one replica are not supported yet; leave it out, use --device cpu, or run vLLM"
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 NEEDED: dict[EngineName, tuple[str, ...]] = {"native": ("torch", "safetensors", "numpy"), "simulated": ("numpy",)}
 

@@ -135,7 +135,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "tensor_parallel_size",
             click.IntRange(1, 1024),
             "N",
-            "Processes on a CPU that share the model, and --threads.",
+            "GPUs that share the model; on a CPU processes, which also share --threads.",
         ),
         engine(
             "gpu_memory_utilization",

@@ -220,10 +220,9 @@ def _check(table: ModelTable, note: Note) -> None:
     if len(name) > LONGEST_NAME:
         message = f"the name {shown(name)} has {len(name)} characters; write name, with {LONGEST_NAME} at most"
         note(message, "name" if table.name else "model")
-    if table.tensor_parallel > 1 and (why := _not_parallel(table)):
+    if table.tensor_parallel > 1 and table.engine == "simulated":
         note(
-            f"tensor_parallel is {table.tensor_parallel}, but {why}; write engine = 'vllm' or 'sglang', or "
-            "tensor_parallel = 1",
+            f"tensor_parallel is {table.tensor_parallel}, but the simulated engine computes nothing; leave it out",
             "tensor_parallel",
         )
     if table.engine in OURS and table.resume is not UNSET:
@@ -243,13 +242,6 @@ def _check(table: ModelTable, note: Note) -> None:
         note("api_key_env is not the name of a variable; write that name, not the key itself", "api_key_env")
     elif not os.environ.get(variable):
         note(f"api_key_env is {variable!r}, which is not set; export it, or name another", "api_key_env")
-
-
-def _not_parallel(table: ModelTable) -> str:
-    """Return why several ranks cannot share the model; empty if they can."""
-    if table.engine == "simulated":
-        return "the simulated engine computes nothing"
-    return "the native engine computes on one GPU at most" if table.engine == "native" and table.resources.gpus else ""
 
 
 def _found(table: ModelTable, note: Note) -> str:
@@ -285,7 +277,7 @@ def _resources(table: ModelTable, note: Note) -> Resources:
     gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if is_foreign else 0)
     if gpus > 1 and not gpus.is_integer():
         note(f"gpus is {gpus:g}; write a whole number, or a fraction below 1 to share one", "resources", "gpus")
-    elif is_foreign and gpus < parallel and parallel > 1:
+    elif (is_foreign or gpus) and gpus < parallel and parallel > 1:
         note(f"gpus is {gpus:g}, but tensor_parallel is {parallel}; write gpus = {parallel}", "resources", "gpus")
     custom = {key: _custom(key, amount, note) for key, amount in asked.custom.items()}
     return Resources(cpus=cpus, gpus=gpus, custom=custom)

@@ -19,11 +19,23 @@ class Memory(NamedTuple):
     own: int  # that this process has taken for tensors
 
 
-class Accelerator:
-    """The current CUDA device."""
+class Span(NamedTuple):
+    """A device's memory before a model was loaded, and after."""
 
-    def __init__(self) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device())
+    before: Memory
+    after: Memory
+
+
+class Accelerator:
+    """A CUDA device, which becomes the current one."""
+
+    def __init__(self, index: int = 0) -> None:
+        torch.cuda.set_device(index)
+        self.device = torch.device("cuda", index)
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.device)
 
     def host_bytes(self, size: int) -> Tensor:
         """Memory of the host that is copied to and from the device without waiting."""
@@ -62,7 +74,8 @@ class Accelerator:
     def capture(self, run: Callable[[], object], pool: Any) -> Replay:
         """Return a function that repeats, in the same memory, all work that `run` gives to the device."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # NCCL looks after its work on a thread of its own, which is no part of the graph.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             run()
         return graph.replay
 

@@ -7,26 +7,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from kernels.backends import ChosenAttention, choose
-from kernels.paged import KvShape, LayerCache
-from kernels.pointwise import Pointwise
-from kernels.spans import Copy
 from replica.chain import Chain
 from replica.config import EngineConfig
-from replica.device.accelerator import Accelerator, Memory
+from replica.device.accelerator import Accelerator, Span
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
 from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits, Size
+from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
 from replica.device.runner import DeviceRunner
-from replica.device.steps import Draw, Steps
+from replica.device.steps import Steps
 from replica.messages import Sampling
-from replica.model.config import ModelConfig, read_config
+from replica.model.config import ModelConfig
 from replica.model.progress import progress_of
-from replica.model.transformer import Transformer
-from replica.model.weights import Weights
-from replica.native import load_adapters
+from replica.model.ranks import ALONE, Ranks
+from replica.parallel.shares import WHOLE
 from replica.request import Request
 from replica.sizing import GIGABYTE, blocks_in, kv_memory
 
@@ -43,69 +38,58 @@ class Needs(NamedTuple):
     graphs: int
 
 
+class Team:
+    """The processes that compute the model: here this one alone."""
+
+    share = WHOLE
+    ranks: Ranks = ALONE
+
+    def wait_loaded(self) -> None:
+        """Wait until the others have loaded their shares of the model."""
+
+    def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
+        kv = new_caches(parts.model, blocks + 1, config.block_size)
+        steps = Steps(parts.model, parts.attention, parts.draw, layers_of(kv), limits_of(config), accelerator)
+        return DeviceRunner(steps, DeviceMemory(kv, accelerator))
+
+    def spans(self) -> list[Span]:
+        """Return what has happened to the memory of the others' devices."""
+        return []
+
+
 def build(config: EngineConfig) -> DeviceRunner:
     """ValueError, OSError or MemoryError where that cannot be."""
     try:
-        return _build(config, Accelerator())
+        if config.tensor_parallel_size == 1:
+            return build_with(config, Accelerator(), Team())
+        from replica.device.leader import lead
+
+        return lead(config)
     except torch.OutOfMemoryError as error:
         said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
         raise MemoryError(f"{said}; {advice}") from error
 
 
-def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
-    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> DeviceRunner:
     before = accelerator.memory()
-    model_config = read_config(folder)
-    group = model_config.num_heads // model_config.num_kv_heads
-    shape = KvShape(dtype, config.block_size, model_config.head_dim, group)
-    choice = choose(config.attention, "cuda", shape)
-    pointwise, draw = kernels_for(choice, shape)
-    with Weights(folder, dtype, device=accelerator.device) as weights:
-        model = Transformer(model_config, weights, config.max_model_len, pointwise)
-        weights.finish()
-    load_adapters(model.adapters, config)
-    limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    parts = load(config, accelerator, team.share, team.ranks)
+    team.wait_loaded()
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
-    sizes = sizes_of(limits, model_config) if config.graphs and choice.attention.name != "torch" else ()
+    has_graphs = config.graphs and parts.attention.name != "torch"
+    sizes = sizes_of(limits_of(config), parts.model.own) if has_graphs else ()
 
-    def runner_with(blocks: int) -> DeviceRunner:
-        memory = new_caches(model, blocks + 1, config.block_size)
-        caches = [LayerCache(keys, values) for keys, values in memory]
-        steps = Steps(model, choice.attention, draw, caches, limits, accelerator)
-        return DeviceRunner(steps, DeviceMemory(memory, accelerator))
-
-    needs = measured(runner_with(1), sizes, accelerator)
-    bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
-    blocks = config.num_blocks or blocks_that_fit(
-        before, accelerator.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
+    needs = measured(team.runner(parts, config, accelerator, 1), sizes, accelerator)
+    spans = [Span(before, accelerator.memory()), *team.spans()]
+    bytes_per_token = parts.model.own.kv_bytes_per_token(config.dtype)
+    blocks = config.num_blocks or min(
+        blocks_that_fit(span, config.gpu_memory_utilization, needs, config.block_size, bytes_per_token)
+        for span in spans
     )
-    runner = runner_with(blocks)
-    rehearse_copy(runner)
+    runner = team.runner(parts, config, accelerator, blocks)
+    runner.steps.rehearse_copy()
     capture_all(runner, sizes)
-    say(config, model, choice, needs, blocks * config.block_size * bytes_per_token, len(sizes))
+    say(config, parts, accelerator, needs, blocks * config.block_size * bytes_per_token, len(sizes))
     return runner
-
-
-def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:
-    """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
-    if choice.attention.name not in ("triton", "torch"):
-        choice = choose_ours(shape)
-    if choice.attention.name == "torch":
-        from kernels.sampling import draw
-
-        return Pointwise(), draw
-    from kernels.gpu.pointwise import TritonPointwise
-    from kernels.gpu.sampling import draw as fused_draw
-
-    return TritonPointwise(), fused_draw
-
-
-def choose_ours(shape: KvShape) -> ChosenAttention:
-    try:
-        return choose("triton", "cuda", shape)
-    except ValueError as error:
-        log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
-        return choose("torch", "cuda", shape)
 
 
 def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
@@ -113,16 +97,6 @@ def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
     sizes = [Size(True, rows) for rows in mixed_sizes(limits.rows, config.parameters // config.num_layers)]
     sizes += [Size(False, requests) for requests in decode_sizes(limits.requests)]
     return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
-
-
-def new_caches(model: Transformer, num_blocks: int, block_size: int) -> Tensor:
-    """Allocate the caches of all layers, [layers, 2, num_blocks, ...].
-
-    In memory a block's KV is in one piece, all layers together: so it is copied to and from the host at once.
-    """
-    config = model.config
-    shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
-    return torch.zeros(shape, dtype=model.dtype, device=model.device).movedim(0, 2)
 
 
 def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Accelerator) -> Needs:
@@ -155,11 +129,6 @@ def rehearse(runner: DeviceRunner) -> None:
             request.blocks = []  # which gives its seat back
 
 
-def rehearse_copy(runner: DeviceRunner) -> None:
-    """Run in the final memory, whose size is part of the compiled code."""
-    runner.model.pointwise.copy(runner.steps.caches, [Copy(runner.num_blocks, runner.num_blocks, 1)])
-
-
 def doubled(most: int) -> list[int]:
     """2, 4, 8, ..., and `most`."""
     return [*(1 << power for power in range(1, (most - 1).bit_length())), most]
@@ -184,20 +153,19 @@ def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
     progress.finish()
 
 
-def say(
-    config: EngineConfig, model: Transformer, choice: ChosenAttention, needs: Needs, kv_bytes: int, graphs: int
-) -> None:
-    for name, reason in choice.passed.items():
-        log.warning("attention %s cannot be used: %s", name, reason)
+def say(config: EngineConfig, parts: Parts, accelerator: Accelerator, needs: Needs, kv_bytes: int, graphs: int) -> None:
+    ranks = config.tensor_parallel_size
     log.info(
-        "%s: %s, %.1f M parameters, %s, on %s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, %d graphs",
+        "%s: %s, %.1f M parameters, %s, on %s%s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, "
+        "%d graphs",
         Path(config.model_path).name,
-        model.config.architecture,
-        model.config.parameters / 1e6,
+        parts.model.config.architecture,
+        parts.model.config.parameters / 1e6,
         config.dtype,
-        torch.cuda.get_device_name(model.device),
-        choice.attention.name,
-        model.pointwise.name,
+        f"{ranks} GPUs, each of which holds a share: " if ranks > 1 else "",
+        accelerator.name,
+        parts.attention.name,
+        parts.model.pointwise.name,
         kv_bytes / GIGABYTE,
         needs.step / GIGABYTE,
         graphs,
@@ -207,10 +175,9 @@ def say(
 # ---- shares of the memory
 
 
-def blocks_that_fit(
-    before: Memory, loaded: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int
-) -> int:
-    """Compute how many blocks fit, from memory `before` loading and after; other processes' memory is unavailable."""
+def blocks_that_fit(span: Span, utilization: float, needs: Needs, block_size: int, bytes_per_token: int) -> int:
+    """Compute how many blocks fit; other processes' memory is unavailable."""
+    before, loaded = span
     weights = loaded.own - before.own
     workspace = needs.step + needs.graphs
     left = min(kv_memory(before.total, utilization, weights, workspace), loaded.free - workspace)

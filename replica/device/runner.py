@@ -53,7 +53,7 @@ class DeviceRunner:
         return self.steps.own_bytes + self._masks.nbytes
 
     def close(self) -> None:
-        """Nothing but this process and its device computes."""
+        self.steps.close()
 
     # ---- one step
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged import Attention, LayerCache
+from kernels.spans import Copy
 from kernels.tables import Mixed, TableStep
 from replica.device.accelerator import Accelerator, Replay
 from replica.device.block_tables import DeviceTables
@@ -74,6 +75,13 @@ class Steps:
             return Computed(inputs, None)
         step = self._step(inputs, order.longest, order.decoding, order.longest_prefill)
         return Computed(inputs, self._run(inputs, step, self.model.adapters.rows(order.adapters)))
+
+    def rehearse_copy(self) -> None:
+        """Run in the final memory, whose size is part of the compiled code."""
+        self.model.pointwise.copy(self.caches, [Copy(self.num_blocks, self.num_blocks, 1)])
+
+    def close(self) -> None:
+        """End the other processes that take part in steps, if there are any."""
 
     def draw_all(self, inputs: Inputs) -> None:
         if self._draw is not None:

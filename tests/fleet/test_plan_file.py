@@ -175,6 +175,12 @@ def test_cpus_of_the_native_engine_follow_tensor_parallel() -> None:
     assert model("model = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4").resources.cpus == 1
 
 
+def test_the_native_engine_computes_on_as_many_gpus_as_it_has_ranks() -> None:
+    assert model("model = 'demo'\ntensor_parallel = 2\nresources = {gpus = 2}").resources.gpus == 2
+    said = wrong("[[models]]\nmodel = 'demo'\ntensor_parallel = 4\nresources = {gpus = 2}")
+    assert said == "fleet.toml, line 4: gpus is 2, but tensor_parallel is 4; write gpus = 4"
+
+
 def test_zero_replicas_are_a_plan() -> None:
     assert model("model = 'demo'\nreplicas = 0").replicas == 0
 

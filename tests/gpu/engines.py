@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from events.blocks import pack_tokens
-from kernels.paged import KvShape, LayerCache
+from kernels.paged import KvShape
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator
-from replica.device.build import capture_all, new_caches, sizes_of
+from replica.device.build import capture_all, sizes_of
 from replica.device.orders import Limits
+from replica.device.parts import layers_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
 from replica.engine import Engine
@@ -72,7 +73,7 @@ class Made(NamedTuple):
         return blocks_in(free, BLOCK, self.model.config.kv_bytes_per_token("bfloat16"))
 
     def caches_of(self, blocks: int) -> list[Any]:
-        return [LayerCache(keys, values) for keys, values in new_caches(self.model, blocks + 1, BLOCK)]
+        return layers_of(new_caches(self.model, blocks + 1, BLOCK))
 
 
 def fields_of(place: Place, shape: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from kernels.paged import LayerCache
 from replica.clock import WallClock
-from replica.device.build import new_caches
 from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits
+from replica.device.parts import new_caches
 from replica.engine import Engine
 from replica.messages import Output
 from replica.sizing import GIGABYTE

@@ -443,10 +443,6 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),
         (("--tensor-parallel-size", "3"), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
         (
-            ("--tensor-parallel-size", "2", "--device", "cuda"),
-            "-size 2: several GPUs for one replica are not",
-        ),
-        (
             ("--tensor-parallel-size", "2", "--engine", "simulated"),
             "--tensor-parallel-size 2 is only for the native engine; leave it out",
         ),

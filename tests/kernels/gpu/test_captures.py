@@ -16,12 +16,16 @@ from kernels.gpu.attention import TritonAttention
 from kernels.gpu.pointwise import TritonPointwise
 from kernels.gpu.sampling import draw
 from kernels.paged import LayerCache
-from replica.device.build import capture_all, new_caches, sizes_of
+from replica.device.build import capture_all, sizes_of
 from replica.device.orders import Limits
+from replica.device.parts import layers_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
 from replica.model.config import parse_config
+from replica.model.ranks import ALONE, Ranks
 from replica.model.transformer import Transformer
+from replica.parallel.ranks import GroupRanks
+from replica.parallel.shares import Share
 from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles
 from tests.kernels.gpu.test_compiled import H200
@@ -32,6 +36,7 @@ pytestmark = needs_compiler
 
 LIMITS = Limits(rows=8192, requests=256, tokens=8192)
 BLOCKS, BLOCK_SIZE = 10_000, 16
+RANKS = 4
 
 
 class NoData(HostAccelerator):
@@ -53,9 +58,22 @@ class Asking(TritonAttention):
         return super().plan(step, cache)
 
 
-def runner_of(shape: dict[str, Any], attention: TritonAttention) -> DeviceRunner:
-    model = Transformer(parse_config(shape, "the shape"), NoWeights(), LIMITS.tokens, TritonPointwise())
-    caches = [LayerCache(keys, values) for keys, values in new_caches(model, BLOCKS + 1, BLOCK_SIZE)]
+class Unmet:
+    """Collectives of four ranks, as far as one of them can do them alone."""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        return [part] * RANKS
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def runner_of(shape: dict[str, Any], attention: TritonAttention, ranks: Ranks = ALONE) -> DeviceRunner:
+    model = Transformer(parse_config(shape, "the shape"), NoWeights(), LIMITS.tokens, TritonPointwise(), ranks)
+    caches = layers_of(new_caches(model, BLOCKS + 1, BLOCK_SIZE))
     return DeviceRunner(Steps(model, attention, draw, caches, LIMITS, NoData()))
 
 
@@ -67,6 +85,15 @@ def test_no_step_of_a_graph_asks_the_device(shape: dict[str, Any]) -> None:
         capture_all(runner, sizes)
     assert len(runner.steps.graphs) == len(sizes) > 40
     assert compiles
+
+
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
+def test_no_step_of_a_rank_asks_the_device(rank: int) -> None:
+    ranks = GroupRanks(Share(rank, RANKS), parse_config(LLAMA31_8B, "the shape"), Unmet())
+    with noted_compiles():
+        runner = runner_of(LLAMA31_8B, TritonAttention(H200), ranks)
+        capture_all(runner, sizes := sizes_of(LIMITS, runner.model.own))
+    assert len(runner.steps.graphs) == len(sizes)
 
 
 def test_a_kernel_that_asks_would_be_noticed() -> None:

@@ -21,7 +21,7 @@ from kernels.backends import ChosenAttention
 from kernels.gpu.attention import TritonAttention
 from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.device import build
+from replica.device import build, parts
 from replica.device.accelerator import Memory
 from replica.device.runner import DeviceRunner
 from replica.engine import Engine
@@ -73,7 +73,7 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
     fields = SMALL | {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     folder = saved(fields | {"vocab_size": vocabulary}, tmp_path / "model")
     chosen = ChosenAttention(TritonAttention(H200), {})
-    monkeypatch.setattr(build, "choose", lambda *_: chosen)
+    monkeypatch.setattr(parts, "choose", lambda *_: chosen)
     monkeypatch.setattr(build, "say", lambda *_: None)
     config = EngineConfig(
         model="model",
@@ -86,7 +86,7 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
         events=None,
     )
     with noted_compiles() as compiles:
-        runner = build._build(config, NoDevice())
+        runner = build.build_with(config, NoDevice(), build.Team())
         at_start = len(compiles)
         assert at_start > 10
         serve(Engine(config, runner, WallClock()), runner, Random(0))

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.paged import LayerCache
 from kernels.plain import PlainAttention
 from kernels.sampling import draw
 from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.device.accelerator import Accelerator, Replay, Wait
-from replica.device.build import capture_all, new_caches, sizes_of
+from replica.device.accelerator import Accelerator, Memory, Replay, Wait
+from replica.device.build import capture_all, sizes_of
+from replica.device.leader import lead_with
 from replica.device.memory import DeviceMemory
-from replica.device.orders import Limits
+from replica.device.orders import Size
+from replica.device.parts import layers_of, limits_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
 from replica.engine import Engine
@@ -38,6 +39,17 @@ class HostAccelerator(Accelerator):
         self.device = torch.device("cpu")
         self.replays = 0
         self.waits = 0
+
+    @property
+    def name(self) -> str:
+        return "a CPU"
+
+    def memory(self) -> Memory:
+        return Memory(1 << 40, 1 << 40, 0)
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        run()
+        return 0
 
     def host_bytes(self, size: int) -> Tensor:
         return torch.full((size,), POISON, dtype=torch.uint8)
@@ -75,13 +87,11 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
         weights.finish()
     load_adapters(model.adapters, config)
     memory = new_caches(model, config.num_blocks + 1, config.block_size)
-    caches = [LayerCache(keys, values) for keys, values in memory]
-    limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    steps = Steps(model, PlainAttention(), draw, caches, limits, accelerator)
+    limits = limits_of(config)
+    steps = Steps(model, PlainAttention(), draw, layers_of(memory), limits, accelerator)
     runner = DeviceRunner(steps, DeviceMemory(memory, accelerator))
     if config.graphs:
-        sizes = sizes_of(limits, model.config)
-        capture_all(runner, tuple(size for size in sizes if not size.mixed or size.rows <= FEW_ROWS))
+        capture_all(runner, few(sizes_of(limits, model.config)))
     return runner
 
 
@@ -91,6 +101,20 @@ def on_device(folder: Path, accelerator: HostAccelerator | None = None, **change
     runner = runner_of(config, accelerator) if accelerator else _kept(config)
     mover, shelf = make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
     return Engine(config, runner, WallClock(), mover, shelf)
+
+
+def on_devices(folder: Path, ranks: int, **changes: Any) -> Engine:
+    """An engine of several processes, as each would have a GPU; to be closed."""
+    config = config_of(folder, tensor_parallel_size=ranks, attention="torch", **changes)
+    runner = lead_with(config, HostAccelerator(), "tests.replica.device.follower", "gloo")
+    if config.graphs:
+        capture_all(runner, few(sizes_of(limits_of(config), runner.model.own)))
+    mover, shelf = make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
+    return Engine(config, runner, WallClock(), mover, shelf)
+
+
+def few(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    return tuple(size for size in sizes if not size.mixed or size.rows <= FEW_ROWS)
 
 
 @cache

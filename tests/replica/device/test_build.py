@@ -13,9 +13,10 @@ from kernels.paged import KvShape
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
-from replica.device import build
-from replica.device.build import doubled, kernels_for, rehearse, rehearse_copy, sizes_of
+from replica.device import parts
+from replica.device.build import doubled, rehearse, sizes_of
 from replica.device.orders import Limits
+from replica.device.parts import kernels_for
 from replica.model.config import parse_config
 from tests.replica.device.hosts import HostAccelerator, runner_of
 from tests.replica.models import config_of, saved
@@ -36,7 +37,7 @@ def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longes
     runner = runner_of(config, HostAccelerator())
     rehearse(runner)
     rehearse(runner)  # all seats have been given back
-    rehearse_copy(runner)
+    runner.steps.rehearse_copy()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_where_only_flash_attention_works_the_rest_is_torchs(
             raise ValueError("there is no compiler")
         return ChosenAttention(PlainAttention(), {})
 
-    monkeypatch.setattr(build, "choose", choose)
+    monkeypatch.setattr(parts, "choose", choose)
     with caplog.at_level(logging.WARNING):
         pointwise, drawing = kernels_for(choice("flash3"), KvShape(torch.bfloat16, 16, 64))
     assert type(pointwise) is Pointwise and drawing is draw

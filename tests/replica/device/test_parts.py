@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from replica.chain import Chain
-from replica.device.accelerator import Memory
+from replica.device.accelerator import Memory, Span
 from replica.device.block_tables import UPDATE_BYTES, BlockTables, DeviceTables
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
 from replica.device.graph_sizes import LEAST_MIXED, MOST_MIXED, decode_sizes, mixed_sizes, size_for
@@ -184,32 +184,33 @@ NEEDS = Needs(step=8 * GB, graphs=2 * GB)
 
 def test_what_is_left_of_the_memory_is_for_blocks() -> None:
     before, loaded = Memory(100 * GB, 100 * GB, own=GB), Memory(60 * GB, 100 * GB, own=41 * GB)
-    assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 40 * GB // (16 * 10**5) - 1
+    assert blocks_that_fit(Span(before, loaded), 0.9, NEEDS, 16, 10**5) == 40 * GB // (16 * 10**5) - 1
 
 
 def test_several_share_a_gpu_by_their_parts_of_it() -> None:
     """Memory of the first one is not counted for the second one."""
-    first = blocks_that_fit(Memory(80 * GB, 80 * GB, 0), Memory(70 * GB, 80 * GB, 10 * GB), 0.45, NEEDS, 16, 10**5)
     left = 80 * GB - 36 * GB
-    second = blocks_that_fit(Memory(left, 80 * GB, 0), Memory(left - 10 * GB, 80 * GB, 10 * GB), 0.45, NEEDS, 16, 10**5)
+    one = Span(Memory(80 * GB, 80 * GB, 0), Memory(70 * GB, 80 * GB, 10 * GB))
+    other = Span(Memory(left, 80 * GB, 0), Memory(left - 10 * GB, 80 * GB, 10 * GB))
+    first, second = (blocks_that_fit(span, 0.45, NEEDS, 16, 10**5) for span in (one, other))
     assert first == second == 16 * GB // (16 * 10**5) - 1
 
 
 def test_what_others_take_meanwhile_is_not_counted_as_weights() -> None:
     before, loaded = Memory(80 * GB, 80 * GB, 0), Memory(40 * GB, 80 * GB, 10 * GB)
-    assert blocks_that_fit(before, loaded, 0.45, NEEDS, 16, 10**5) == 16 * GB // (16 * 10**5) - 1
+    assert blocks_that_fit(Span(before, loaded), 0.45, NEEDS, 16, 10**5) == 16 * GB // (16 * 10**5) - 1
 
 
 def test_what_others_hold_cannot_be_had() -> None:
     before, loaded = Memory(40 * GB, 100 * GB, 0), Memory(30 * GB, 100 * GB, 10 * GB)
-    assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 20 * GB // (16 * 10**5) - 1
+    assert blocks_that_fit(Span(before, loaded), 0.9, NEEDS, 16, 10**5) == 20 * GB // (16 * 10**5) - 1
 
 
 def test_without_memory_left_the_error_names_its_users() -> None:
     before, loaded = Memory(20 * GB, 24 * GB, 0), Memory(5 * GB, 24 * GB, 15 * GB)
     said = r"0.9 of the GPU's 24.0 GB may be used .* others hold 4.0 GB; weights take 15.0 GB, a step 8.0 GB"
     with pytest.raises(MemoryError, match=said):
-        blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5)
+        blocks_that_fit(Span(before, loaded), 0.9, NEEDS, 16, 10**5)
 
 
 def test_graphs_are_counted_by_the_two_largest() -> None:

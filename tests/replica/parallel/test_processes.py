@@ -94,17 +94,6 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(folder: Path) -> None:
         2,
         "Error: --tensor-parallel-size 3 does not divide the model's 4 attention heads; give a divisor of them\n",
     )
-    assert refused(*model, *TWO, "--device", "cuda") == (
-        2,
-        "Error: --tensor-parallel-size 2: several GPUs for one replica are not supported yet; leave it out, use "
-        "--device cpu, or run vLLM\n",
-    )
-
-
-def test_ranks_on_a_gpu_that_was_found_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(ValueError, match=r"--tensor-parallel-size 2: several GPUs for one replica are not supported"):
-        build(config_of(saved("llama", folder), tensor_parallel_size=2))
 
 
 # ---- a start that fails

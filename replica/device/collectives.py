@@ -1,0 +1,53 @@
+"""Collectives of ranks with a device each, by torch.distributed; NCCL's can be part of graphs."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed
+
+from replica.device.accelerator import Accelerator
+from replica.parallel.shares import Share
+
+NCCL = "nccl"
+# Ranks reach a collective at nearly the same time; one that comes so late hangs.
+TIMEOUT = timedelta(seconds=300)
+
+
+class DeviceGroup:
+    """The group of this process, of which there is one at a time."""
+
+    def __init__(self, share: Share, file: Path, accelerator: Accelerator, backend: str = NCCL) -> None:
+        """Wait for all ranks, which meet by a file that is not there yet."""
+        # All ranks are on this machine: nobody else should be able to reach what they listen on.
+        for library in ("NCCL", "GLOO"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+        distributed.init_process_group(
+            backend,
+            init_method=file.absolute().as_uri(),
+            rank=share.rank,
+            world_size=share.size,
+            timeout=TIMEOUT,
+            device_id=accelerator.device if backend == NCCL else None,
+        )
+        self._share = share
+        self.sum(torch.zeros(1, device=accelerator.device))  # takes the memory that all later ones need
+
+    def sum(self, partial: Tensor) -> Tensor:
+        partial = partial.contiguous()
+        distributed.all_reduce(partial)
+        return partial
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        parts = [part.new_empty(part.shape) for _ in range(self._share.size)]
+        distributed.all_gather(parts, part.contiguous())
+        return [] if self._share.rank else parts
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        distributed.broadcast(tensor, 0)
+        return tensor
+
+    def close(self) -> None:
+        distributed.destroy_process_group()

@@ -1,0 +1,109 @@
+"""A further rank of an engine on GPUs: see `replica.parallel.following`."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from replica.device.accelerator import Accelerator, Span
+from replica.device.collectives import NCCL, DeviceGroup
+from replica.device.memory import DeviceMemory
+from replica.device.messages import Build, Load, Measure, Measured, Meet, decode_order
+from replica.device.orders import Capture, Order
+from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
+from replica.device.ranks_memory import Copy, Keeper, opened
+from replica.device.steps import Steps
+from replica.model.config import read_config
+from replica.parallel.following import Channel, follow_with, tried
+from replica.parallel.messages import Logits, encode
+from replica.parallel.ranks import GroupRanks
+from replica.parallel.shares import Share
+
+
+class Follower:
+    def __init__(self, start: Load, accelerator: Accelerator) -> None:
+        self._config = start.config
+        self._accelerator = accelerator
+        self._share = Share(start.rank, start.config.tensor_parallel_size)
+        self._before = accelerator.memory()
+        self._windows = [opened(end.window) for end in (start.reads, start.writes)]
+        self._channels = [Connection(end.channel) for end in (start.reads, start.writes)]
+        for end in (start.reads, start.writes):
+            os.close(end.window)
+        self._parts: Parts
+        self._steps: Steps | None = None
+        self._memory: DeviceMemory
+
+    def meet(self, file: Path, backend: str) -> None:
+        """Join the group, and load this rank's share."""
+        group = DeviceGroup(self._share, file, self._accelerator, backend)
+        ranks = GroupRanks(self._share, read_config(Path(self._config.model_path)), group)
+        self._parts = load(self._config, self._accelerator, self._share, ranks)
+
+    def build(self, blocks: int) -> None:
+        is_first = self._steps is None
+        self._steps = None
+        gc.collect()
+        model, attention, _ = self._parts
+        kv = new_caches(model, blocks + 1, self._config.block_size)
+        self._steps = Steps(model, attention, None, layers_of(kv), limits_of(self._config), self._accelerator)
+        self._steps.rehearse_copy()
+        self._memory = DeviceMemory(kv, self._accelerator)
+        if is_first:
+            self._keep()
+
+    def _keep(self) -> None:
+        """From now on copy blocks when the engine says so."""
+        copies: list[Copy] = [
+            lambda blocks, views: self._memory.read(blocks, views),
+            lambda blocks, views: self._memory.write(blocks, views),
+        ]
+        for channel, window, copy in zip(self._channels, self._windows, copies, strict=True):
+            self._accelerator.pin(window)
+            Keeper(channel, window, self._memory.block_bytes, copy).start()
+
+    def serve(self, channel: Channel) -> None:
+        """Take part in each computation until the engine has ended."""
+        while True:
+            order = decode_order(channel.recv_bytes())
+            if isinstance(order, Build):
+                blocks = order.blocks
+                tried(channel, lambda: self.build(blocks))  # noqa: B023
+            elif isinstance(order, Measure):
+                channel.send_bytes(encode(Measured(Span(self._before, self._accelerator.memory()))))
+            else:
+                self._compute(order)
+
+    def _compute(self, order: object) -> None:
+        model, steps = self._parts.model, self._steps
+        assert steps is not None, "there is KV before the first step"
+        if isinstance(order, Order):
+            steps.run(order)
+        elif isinstance(order, Capture):
+            steps.capture(order)
+        elif isinstance(order, Logits):
+            model.logits(torch.empty(order.rows, model.config.hidden_size, dtype=model.dtype, device=model.device))
+
+
+def main(
+    arguments: Sequence[str], accelerator_of: Callable[[int], Accelerator] = Accelerator, backend: str = NCCL
+) -> int:
+    @torch.inference_mode()
+    def follow(channel: Channel) -> None:
+        start = decode_order(channel.recv_bytes())
+        assert isinstance(start, Load)
+        follower = tried(channel, lambda: Follower(start, accelerator_of(start.rank)))
+        meet = decode_order(channel.recv_bytes())
+        assert isinstance(meet, Meet)
+        tried(channel, lambda: follower.meet(Path(meet.file), backend))
+        follower.serve(channel)
+
+    return follow_with(arguments, follow)
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # torch would take half a second to end

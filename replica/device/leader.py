@@ -1,0 +1,115 @@
+"""A model on several GPUs of one machine: this process has the first, and each follower another one."""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from kernels.paged import LayerCache
+from replica.config import EngineConfig
+from replica.device.accelerator import Accelerator, Span
+from replica.device.build import Team, build_with
+from replica.device.collectives import NCCL, DeviceGroup
+from replica.device.memory import DeviceMemory
+from replica.device.messages import Build, Load, Measure, Meet, decode_measured
+from replica.device.orders import Capture, Limits, Order
+from replica.device.parts import Parts, layers_of, limits_of, new_caches
+from replica.device.ranks_memory import Lane, RanksMemory
+from replica.device.runner import DeviceRunner
+from replica.device.steps import Computed, Steps
+from replica.model.config import read_config
+from replica.parallel.followers import Followers, Start
+from replica.parallel.messages import Logits, decode_answer
+from replica.parallel.ranks import LeadingRanks
+from replica.parallel.shares import OPTION, Share, refuse_what_does_not_divide
+
+PROGRAM = "replica.device.follower"
+
+
+def lead(config: EngineConfig) -> DeviceRunner:
+    there = torch.cuda.device_count()
+    if there < config.tensor_parallel_size:
+        raise ValueError(
+            f"{OPTION} {config.tensor_parallel_size}: this replica sees {there} GPUs (CUDA_VISIBLE_DEVICES); "
+            f"give {there} or less, or let it see more"
+        )
+    return lead_with(config, Accelerator())
+
+
+def lead_with(
+    config: EngineConfig, accelerator: Accelerator, program: str = PROGRAM, backend: str = NCCL
+) -> DeviceRunner:
+    """Start the followers, and load what each of them computes."""
+    leader = Leader(config, accelerator, program, backend)
+    try:
+        return build_with(config, accelerator, leader)
+    except BaseException:
+        leader.close()
+        raise
+
+
+class Leader(Team):
+    def __init__(self, config: EngineConfig, accelerator: Accelerator, program: str, backend: str) -> None:
+        """Start the followers, and wait until all have met. ValueError, OSError: they cannot."""
+        model_config, self.share = read_config(Path(config.model_path)), Share(0, config.tensor_parallel_size)
+        refuse_what_does_not_divide(model_config, self.share.size)
+        part_bytes = config.block_size * self.share.own(model_config).kv_bytes_per_token(config.dtype)
+        with ExitStack() as undo, TemporaryDirectory() as folder:
+            self._lanes = [undo.enter_context(closing(Lane(self.share.size - 1, part_bytes))) for _ in range(2)]
+            self.followers = undo.enter_context(closing(Followers(program, self._starts(config))))
+            for lane in self._lanes:
+                lane.give()
+            self.followers.answers(decode_answer)
+            file = Path(folder, "meeting")
+            self.followers.tell(Meet(str(file)))
+            self._group = DeviceGroup(self.share, file, accelerator, backend)
+            undo.pop_all()
+        self.ranks = LeadingRanks(self.share, model_config, self._group, lambda rows: self.followers.tell(Logits(rows)))
+
+    def _starts(self, config: EngineConfig) -> list[Start]:
+        reads, writes = self._lanes
+        ends = zip(reads.ends, writes.ends, strict=True)
+        return [Start(Load(config, rank, *both), [*both[0], *both[1]]) for rank, both in enumerate(ends, start=1)]
+
+    def wait_loaded(self) -> None:
+        self.followers.answers(decode_answer)
+        self.followers.watch()
+
+    def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
+        self.followers.tell(Build(blocks))
+        kv = new_caches(parts.model, blocks + 1, config.block_size)
+        steps = LeadingSteps(self, parts, layers_of(kv), limits_of(config), accelerator)
+        self.followers.answers(decode_answer)
+        return DeviceRunner(steps, RanksMemory(DeviceMemory(kv, accelerator), *self._lanes))
+
+    def spans(self) -> list[Span]:
+        self.followers.tell(Measure())
+        return [answer.span for answer in self.followers.answers(decode_measured)]
+
+    def close(self) -> None:
+        self.followers.close()
+        self._group.close()
+        for lane in self._lanes:
+            lane.close()
+
+
+class LeadingSteps(Steps):
+    """Each step is also an order to the followers."""
+
+    def __init__(
+        self, leader: Leader, parts: Parts, caches: list[LayerCache], limits: Limits, accelerator: Accelerator
+    ) -> None:
+        super().__init__(parts.model, parts.attention, parts.draw, caches, limits, accelerator)
+        self._leader = leader
+
+    def run(self, order: Order) -> Computed:
+        self._leader.followers.tell(order)
+        return super().run(order)
+
+    def capture(self, order: Capture) -> None:
+        self._leader.followers.tell(order)
+        super().capture(order)
+
+    def close(self) -> None:
+        self._leader.close()

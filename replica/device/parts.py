@@ -1,0 +1,90 @@
+"""A rank computes with these: its share of the model on its device, and kernels that work there."""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.backends import ChosenAttention, choose
+from kernels.paged import Attention, KvShape, LayerCache
+from kernels.pointwise import Pointwise
+from replica.config import EngineConfig
+from replica.device.accelerator import Accelerator
+from replica.device.orders import Limits
+from replica.device.steps import Draw
+from replica.model.config import read_config
+from replica.model.ranks import Ranks
+from replica.model.transformer import Transformer
+from replica.model.weights import Weights
+from replica.native import load_adapters
+from replica.parallel.shares import WHOLE, Share
+from replica.parallel.weights import SharedWeights
+
+log = logging.getLogger(__name__)
+
+
+class Parts(NamedTuple):
+    model: Transformer
+    attention: Attention[Any]
+    draw: Draw
+
+
+def load(config: EngineConfig, accelerator: Accelerator, share: Share, ranks: Ranks) -> Parts:
+    """Choose the kernels, and load this rank's share of the model and of the adapters that are named at the start."""
+    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    model_config = read_config(folder)
+    own = share.own(model_config)
+    shape = KvShape(dtype, config.block_size, own.head_dim, own.num_heads // own.num_kv_heads)
+    choice = choose(config.attention, "cuda", shape)
+    if not share.rank:
+        for name, reason in choice.passed.items():
+            log.warning("attention %s cannot be used: %s", name, reason)
+    pointwise, draw = kernels_for(choice, shape)
+    with Weights(folder, dtype, accelerator.device, shows_progress=not share.rank) as weights:
+        source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
+        model = Transformer(model_config, source, config.max_model_len, pointwise, ranks)
+        weights.finish()
+    load_adapters(model.adapters, config)
+    return Parts(model, choice.attention, draw)
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    return Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+
+
+def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:
+    """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
+    if choice.attention.name not in ("triton", "torch"):
+        choice = choose_ours(shape)
+    if choice.attention.name == "torch":
+        from kernels.sampling import draw
+
+        return Pointwise(), draw
+    from kernels.gpu.pointwise import TritonPointwise
+    from kernels.gpu.sampling import draw as fused_draw
+
+    return TritonPointwise(), fused_draw
+
+
+def choose_ours(shape: KvShape) -> ChosenAttention:
+    try:
+        return choose("triton", "cuda", shape)
+    except ValueError as error:
+        log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
+        return choose("torch", "cuda", shape)
+
+
+def new_caches(model: Transformer, num_blocks: int, block_size: int) -> Tensor:
+    """Allocate the caches of all layers, [layers, 2, num_blocks, ...].
+
+    In memory a block's KV is in one piece, all layers together: so it is copied to and from the host at once.
+    """
+    config = model.own
+    shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    return torch.zeros(shape, dtype=model.dtype, device=model.device).movedim(0, 2)
+
+
+def layers_of(caches: Tensor) -> list[LayerCache]:
+    return [LayerCache(keys, values) for keys, values in caches]

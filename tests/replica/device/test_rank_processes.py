@@ -1,0 +1,87 @@
+"""How processes with a device each start and end, and that their KV comes back from lower media.
+
+A process belongs to one group at a time, so these are apart from the tests that share an engine.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from replica.device.leader import lead
+from replica.tiers.lower import DISK, HOST
+from tests.replica.device.hosts import on_devices
+from tests.replica.device.test_ranks import SMALL
+from tests.replica.device.test_runner import same
+from tests.replica.models import ask, config_of, native, saved
+from tests.replica.parallel.conftest import closing_engine
+from tests.replica.parallel.test_ranks import patiently
+from tests.replica.test_golden import prompts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("llama-odd", 2), pytest.param("qwen3", 4, marks=pytest.mark.grid)])
+def test_blocks_come_back_from_host_and_disk_also_after_a_restart(
+    name: str, ranks: int, folder: Path, tmp_path: Path
+) -> None:
+    tiers = {"num_blocks": 16, "host_blocks": 8, "disk_blocks": 64, "disk_kv": str(tmp_path), "graphs": False}
+    asked, plain = prompts([100, 101, 102, 103], seed=6), native(saved(name, folder))
+    expected = [ask(plain, [prompt], max_tokens=4)[0] for prompt in asked]
+    for round in range(2):
+        with closing_engine(on_devices(saved(name, folder), ranks, **SMALL, **tiers)) as engine:
+            for _ in range(2):
+                for prompt, wanted in zip(asked, expected, strict=True):
+                    same(patiently(engine, prompt), wanted)
+            loaded = engine.scheduler.transfers.loaded_tokens
+            assert loaded.get(DISK) if round else loaded.get(HOST, 0) + loaded.get(DISK, 0)
+
+
+def test_fewer_gpus_than_ranks_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    config = config_of(saved("qwen3", folder), tensor_parallel_size=4)
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size 4: this replica sees 2 GPUs .* give 2 or less"):
+        lead(config)
+
+
+def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(saved("qwen3", folder), tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][:, -1] = 1e6
+    save_file(weights, broken / "model.safetensors")
+    with pytest.raises(ValueError, match=r"mlp\.down_proj\.weight has values that float16 cannot hold"):
+        on_devices(broken, 2, dtype="float16", graphs=False, **SMALL)
+
+
+ENGINE = """
+from pathlib import Path
+from tests.replica.device.hosts import on_devices
+from tests.replica.models import submit
+
+engine = on_devices(Path({folder!r}), 2, graphs=False, max_num_batched_tokens=64, max_num_seqs=6)
+submit(engine, 0, [1, 2, 3] * 12, max_tokens=400)
+print("ready", flush=True)
+while True:
+    engine.step()
+"""
+
+
+def test_a_rank_that_dies_ends_the_engine(folder: Path) -> None:
+    script = ENGINE.format(folder=str(saved("qwen3", folder)))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=PIPE, stderr=PIPE, text=True) as engine:
+        assert engine.stdout is not None and engine.stderr is not None
+        assert engine.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+        [follower] = [int(pid) for pid in children]
+        os.kill(follower, signal.SIGKILL)
+        assert engine.wait(timeout=30) == 1
+        assert "the engine's rank 1 of 2 died (signal 9)" in engine.stderr.read()
