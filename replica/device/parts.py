@@ -14,6 +14,7 @@ from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator
 from replica.device.orders import Limits
 from replica.device.steps import Draw
+from replica.device.uploads import Uploads
 from replica.model.config import read_config
 from replica.model.ranks import Ranks
 from replica.model.transformer import Transformer
@@ -42,7 +43,7 @@ def load(config: EngineConfig, accelerator: Accelerator, share: Share, ranks: Ra
         for name, reason in choice.passed.items():
             log.warning("attention %s cannot be used: %s", name, reason)
     pointwise, draw = kernels_for(choice, shape)
-    with Weights(folder, dtype, accelerator.device, shows_progress=not share.rank) as weights:
+    with Weights(folder, dtype, Uploads(accelerator).send, shows_progress=not share.rank) as weights:
         source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
         model = Transformer(model_config, source, config.max_model_len, pointwise, ranks)
         weights.finish()

@@ -6,7 +6,7 @@ Tensors returned by `take` may share the file's memory: never write to them.
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,13 +36,14 @@ class Weights:
         self,
         folder: Path,
         dtype: torch.dtype,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
+        send: Callable[[torch.Tensor], torch.Tensor] | None = None,
         *,
         shows_progress: bool = True,
     ) -> None:
+        """`send` takes a tensor to the device; without it they stay on the CPU."""
         self._folder = folder
         self._dtype = dtype
-        self._device = device
+        self._send = send
         self._places = dict(_places(folder))  # the file of each tensor
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
@@ -80,7 +81,7 @@ class Weights:
         return tensor
 
     def _converted(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        converted = tensor.to(self._device, self._dtype)
+        converted = (tensor if self._send is None else self._send(tensor)).to(self._dtype)
         narrows = self._dtype == torch.float16 and tensor.dtype != torch.float16
         if narrows and not bool(converted.isfinite().all()):
             raise ValueError(f"{what} has values that float16 cannot hold; use bfloat16 or float32")

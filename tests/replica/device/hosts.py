@@ -20,6 +20,7 @@ from replica.device.orders import Size
 from replica.device.parts import layers_of, limits_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
+from replica.device.uploads import Uploads
 from replica.engine import Engine
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
@@ -82,7 +83,7 @@ class HostAccelerator(Accelerator):
 
 def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunner:
     folder = Path(config.model_path)
-    with Weights(folder, getattr(torch, config.dtype)) as weights:
+    with Weights(folder, getattr(torch, config.dtype), Uploads(accelerator).send) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
     load_adapters(model.adapters, config)
