@@ -63,7 +63,10 @@ class Leader(Team):
             self.followers.answers(decode_answer)
             file = Path(folder, "meeting")
             self.followers.tell(Meet(str(file)))
-            self._group = DeviceGroup(self.share, file, accelerator, backend)
+            try:
+                self._group = DeviceGroup(self.share, file, accelerator, backend)
+            except RuntimeError as error:
+                raise OSError(f"the engine's {self.share.size} ranks cannot meet: {error}") from error
             undo.pop_all()
         self.ranks = LeadingRanks(self.share, model_config, self._group, lambda rows: self.followers.tell(Logits(rows)))
 

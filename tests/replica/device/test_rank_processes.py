@@ -14,6 +14,7 @@ from subprocess import PIPE
 import pytest
 from safetensors.torch import load_file, save_file
 
+from replica.device import leader
 from replica.device.leader import lead
 from replica.tiers.lower import DISK, HOST
 from tests.replica.device.hosts import on_devices
@@ -60,6 +61,15 @@ def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_pat
     save_file(weights, broken / "model.safetensors")
     with pytest.raises(ValueError, match=r"mlp\.down_proj\.weight has values that float16 cannot hold"):
         on_devices(broken, 2, dtype="float16", graphs=False, **SMALL)
+
+
+def test_ranks_that_cannot_meet_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Distributed package doesn't have NCCL built in")
+
+    monkeypatch.setattr(leader, "DeviceGroup", fail)
+    with pytest.raises(OSError, match=r"the engine's 2 ranks cannot meet: .*NCCL"):
+        on_devices(saved("qwen3", folder), 2)
 
 
 ENGINE = """
