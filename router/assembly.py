@@ -1,5 +1,6 @@
 """Puts together a router without its HTTP front: what it knows of replicas, and the tasks that keep this up to date."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 
 from router.config import Kubernetes, RouterConfig
@@ -12,10 +13,12 @@ from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesW
 from router.members.discovery.objectives import objectives_of
 from router.members.discovery.pods import pods_of
 from router.members.discovery.registry import RegistryDiscovery
+from router.members.discovery.rewrites import rewrites_of, rules_of
 from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
 from router.placement.placement import Placement
+from router.prompts.model_rewrites import Rules
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission
 from router.tenants.priorities import Priorities
@@ -55,7 +58,15 @@ def discoveries(config: RouterConfig) -> list[Discovery]:
 
 async def follow_objectives(kubernetes: Kubernetes, priorities: Priorities) -> None:
     assert kubernetes.pool is not None, "its objectives are wanted"
-    objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool)
+    objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
     async with aclosing(KubernetesWatch(kubernetes.cluster, objectives).watch()) as updates:
         async for found in updates:
             priorities.of = {name: objective.priority for name, objective in found.items()}
+
+
+async def follow_rewrites(kubernetes: Kubernetes, use: Callable[[Rules], None]) -> None:
+    assert kubernetes.pool is not None, "its rewrites are wanted"
+    rewrites = rewrites_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
+    async with aclosing(KubernetesWatch(kubernetes.cluster, rewrites).watch()) as updates:
+        async for found in updates:
+            use(rules_of(found.values()))

@@ -14,6 +14,10 @@ Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "ra
 MEGABYTE = 10**6
 
 
+EXTENSION = "inference.networking.x-k8s.io"  # the Gateway API Inference Extension
+GROUPS = (EXTENSION, "llm-d.ai")
+
+
 class Kubernetes(Struct, frozen=True):
     """A cluster, and the service, the labels or the pool (exactly one of them) that select its replica pods."""
 
@@ -22,6 +26,8 @@ class Kubernetes(Struct, frozen=True):
     pods: str | None = None  # those with these labels
     pool: str | None = None  # those of this InferencePool
     objectives: bool = False  # of the pool: their priorities are classes
+    rewrites: bool = False  # of the pool: models under other names
+    group: str = EXTENSION  # of both, in the API
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
@@ -34,6 +40,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     curve_server: str | None = None  # files, for replicas that name none: their public key,
     curve_secret: str | None = None  # and the router's own secret one
     expected_models: tuple[str, ...] = ()  # requests wait for their first replica
+    model_rewrites_file: str | None = None
     model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
     chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
     special_tokens_in_text: Literal["parse", "refuse"] = "parse"

@@ -19,6 +19,7 @@ from router.members.discovery.pods import check_selector
 from router.members.discovery.pool import check_name
 from router.members.spec import ReplicaSpec, by_name, parse_replica
 from router.peers.names import is_local
+from router.prompts.model_rewrites import parse_rewrites
 from router.settings import TABLE
 from router.tenants.keys import keys_from_options, parse_keys
 from router.watched_file import WatchedFile
@@ -104,13 +105,16 @@ def _check_kubernetes(values: Mapping[str, Any]) -> None:
         if values[key] and not given:
             *options, last = map(_option, KUBERNETES)
             raise Unusable(f"{_option(key)} is of no use alone; give {', '.join(options)} or {last} too")
-    if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
-        raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
+    for key in ("kubernetes_objectives", "kubernetes_rewrites"):
+        if values[key] and not values["kubernetes_pool"]:
+            raise Unusable(f"{_option(key)} are those of a pool; give --kubernetes-pool too")
+    if values["kubernetes_rewrites"] and values["model_rewrites"]:
+        raise Unusable("--kubernetes-rewrites and --model-rewrites would both name models; give one of them")
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
     """Refuse to start with a broken file; a running router would keep the last good one."""
-    for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys)):
+    for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys), ("model_rewrites", parse_rewrites)):
         path = values[key]
         if path is not None:
             with _unusable(_option(key)):
@@ -147,7 +151,8 @@ def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
         if pool is not None:
             check_name(pool)
         cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-    return Kubernetes(cluster, service, pods, pool, bool(values["kubernetes_objectives"]))
+    objectives, rewrites = (bool(values[key]) for key in ("kubernetes_objectives", "kubernetes_rewrites"))
+    return Kubernetes(cluster, service, pods, pool, objectives, rewrites, values["kubernetes_group"])
 
 
 def _model_dirs(texts: Sequence[str]) -> dict[str, str]:

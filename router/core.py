@@ -23,6 +23,7 @@ from router.placement.index import Matches
 from router.placement.placement import Placement
 from router.placement.prompt import Prompt
 from router.placement.waiting import Waiting
+from router.prompts.model_rewrites import NO_RULES
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
 from router.proxy.attempt import Attempt, Owner
@@ -66,6 +67,7 @@ class Router:
         self.admission = admission
         has_objectives = config.kubernetes is not None and config.kubernetes.objectives
         self.priorities = Priorities() if has_objectives else None  # None: only keys have classes
+        self.model_rewrites = NO_RULES
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Owner] = Waiting(config.queue_size)
         self.started = int(time())

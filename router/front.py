@@ -12,7 +12,7 @@ from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
 from events.curve import shared_keys
-from router.assembly import assembled, discoveries, follow_objectives
+from router.assembly import assembled, discoveries, follow_objectives, follow_rewrites
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
@@ -24,12 +24,14 @@ from router.http.routes import FORWARDED, ROUTES, named
 from router.members.discovery.combined import CombinedDiscovery
 from router.peers.links import Links
 from router.placement.load import ReplicaLoad
-from router.proxy.admission import Admission, WatchedKeys
+from router.prompts.model_rewrites import NO_RULES, Rules, parse_rewrites
+from router.proxy.admission import Admission, watched_keys
 from router.proxy.responses import Held
 from router.records.access_log import AccessLog
 from router.records.request_log import RequestLog
 from router.status import not_ready
 from router.telling import Telling
+from router.watched_file import LastGood
 from router.workers.colleagues import Colleagues
 from router.workers.processes import Place
 from router.workers.questions import CHANGES, RESPONSE
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEYS_LOOK_S = 1.0
+FILES_LOOK_S = 1.0
 DRAIN_LOOK_S = READY_LOOK_S = 0.05
 
 
@@ -51,10 +53,14 @@ class Front:
         """`place`: if this is one of several workers."""
         self.config = config
         self.listener = listener
-        self._watched_keys = WatchedKeys(config.api_keys_file, config.keys) if config.api_keys_file else None
+        self._watched_keys = watched_keys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
         admission = Admission(keys, demand_key=config.demand_key, shared=place and place.usage)
         self.router, self.upkeep = assembled(config, admission)
+        self._watched_rewrites: LastGood[Rules] | None = None
+        if config.model_rewrites_file is not None:
+            self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
+            self.router.model_rewrites = self._watched_rewrites.look() or NO_RULES
         self.links = self.router.links = links_of(config, self.router)
         self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
         if self.colleagues is not None:
@@ -110,11 +116,14 @@ class Front:
         self._tasks = [
             asyncio.create_task(self.discovery.run(self.upkeep.apply)),
             asyncio.create_task(self.upkeep.tick()),
-            asyncio.create_task(self._look_at_keys()),
+            asyncio.create_task(self._look_at_files()),
             asyncio.create_task(self.dashboard.run()),
         ]
-        if self.router.priorities is not None and self.config.kubernetes is not None:
-            self._tasks.append(asyncio.create_task(follow_objectives(self.config.kubernetes, self.router.priorities)))
+        if (kubernetes := self.config.kubernetes) is not None:
+            if self.router.priorities is not None:
+                self._tasks.append(asyncio.create_task(follow_objectives(kubernetes, self.router.priorities)))
+            if kubernetes.rewrites:
+                self._tasks.append(asyncio.create_task(follow_rewrites(kubernetes, self._rewrite_by)))
         await self.router.ledger.save()  # what was used of the day's budgets before
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
@@ -213,9 +222,14 @@ class Front:
             if log_file is not None:
                 log_file.close()
 
-    async def _look_at_keys(self) -> None:
+    def _rewrite_by(self, rules: Rules) -> None:
+        self.router.model_rewrites = rules
+
+    async def _look_at_files(self) -> None:
         while True:
-            await asyncio.sleep(KEYS_LOOK_S)
+            await asyncio.sleep(FILES_LOOK_S)
+            if self._watched_rewrites is not None and (rules := self._watched_rewrites.look()) is not None:
+                self.router.model_rewrites = rules
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
 

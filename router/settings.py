@@ -25,7 +25,7 @@ from api.settings import (
     Table,
     Text,
 )
-from router.config import MEGABYTE, Policy, RouterConfig
+from router.config import EXTENSION, GROUPS, MEGABYTE, Policy, RouterConfig
 from router.members.target import parse_target
 from router.peers.names import parse_endpoint
 from router.placement.elsewhere import Mode
@@ -154,6 +154,14 @@ SETTINGS: dict[str, list[Setting]] = {
             click.BOOL,
             "Give each request a class by the priority of the pool's InferenceObjective that it names.",
         ),
+        _row("kubernetes_rewrites", click.BOOL, "Serve models under other names by the pool's InferenceModelRewrites."),
+        _row(
+            "kubernetes_group",
+            click.Choice(GROUPS),
+            "The API group of objectives and rewrites.",
+            default=EXTENSION,
+            metavar="GROUP",
+        ),
         _row(
             "kubernetes_namespace",
             TEXT,
@@ -181,6 +189,13 @@ SETTINGS: dict[str, list[Setting]] = {
             metavar="MODEL",
             field="expected_models",
             multiple=True,
+        ),
+        _row(
+            "model_rewrites",
+            FILE,
+            "TOML file with other names of models, and with shares of conversations for several models of one name; "
+            "read again when it changes.",
+            field="model_rewrites_file",
         ),
         _row(
             "model_dir",

@@ -1,8 +1,14 @@
 """A file that may change while the router runs; polled once a second, since not every file system reports changes."""
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_INTERVAL_S = 1.0
 
@@ -26,6 +32,31 @@ class WatchedFile:
             raise ValueError(f"cannot read {self.path!r}: {getattr(error, 'strerror', None) or error}") from error
         self._stamp = stamp  # taken before reading, so a write meanwhile is noticed next time
         return text
+
+
+class LastGood(Generic[T]):
+    """The content of a file; while it is broken, the last good one stays."""
+
+    def __init__(self, path: str, parse: Callable[[str, str], T], what: str) -> None:
+        """`parse` gets path and text, and raises ValueError."""
+        self.problem: str | None = None
+        self._file = WatchedFile(path)
+        self._parse = parse
+        self._what = what
+
+    def look(self) -> T | None:
+        """Return it if the file has changed and is valid, else None; call it every second or so."""
+        try:
+            text = self._file.read_if_changed()
+            found = None if text is None else self._parse(self._file.path, text)
+        except ValueError as error:
+            if self.problem != str(error):
+                log.warning("%s; keeping the previous %s", error, self._what)
+            self.problem = str(error)
+            return None
+        if text is not None:
+            self.problem = None
+        return found
 
 
 def _stamp_of(path: str) -> _Stamp:

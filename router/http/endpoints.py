@@ -1,7 +1,7 @@
 """Endpoints that the router answers itself: models, health, metrics, replicas, decisions and the dashboard."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Container, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from itertools import islice
@@ -29,9 +29,10 @@ from router.http.cache_resets import reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
 from router.http.usage import MOST_ROWS, usage_answer
-from router.members.members import Member, Server, no_replica
+from router.members.members import Member, ServedModel, Server, no_replica
 from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
+from router.prompts.model_rewrites import Target
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
 from router.sharing import shared
@@ -55,16 +56,26 @@ class Endpoints:
     # ---- models
 
     async def models(self, request: Request) -> Response:
-        return json_response(listed([self._model(name) for name in self._router.members.models], request.headers))
+        return json_response(listed([self._model(name) for name in self._names()], request.headers))
 
     async def model_named(self, request: Request) -> Response:
         name = request.path_params["model"]
-        if not self._router.members.model(name).members:
+        if not self._served(name).members:
             raise no_replica(f"the model {quoted(name)} has no replica at the moment")
         return json_response(shown(self._model(name), request.headers))
 
+    def _names(self) -> list[str]:
+        """The models that clients may ask for, under other names as well."""
+        served, others = self._router.members.models, self._router.model_rewrites.exact
+        return [*served, *(name for name, targets in others.items() if name not in served and _first(targets, served))]
+
+    def _served(self, name: str) -> ServedModel:
+        """The model, or the first of those that stand for it."""
+        members = self._router.members
+        return members.model(_first(self._router.model_rewrites.targets(name), members.models) or name)
+
     def _model(self, name: str) -> Model:
-        served = self._router.members.model(name)
+        served = self._served(name)
         longest = max((one.max_model_len for one in served.candidates if one.max_model_len), default=msgspec.UNSET)
         parent = msgspec.UNSET if served.lora is None else served.tokens.model
         return Model(id=name, created=self._router.started, max_model_len=longest, parent=parent)
@@ -297,3 +308,7 @@ def limit_of(query: QueryParams, usual: int) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise invalid(f"limit is {text[:20]!r}; write a whole number above 0 with 9 digits at most", "limit")
     return int(text)
+
+
+def _first(targets: Sequence[Target], served: Container[str]) -> str | None:
+    return next((target.model for target in targets if target.model in served), None)

@@ -29,6 +29,7 @@ from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.prefill import split_of, why_not_from
 from router.proxy.prompted_request import peek_into
 from router.proxy.request_summary import Exactness, exactness
+from router.proxy.rewriting import rewritten_apart
 from router.proxy.sessions import session_of
 from router.responses import Candidate, CostParts, Explanation, Portion, PrefillChoice
 
@@ -53,6 +54,7 @@ async def explained(
 
     `named` is the API of the request; None: the one that its fields tell.
     """
+    body = await rewritten_apart(router.model_rewrites, body, headers)
     peek, prompt = await read_prompt(router, body, admitted, api_of(named, body))
     model = router.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)

@@ -15,6 +15,8 @@ from router.proxy.admission import Admitted
 from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
 from router.proxy.kinds import OUR_OWN, Kinds
+from router.proxy.request import Request
+from router.proxy.rewriting import serve_rewritten
 
 Opening: TypeAlias = Callable[[Exchange], None]
 
@@ -63,13 +65,13 @@ class Openings:
         """Forward a request about a response to the replica that holds it."""
         admitted = self._admitted(route, exchange)
         forwarding = self._kinds.of_response(self._router, exchange, admitted, self._router.now_s(), caches=True)
-        exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
+        self._expect(exchange, forwarding)
 
     def of_model(self, route: Route, exchange: Exchange) -> None:
         """Forward a question about a model to one of its replicas."""
         admitted = self._admitted(route, exchange)
         forwarding = self._kinds.of_model(self._router, exchange, admitted, self._router.now_s(), caches=False)
-        exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
+        self._expect(exchange, forwarding)
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
         """Forward a body of any kind, to an endpoint without a cache."""
@@ -80,18 +82,22 @@ class Openings:
     def _generation(self, route: Route, exchange: Exchange, api: GenerationApi) -> None:
         admitted = self._admitted(route, exchange)
         generation = self._kinds.generation(self._router, exchange, admitted, self._router.now_s(), api=api)
-        exchange.expect(generation.serve, self._router.config.max_body_bytes, self._router.bodies)
+        self._expect(exchange, generation)
 
     def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:
         admitted = self._admitted(route, exchange)
         forwarding = self._kinds.forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
-        exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
+        self._expect(exchange, forwarding)
 
     def _conversing(self, route: Route, exchange: Exchange, api: str) -> None:
         admitted = self._admitted(route, exchange)
         now_s = self._router.now_s()
         conversing = self._kinds.conversing(self._router, exchange, admitted, now_s, caches=True, api=api)
-        exchange.expect(conversing.serve, self._router.config.max_body_bytes, self._router.bodies)
+        self._expect(exchange, conversing)
+
+    def _expect(self, exchange: Exchange, request: Request) -> None:
+        config = self._router.config
+        exchange.expect(partial(serve_rewritten, request), config.max_body_bytes, self._router.bodies)
 
     def _admitted(self, route: Route, exchange: Exchange) -> Admitted:
         router, scope = self._router, exchange.scope

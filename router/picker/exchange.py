@@ -34,6 +34,7 @@ class PickedExchange(Exchange, kw_only=True):
     outcome: Outcome | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     attempt: Attempt | None = None  # at the replica that was chosen
+    _is_replaced: bool = False
     _given: bytes | bytearray = b""  # the body as it came, or as it was inflated
     _lines: bytes = b""
 
@@ -84,6 +85,10 @@ class PickedExchange(Exchange, kw_only=True):
             attempt.member.upstream.spoken = True
             attempt.sending.received(body, end)
 
+    def replace_body(self, body: bytes) -> None:
+        super().replace_body(body)
+        self._is_replaced = True
+
     def take_body(self) -> bytes:
         self._given = self.body
         return super().take_body()
@@ -95,7 +100,7 @@ class PickedExchange(Exchange, kw_only=True):
         self.attempt = attempt
         path = (b":path", request_target(self.scope))
         mutation = difference(self.asked.headers, [path, *headers_in(lines)])
-        is_changed = b"content-encoding" in mutation.removed or body != self._given
+        is_changed = b"content-encoding" in mutation.removed or self._is_replaced or body != self._given
         self._decide(Pick(endpoints, mutation, body, is_changed))
 
     def added_to_answer(self) -> list[Header]:

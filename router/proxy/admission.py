@@ -19,7 +19,7 @@ from router.tenants.charges import Account, Charge, account_of
 from router.tenants.keys import Key, Keys, parse_keys
 from router.tenants.limits import Use
 from router.tenants.shared_limits import SharedLimits
-from router.watched_file import WatchedFile
+from router.watched_file import LastGood
 
 log = logging.getLogger(__name__)
 
@@ -178,31 +178,17 @@ class Admission:
         raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
 
 
-class WatchedKeys:
-    """The keys from a file and from options; while the file is broken, the last good keys stay."""
+def watched_keys(path: str, beside: Sequence[Key] = ()) -> LastGood[list[Key]]:
+    """The keys from a file and from options."""
 
-    def __init__(self, path: str, beside: Sequence[Key] = ()) -> None:
-        self.problem: str | None = None
-        self._file = WatchedFile(path)
-        self._beside = beside
+    def parse(path: str, text: str) -> list[Key]:
+        keys = parse_keys(path, text)
+        names = {key.name for key in beside}
+        if taken := next((key.name for key in keys if key.name in names), None):
+            raise ValueError(f"{path}: the name {taken!r} is used by an option; choose another one")
+        return [*beside, *keys]
 
-    def look(self) -> list[Key] | None:
-        """All keys if the file has changed and is valid, else None; call it every second or so."""
-        try:
-            text = self._file.read_if_changed()
-            if text is None:
-                return None
-            keys = parse_keys(self._file.path, text)
-            names = {key.name for key in self._beside}
-            if taken := next((key.name for key in keys if key.name in names), None):
-                raise ValueError(f"{self._file.path}: the name {taken!r} is used by an option; choose another one")
-        except ValueError as error:
-            if self.problem != str(error):
-                log.warning("%s; keeping the previous keys", error)
-            self.problem = str(error)
-            return None
-        self.problem = None
-        return [*self._beside, *keys]
+    return LastGood(path, parse, "keys")
 
 
 # ---- parts of a request

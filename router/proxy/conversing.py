@@ -111,7 +111,7 @@ class Conversing(Forwarding):
         if previous is None:
             self._generate(api, exchange)
         else:
-            self._aside(partial(self._generate_continued, api, exchange, previous))
+            self.aside(partial(self._generate_continued, api, exchange, previous))
 
     def _generate(self, api: GenerationApi, exchange: Exchange) -> None:
         Generation(self.router, exchange, self.admitted, self.arrived_s, api=api).serve(exchange)
@@ -146,7 +146,7 @@ class Conversing(Forwarding):
     def _make_ready(self) -> None:
         previous = _previous_in(self._body) if self.api == "responses" else None
         if previous is not None and self.router.responses.may_be_elsewhere(previous.response_id):
-            self._aside(partial(self._make_ready_asked, previous))
+            self.aside(partial(self._make_ready_asked, previous))
         else:
             self._make_ready_after(previous)
 
@@ -339,7 +339,7 @@ class OfResponse(Forwarding):
     def _make_ready(self) -> None:
         response_id = self.exchange.scope["path"].split("/")[3]  # of /v1/responses/ID, and perhaps /cancel
         if self.router.responses.may_be_elsewhere(response_id):
-            self._aside(partial(self._make_ready_asked, response_id))
+            self.aside(partial(self._make_ready_asked, response_id))
         else:
             self._make_ready_after(response_id)
 

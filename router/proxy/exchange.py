@@ -156,6 +156,11 @@ class Exchange(Struct, eq=False):
         # Readers and senders accept both types, and copying thirty megabytes would block the loop for 20 ms.
         return bytes(body) if len(body) <= SMALL_BYTES else cast(bytes, body)
 
+    def replace_body(self, body: bytes) -> None:
+        """Have the request begin with another body than has come."""
+        self.hold(len(body))
+        self.body = bytearray(body)
+
     def hold(self, size: int) -> None:
         """Count these bytes, of the body and its products, until the end; raise ApiError 429 if there is no room."""
         self._held_bytes = self._bodies.claim(size, self._held_bytes)

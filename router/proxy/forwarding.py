@@ -68,7 +68,7 @@ class Forwarding(Request):
         try:
             self._refuse_native()
             if not is_quick(body):
-                self._aside(partial(self._read_apart, body))
+                self.aside(partial(self._read_apart, body))
                 return
             if self.caches:
                 body = self._without_withheld(body)

@@ -98,7 +98,7 @@ class PromptedRequest(Request):
         """Make the prompt where that delays no other client."""
         body = self._body
         if not is_quick(body):
-            self._aside(partial(self._read_apart, body))
+            self.aside(partial(self._read_apart, body))
             return
         self.peek = peek_into(self.api, body)
         model = self.model = self.router.members.model(self.peek.model)

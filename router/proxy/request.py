@@ -80,6 +80,10 @@ class Request(Owner):
 
     # ---- overridden by each kind of request
 
+    def serve(self, exchange: Exchange) -> None:
+        """Begin with the whole body."""
+        raise NotImplementedError
+
     @property
     def prompt_field(self) -> Literal["messages", "prompt"]:
         return "prompt"
@@ -357,7 +361,7 @@ class Request(Owner):
             self.waited_s += self.ended_s - self._queued_s
         self.router.over(self.summary())
 
-    def _aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    def aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run slow work for this request in a task; it is cancelled if the request ends before."""
         exchange = self.exchange
 

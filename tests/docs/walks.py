@@ -174,6 +174,7 @@ ELSEWHERE = {
     "docs/install.md": "installs gigabytes; tests/images does it for its images",
     "docs/kubernetes.md": "needs a cluster; tests/k8s/test_walk.py compares every line with kubectl and the manifests",
     "docs/library.md": "wants two replicas; tests/docs/test_library.py runs the program with two",
+    "docs/model-names.md": "its models are only names; tests/router/proxy/test_rewriting.py serves such ones",
     "docs/ray.md": "needs several machines; tests/chaos/test_fleet_nodes.py starts such a cluster",
     "docs/several-routers.md": "its routers run until they are ended; tests/router/peers starts such ones",
 }

@@ -1,4 +1,4 @@
-"""InferenceObjectives of a pool (Gateway API Inference Extension, v1alpha2): names with priorities."""
+"""InferenceObjectives of a pool (Gateway API Inference Extension, or llm-d; v1alpha2): names with priorities."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -34,10 +34,10 @@ class Objective(Struct, frozen=True):
     priority: int
 
 
-def objectives_of(namespace: str, pool_name: str) -> Collection[InferenceObjective, Objective]:
+def objectives_of(namespace: str, pool_name: str, group: str) -> Collection[InferenceObjective, Objective]:
     kind = Kind(
         "inferenceobjectives",
-        "inference.networking.x-k8s.io",
+        group,
         "v1alpha2",
         "the InferenceObjective",
         InferenceObjective,

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
-from router.config import Kubernetes
+from router.config import EXTENSION, Kubernetes
 from router.members.discovery.cluster import Cluster
 from router.members.discovery.objectives import objectives_of
 from router.tenants.keys import Key, digest_of
@@ -30,7 +30,7 @@ from tests.router.scripted import CHAT, Served, chat, connect, named, served
 
 
 def priorities(*objects: Object) -> dict[str, int]:
-    made = objectives_of(SPACE, "llm")
+    made = objectives_of(SPACE, "llm", EXTENSION)
     made.listed([made.page(msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": objects}))])
     return {name: one.priority for name, one in made.desired().items()}
 

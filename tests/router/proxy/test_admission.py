@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from api.errors import ApiError
 from api.http.routes import Role
-from router.proxy.admission import MAX_HEADERS, Admission, Headers, WatchedKeys, is_local
+from router.proxy.admission import MAX_HEADERS, Admission, Headers, is_local, watched_keys
 from router.tenants.keys import Key, digest_of, keys_from_options
 
 CLIENT, ADMINISTRATOR, READER = Role.CLIENT, Role.ADMINISTRATOR, Role.READER
@@ -297,7 +297,7 @@ def test_a_sane_request_id_is_kept_and_others_are_made() -> None:
 def test_keys_of_a_file_change_while_the_router_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys.toml"
     path.write_text("[keys.a]\nkey = 'a-key'")
-    watched = WatchedKeys(str(path), beside=keys_from_options(["option-key"], None))
+    watched = watched_keys(str(path), beside=keys_from_options(["option-key"], None))
 
     def names() -> list[str] | None:
         found = watched.look()
