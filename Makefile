@@ -53,7 +53,7 @@ PROPERTIES = -m "hypothesis and not ($(SLOW) or $(HARDWARE))" $(shell grep -lr h
 
 .DEFAULT_GOAL := help
 .PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-greedy test-thorough search test-all lint \
-	fmt types k8s-check k8s-scan triton-check environments kubectl bench gpu-kit lock clean
+	fmt types k8s-check k8s-scan triton-check environment collect kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ test-clocked: $(INSTALLED)
 
 test-greedy: $(INSTALLED)
 	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(GREEDY)
+
+collect: $(INSTALLED)
+	$(BIN)/pytest -q --collect-only tests >/dev/null
 
 test-thorough: $(INSTALLED)
 	$(BIN)/pytest -n auto --timeout $${PYTEST_TIMEOUT:-600} --hypothesis-profile=thorough $(PROPERTIES)
@@ -153,7 +156,7 @@ clean:  ## remove everything that make and the tests have built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-environments: $(INSTALLED) $(CHECKOV) $(TRITON)
+environment: $(INSTALLED)
 
 # pip would compile on one processor, and also half of it that is never imported here. Some files are templates, no Python.
 NEVER_IMPORTED := /(ray/(data|llm|rllib|serve|train|tune)|torch/(_dynamo|_inductor|onnx|testing)|transformers/models|networkx|pip|setuptools|sympy)/

@@ -1,5 +1,7 @@
 """The picker's gRPC server: external processing for gateways, and the health of this router."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from router.picker.schema import (
 from router.picker.sizes import MOST_BESIDE_BYTES
 from router.status import not_ready
 
-SERVING, NOT_SERVING = 1, 2
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+WATCH_LOOK_S = 0.25
+MOST_WATCHERS = 8
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
 PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
 LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
@@ -30,6 +34,7 @@ class PickerServer:
         """Bind the address; raise OSError if that fails. Call it within a running loop."""
         self._router = router
         self._gateway = gateway
+        self._watchers = 0
         config = router.config
         limits = gateway.limits
         self._server = grpc.aio.server(
@@ -62,9 +67,12 @@ class PickerServer:
         check = grpc.unary_unary_rpc_method_handler(
             self._check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
         )
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        )
         return (
             grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
-            grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check}),
+            grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check, "Watch": watch}),
         )
 
     async def _process(self, _: Any, context: Any) -> None:
@@ -76,13 +84,34 @@ class PickerServer:
             gateway.streams -= 1
 
     async def _check(self, request: Any, context: Any) -> Any:
-        if request.service == LIVENESS:
-            return HealthCheckResponse(status=SERVING)
-        if request.service not in ("", READINESS, SERVICE):
+        status = self._health_of(request.service)
+        if status == SERVICE_UNKNOWN:
             known = f"{LIVENESS}, {READINESS} or {SERVICE}"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {request.service[:100]!r}; ask for {known}")
-        ready = not self._router.leaving and not_ready(self._router) is None
-        return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
+        return HealthCheckResponse(status=status)
+
+    async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Yield the status now, and at each change, until the caller leaves or this server ends."""
+        if self._watchers >= MOST_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} callers watch already; use Check")
+        self._watchers += 1
+        told = None
+        try:
+            while True:
+                if (status := self._health_of(request.service)) != told:
+                    told = status
+                    yield HealthCheckResponse(status=status)
+                await asyncio.sleep(WATCH_LOOK_S)
+        finally:
+            self._watchers -= 1
+
+    def _health_of(self, service: str) -> int:
+        if service == LIVENESS:
+            return SERVING
+        if service not in ("", READINESS, SERVICE):
+            return SERVICE_UNKNOWN
+        is_ready = not self._router.leaving and not_ready(self._router) is None
+        return SERVING if is_ready else NOT_SERVING
 
 
 def _options(most_bytes: int) -> list[tuple[str, int]]:
