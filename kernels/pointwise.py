@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.adapters import Table
 from kernels.paged import LayerCache, Step
 from kernels.spans import Copy
 
@@ -58,6 +59,12 @@ class Pointwise:
                 memory.flatten(0, 1).index_copy_(0, step.slots, rows)
             else:  # on a device, where a block has all layers in one piece
                 memory[step.slots // memory.shape[1], step.slots % memory.shape[1]] = rows
+
+    def adapt(self, inputs: Tensor, product: Tensor, table: Table, slots: Tensor) -> None:
+        """Add to each row of the product what the adapter in its slot changes."""
+        for slot, change in enumerate(table.changes):
+            if change is not None:
+                change.add(inputs, product, (slots == slot).nonzero()[:, 0])
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
         """Copy within all layers, in this order. No source is the target of an earlier copy."""

@@ -67,6 +67,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
     graphs: bool = True  # native, on a GPU: of steps that only decode
     lora_modules: tuple[LoraModule, ...] = ()  # native: to load at the start
+    loads_adapters: bool = False  # native: more may be loaded later
     max_loras: int = 16  # native: adapters that may be loaded at a time
     simulated: SimulatedConfig = SimulatedConfig()
     eos_token_ids: tuple[int, ...] = ()

@@ -46,6 +46,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         **_vocabulary(tokenizer, model),
         **_of_model(values, model),
         "lora_modules": _lora_modules(values),
+        "loads_adapters": values["lora_dir"] is not None,
         **_tiers(values, model),
         "kv_read": _kv_read(values),
         "max_step_s": _max_step_s(values),

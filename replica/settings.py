@@ -135,7 +135,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "tensor_parallel_size",
             click.IntRange(1, 1024),
             "N",
-            "GPUs that share the model; on a CPU processes, which also share --threads.",
+            "GPUs that share the model, or on a CPU processes, which share --threads, too.",
         ),
         engine(
             "gpu_memory_utilization",

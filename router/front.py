@@ -223,7 +223,7 @@ class Front:
                 log_file.close()
 
     def _rewrite_by(self, rules: Rules) -> None:
-        self.router.model_rewrites = rules
+        self.router.model_rewrites, self.router.awaits_rewrites = rules, False
 
     async def _look_at_files(self) -> None:
         while True:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.adapters import Table
+from kernels.gpu.adapters import adapt
 from kernels.gpu.jit import jit, jit_for_any, power_of_two
 from kernels.paged import LayerCache, Step
 from kernels.pointwise import Heads, Pointwise
@@ -52,6 +54,9 @@ class TritonPointwise(Pointwise):
             )
         queries: Tensor = qkv[:, : heads.queries * heads.head_dim].unflatten(1, (heads.queries, heads.head_dim))
         return queries
+
+    def adapt(self, inputs: Tensor, product: Tensor, table: Table, slots: Tensor) -> None:
+        adapt(inputs, product, table, slots)
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
         if not copies:

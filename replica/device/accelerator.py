@@ -30,8 +30,12 @@ class Accelerator:
     """A CUDA device, which becomes the current one."""
 
     def __init__(self, index: int = 0) -> None:
-        torch.cuda.set_device(index)
         self.device = torch.device("cuda", index)
+        self.use()
+
+    def use(self) -> None:
+        """Make it the current device of this thread; a new one would have the first."""
+        torch.cuda.set_device(self.device)
 
     @property
     def name(self) -> str:

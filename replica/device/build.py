@@ -93,9 +93,14 @@ def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> De
 
 
 def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
-    """The sizes of all graphs, the largest first: the others find room in the memory that it took."""
+    """The sizes of all graphs, the largest first: the others find room in the memory that it took.
+
+    Steps with adapters have graphs where all decode: prompts are better served by matrix products.
+    """
     sizes = [Size(True, rows) for rows in mixed_sizes(limits.rows, config.parameters // config.num_layers)]
     sizes += [Size(False, requests) for requests in decode_sizes(limits.requests)]
+    if limits.adapters:
+        sizes += [Size(False, requests, adapted=True) for requests in decode_sizes(limits.requests)]
     return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
 
 
@@ -113,7 +118,7 @@ def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Acceler
 
 def rehearse(runner: DeviceRunner) -> None:
     """Run the largest possible steps, and small ones, cold and warm, since each shape compiles other code."""
-    rows, requests, longest = runner.limits
+    rows, requests, longest, _ = runner.limits
     prompt = min(rows, longest - 1)
     batches = [
         [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))],

@@ -11,15 +11,15 @@ from replica.device.accelerator import Accelerator
 from replica.parallel.shares import Share
 
 NCCL = "nccl"
-# Ranks reach a collective at nearly the same time; one that comes so late hangs.
+# Ranks reach a collective at nearly the same time: one that is so late will not come.
 TIMEOUT = timedelta(seconds=300)
 
 
 class DeviceGroup:
-    """The group of this process, of which there is one at a time."""
+    """All ranks, as this process sees them; torch has one such group in a process at a time."""
 
     def __init__(self, share: Share, file: Path, accelerator: Accelerator, backend: str = NCCL) -> None:
-        """Wait for all ranks, which meet by a file that is not there yet."""
+        """Wait for all ranks. They meet by a file that is not there yet, and look at it later, too."""
         # All ranks are on this machine: nobody else should be able to reach what they listen on.
         for library in ("NCCL", "GLOO"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
@@ -32,6 +32,7 @@ class DeviceGroup:
             device_id=accelerator.device if backend == NCCL else None,
         )
         self._share = share
+        self._backend = backend
         self.sum(torch.zeros(1, device=accelerator.device))  # takes the memory that all later ones need
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -50,4 +51,6 @@ class DeviceGroup:
         return tensor
 
     def close(self) -> None:
-        distributed.destroy_process_group()
+        """Leave the group, except NCCL's: it would wait for ranks that are gone. It ends with the process."""
+        if self._backend != NCCL:
+            distributed.destroy_process_group()

@@ -15,7 +15,7 @@ from replica.device.memory import DeviceMemory
 from replica.device.messages import Build, Load, Measure, Measured, Meet, decode_order
 from replica.device.orders import Capture, Order
 from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
-from replica.device.ranks_memory import Copy, Keeper, opened
+from replica.device.ranks_memory import Keeper, opened
 from replica.device.steps import Steps
 from replica.model.config import read_config
 from replica.parallel.following import Channel, follow_with, tried
@@ -36,7 +36,8 @@ class Follower:
             os.close(end.window)
         self._parts: Parts
         self._steps: Steps | None = None
-        self._memory: DeviceMemory
+        self._memory: DeviceMemory | None = None
+        self._keepers: list[Keeper] = []
 
     def meet(self, file: Path, backend: str) -> None:
         """Join the group, and load this rank's share."""
@@ -45,26 +46,30 @@ class Follower:
         self._parts = load(self._config, self._accelerator, self._share, ranks)
 
     def build(self, blocks: int) -> None:
-        is_first = self._steps is None
-        self._steps = None
-        gc.collect()
+        self._let_go()
         model, attention, _ = self._parts
         kv = new_caches(model, blocks + 1, self._config.block_size)
         self._steps = Steps(model, attention, None, layers_of(kv), limits_of(self._config), self._accelerator)
         self._steps.rehearse_copy()
-        self._memory = DeviceMemory(kv, self._accelerator)
-        if is_first:
-            self._keep()
+        self._memory = memory = DeviceMemory(kv, self._accelerator)
+        if not self._keepers:
+            self._keep(memory.block_bytes)
 
-    def _keep(self) -> None:
+    def _let_go(self) -> None:
+        self._steps = self._memory = None
+        gc.collect()
+
+    def _keep(self, part_bytes: int) -> None:
         """From now on copy blocks when the engine says so."""
-        copies: list[Copy] = [
-            lambda blocks, views: self._memory.read(blocks, views),
-            lambda blocks, views: self._memory.write(blocks, views),
-        ]
-        for channel, window, copy in zip(self._channels, self._windows, copies, strict=True):
+        for channel, window, name in zip(self._channels, self._windows, ("read", "write"), strict=True):
             self._accelerator.pin(window)
-            Keeper(channel, window, self._memory.block_bytes, copy).start()
+
+            def copy(blocks: Sequence[int], views: Sequence[memoryview], name: str = name) -> None:
+                getattr(self._memory, name)(blocks, views)
+
+            keeper = Keeper(self._accelerator.use, channel, window, part_bytes, copy)
+            keeper.start()
+            self._keepers.append(keeper)
 
     def serve(self, channel: Channel) -> None:
         """Take part in each computation until the engine has ended."""
@@ -74,6 +79,7 @@ class Follower:
                 blocks = order.blocks
                 tried(channel, lambda: self.build(blocks))  # noqa: B023
             elif isinstance(order, Measure):
+                self._let_go()  # as the engine has
                 channel.send_bytes(encode(Measured(Span(self._before, self._accelerator.memory()))))
             else:
                 self._compute(order)

@@ -36,6 +36,7 @@ class Inputs(NamedTuple):
     min_ps: Tensor
     points: Tensor  # in [0, 1): where the tokens are drawn
     decoding: Tensor  # one number: sequences
+    adapters: Tensor  # by row: slots
 
 
 TYPES: dict[str, type[np.generic]] = {
@@ -52,8 +53,9 @@ TYPES: dict[str, type[np.generic]] = {
     "min_ps": np.float32,
     "points": np.float64,
     "decoding": np.int32,
+    "adapters": np.int32,
 }
-BY_ROW = ("token_ids", "positions", "slots")
+BY_ROW = ("token_ids", "positions", "slots", "adapters")
 
 
 def length_of(name: str, counts: Counts) -> int:

@@ -1,8 +1,9 @@
 """A model on several GPUs of one machine: this process has the first, and each follower another one."""
 
+import shutil
 from contextlib import ExitStack, closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import torch
 
@@ -19,7 +20,7 @@ from replica.device.ranks_memory import Lane, RanksMemory
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Computed, Steps
 from replica.model.config import read_config
-from replica.parallel.followers import Followers, Start
+from replica.parallel.followers import NOTICED_AFTER_S, Followers, Start
 from replica.parallel.messages import Logits, decode_answer
 from replica.parallel.ranks import LeadingRanks
 from replica.parallel.shares import OPTION, Share, refuse_what_does_not_divide
@@ -55,13 +56,16 @@ class Leader(Team):
         model_config, self.share = read_config(Path(config.model_path)), Share(0, config.tensor_parallel_size)
         refuse_what_does_not_divide(model_config, self.share.size)
         part_bytes = config.block_size * self.share.own(model_config).kv_bytes_per_token(config.dtype)
-        with ExitStack() as undo, TemporaryDirectory() as folder:
+        with ExitStack() as undo:
+            self._folder = mkdtemp(prefix="warmroute-ranks-")
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._lanes = [undo.enter_context(closing(Lane(self.share.size - 1, part_bytes))) for _ in range(2)]
             self.followers = undo.enter_context(closing(Followers(program, self._starts(config))))
             for lane in self._lanes:
                 lane.give()
+            self.followers.watch(NOTICED_AFTER_S)  # who waits for the others to meet hears of nothing else
             self.followers.answers(decode_answer)
-            file = Path(folder, "meeting")
+            file = Path(self._folder, "meeting")
             self.followers.tell(Meet(str(file)))
             try:
                 self._group = DeviceGroup(self.share, file, accelerator, backend)
@@ -77,7 +81,7 @@ class Leader(Team):
 
     def wait_loaded(self) -> None:
         self.followers.answers(decode_answer)
-        self.followers.watch()
+        self.followers.patience_s = 0.0
 
     def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
         self.followers.tell(Build(blocks))
@@ -93,6 +97,7 @@ class Leader(Team):
     def close(self) -> None:
         self.followers.close()
         self._group.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
         for lane in self._lanes:
             lane.close()
 

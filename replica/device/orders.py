@@ -17,6 +17,7 @@ class Size(NamedTuple):
 
     mixed: bool
     rows: int
+    adapted: bool = False  # with adapters, which need more work, in any row
 
 
 class Limits(NamedTuple):
@@ -25,6 +26,7 @@ class Limits(NamedTuple):
     rows: int
     requests: int
     tokens: int
+    adapters: int = 0  # loaded at a time, where graphs are to compute with them
 
     def counts(self, size: Size) -> Counts:
         return Counts(size.rows, min(size.rows, self.requests))
@@ -37,11 +39,12 @@ class Order(Struct, tag=True, array_like=True):
     inputs: memoryview  # `inputs.packed`
     news: memoryview  # `block_tables.BlockTables.news`
     copies: Sequence[Copy]
-    size: Size | None  # of the graph to replay; the rest is for steps without one
+    size: Size | None  # of the graph to replay
+    # For steps without one:
     decoding: int = 0  # sequences
     longest_prefill: int = 0  # rows of a sequence that does not
     longest: int = 0  # tokens of a sequence, with what is cached
-    adapters: Sequence[tuple[str | None, int]] = ()  # by sequence, and its rows
+    adapters: Sequence[tuple[str | None, int]] = ()  # by sequence, and its rows; empty: none has one
 
 
 class Capture(Struct, tag=True, array_like=True):

@@ -52,7 +52,8 @@ def load(config: EngineConfig, accelerator: Accelerator, share: Share, ranks: Ra
 
 
 def limits_of(config: EngineConfig) -> Limits:
-    return Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    adapters = config.max_loras if config.lora_modules or config.loads_adapters else 0
+    return Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, adapters)
 
 
 def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:

@@ -4,10 +4,11 @@ A follower's part goes through a window, memory that it shares with the engine. 
 that a save does not wait for loads.
 """
 
+import logging
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Lock, Thread
@@ -19,6 +20,8 @@ import numpy as np
 from replica.block_memory import BlockMemory
 from replica.parallel import memory
 from replica.parallel.following import Channel
+
+log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20
 
@@ -62,13 +65,16 @@ class Lane:
             os.close(end.window)
         self._theirs, self.ends = [], []
 
-    def tell(self, blocks: Sequence[int]) -> None:
+    @contextmanager
+    def told(self, blocks: Sequence[int]) -> Iterator[None]:
+        """Have all followers copy these blocks meanwhile, and wait for them."""
         for channel in self._channels:
             channel.send_bytes(_encode(blocks))
-
-    def wait(self) -> None:
-        for channel in self._channels:
-            channel.recv_bytes()
+        try:
+            yield
+        finally:
+            for channel in self._channels:
+                channel.recv_bytes()
 
     def close(self) -> None:
         self.give()
@@ -89,9 +95,8 @@ class RanksMemory:
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         for some, targets in _pieces(blocks, into, self._reads.at_once):
             with self._reads.lock:
-                self._reads.tell(some)
-                self._own.read(some, [target[: self._part] for target in targets])
-                self._reads.wait()
+                with self._reads.told(some):
+                    self._own.read(some, [target[: self._part] for target in targets])
                 for part, window in self._parts(self._reads, targets):
                     np.copyto(part, window)
 
@@ -100,9 +105,8 @@ class RanksMemory:
             with self._writes.lock:
                 for part, window in self._parts(self._writes, sources):
                     np.copyto(window, part)
-                self._writes.tell(some)
-                self._own.write(some, [source[: self._part] for source in sources])
-                self._writes.wait()
+                with self._writes.told(some):
+                    self._own.write(some, [source[: self._part] for source in sources])
 
     def pin(self, host: memoryview) -> None:
         self._own.pin(host)
@@ -118,20 +122,30 @@ class RanksMemory:
 class Keeper(Thread):
     """A follower's side of a lane: it copies what it is told, until the engine has ended."""
 
-    def __init__(self, channel: Channel, window: memoryview, part_bytes: int, copy: Copy) -> None:
+    def __init__(
+        self, begin: Callable[[], None], channel: Channel, window: memoryview, part_bytes: int, copy: Copy
+    ) -> None:
+        """`begin` is called first, in the thread."""
         super().__init__(daemon=True)
+        self._begin = begin
         self._channel = channel
         self._window = window
         self._part_bytes = part_bytes
         self._copy = copy
 
     def run(self) -> None:
-        with suppress(EOFError, ConnectionError):
+        try:
+            self._begin()
             while True:
                 blocks = _decode(self._channel.recv_bytes())
                 begins = range(0, len(blocks) * self._part_bytes, self._part_bytes)
                 self._copy(blocks, [self._window[begin : begin + self._part_bytes] for begin in begins])
                 self._channel.send_bytes(b"")
+        except (EOFError, ConnectionError):
+            pass
+        except BaseException:  # the engine waits for this copy, and hears of this process's end
+            log.exception("KV cannot be copied")
+            os._exit(1)
 
 
 def opened(descriptor: int) -> memoryview:

@@ -90,22 +90,30 @@ class DeviceRunner:
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
         adapters = [(scheduled.request.chain.lora_name, scheduled.tokens) for scheduled in ordered]
         is_adapted = any(name is not None for name, _ in adapters)
-        # Neither is in graphs.
-        size = None if scores or is_adapted else self.steps.size_for(rows, sequences - decoding)
+        size = None
+        if not scores and (not is_adapted or self._fit([name for name, _ in adapters])):
+            size = self.steps.size_for(rows, sequences - decoding, adapted=is_adapted)
+        slots = [0] * len(ordered)
+        if size is not None and size.adapted and self.steps.slots is not None:
+            slots = [self.steps.slots.of(name) for name, _ in adapters]
         counts = Counts(rows, sequences) if size is None else self.limits.counts(size)
         order = Order(
             counts,
-            packed(counts, self._arrays(counts, ordered, table_rows)),
+            packed(counts, self._arrays(counts, ordered, table_rows, slots)),
             self._tables.news(),
             # In the batch's order: a block that one request copies from may be a later one's to write on.
             [scheduled.copy for scheduled in batch if scheduled.copy is not None],
             size,
+            adapters=adapters if is_adapted else (),
         )
         if size is None:
-            order.decoding, order.adapters = decoding, adapters if is_adapted else ()
+            order.decoding = decoding
             order.longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
             order.longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         return order
+
+    def _fit(self, adapters: Sequence[str | None]) -> bool:
+        return self.steps.slots is not None and self.steps.slots.fits(adapters)
 
     def _mask(self, drawing: Mapping[int, Scheduled]) -> bool:
         """Rule out what may not come next in constrained answers; return False if there are none."""
@@ -154,7 +162,9 @@ class DeviceRunner:
 
     # ---- its inputs
 
-    def _arrays(self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers) -> dict[str, NDArray[Any]]:
+    def _arrays(
+        self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers, slots: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
         tokens = np.array([scheduled.tokens for scheduled in ordered], np.int64)
         begins = np.array([scheduled.start for scheduled in ordered], np.int64)
         ends = np.cumsum(tokens)
@@ -173,6 +183,7 @@ class DeviceRunner:
             "starts": _and(np.append(0, ends), missing, len(of_row)),
             "last_rows": ends - 1,
             "decoding": np.array([np.count_nonzero(tokens == 1)]),
+            "adapters": np.repeat(np.array(slots, np.int32), tokens),
             **_of_draws(ordered),
         }
 
@@ -196,7 +207,7 @@ class DeviceRunner:
     def capture(self, size: Size) -> None:
         """Larger ones have to come first."""
         counts = self.limits.counts(size)
-        self.steps.capture(Capture(size, packed(counts, self._arrays(counts, (), np.zeros(0, np.int64)))))
+        self.steps.capture(Capture(size, packed(counts, self._arrays(counts, (), np.zeros(0, np.int64), ()))))
 
 
 def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:

@@ -19,7 +19,8 @@ from replica.device.block_tables import DeviceTables
 from replica.device.graph_sizes import MIXED_PROMPTS, size_for
 from replica.device.inputs import Counts, Inputs, Staging
 from replica.device.orders import Capture, Limits, Order, Size
-from replica.lora.adapter import AdaptedRows
+from replica.lora.adapter import Changing
+from replica.lora.slots import Slots, SlottedRows
 from replica.model.transformer import Transformer
 
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -56,8 +57,11 @@ class Steps:
         self.logits = torch.zeros(logits, device=accelerator.device)
         self.drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
         self.graphs: dict[Size, Replay] = {}
-        self._sizes: dict[bool, tuple[int, ...]] = {True: (), False: ()}  # of those, in ascending order
+        self._sizes: dict[tuple[bool, bool], tuple[int, ...]] = {}  # by kind: rows of those, in ascending order
         self._pool = accelerator.pool()
+        self.slots: Slots | None = None
+        if limits.adapters:
+            self.slots = Slots(model.adapters, model.config.num_layers, limits.adapters, accelerator.device)
 
     @property
     def own_bytes(self) -> int:
@@ -71,6 +75,9 @@ class Steps:
             self.model.pointwise.copy(self.caches, order.copies)
         inputs = self._staging.send(order.counts, order.inputs)
         if order.size is not None:
+            if self.slots is not None:
+                for name, _ in order.adapters:
+                    self.slots.of(name)
             self.graphs[order.size]()
             return Computed(inputs, None)
         step = self._step(inputs, order.longest, order.decoding, order.longest_prefill)
@@ -89,12 +96,12 @@ class Steps:
             shapes = inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps
             self._draw(self.logits[:count], *shapes, inputs.points, self.drawn[:count])
 
-    def size_for(self, rows: int, prompts: int) -> Size | None:
+    def size_for(self, rows: int, prompts: int, *, adapted: bool = False) -> Size | None:
         """The size of the smallest graph for such a step."""
         if prompts > MIXED_PROMPTS:
             return None
-        place = size_for(self._sizes[prompts > 0], rows)
-        return None if place is None else Size(prompts > 0, place)
+        place = size_for(self._sizes.get((prompts > 0, adapted), ()), rows)
+        return None if place is None else Size(prompts > 0, place, adapted)
 
     @torch.inference_mode()
     def capture(self, order: Capture) -> None:
@@ -104,12 +111,18 @@ class Steps:
         mixed = Mixed(inputs.decoding, MIXED_PROMPTS) if size.mixed else None
         decoding, longest_prefill = (0, size.rows) if size.mixed else (size.rows, 0)
 
+        adapted: SlottedRows | None = None
+        if size.adapted:
+            assert self.slots is not None, "there are adapters"
+            adapted = SlottedRows(self.slots, inputs.adapters, self.model.pointwise)
+
         def run() -> None:
-            self._run(inputs, self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed))
+            self._run(inputs, self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed), adapted)
 
         run()  # compiles, and lets libraries take the memory they want
         self.graphs[size] = self.accelerator.capture(run, self._pool)
-        self._sizes[size.mixed] = tuple(sorted(rows for mixed, rows in self.graphs if mixed == size.mixed))
+        kind = size.mixed, size.adapted
+        self._sizes[kind] = tuple(sorted(one.rows for one in self.graphs if (one.mixed, one.adapted) == kind))
 
     def _step(
         self, inputs: Inputs, longest: int, decoding: int, longest_prefill: int, mixed: Mixed | None = None
@@ -118,7 +131,7 @@ class Steps:
         arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
         return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
 
-    def _run(self, inputs: Inputs, step: TableStep, adapted: AdaptedRows | None = None) -> Tensor:
+    def _run(self, inputs: Inputs, step: TableStep, adapted: Changing | None = None) -> Tensor:
         """The model and the draw; what the rows came to."""
         ids, drawn = inputs.token_ids, self.model.ranks.of_first(self.drawn)
         ids = torch.where(ids < 0, drawn[(-1 - ids).clamp_(min=0)], ids)

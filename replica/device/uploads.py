@@ -18,7 +18,7 @@ class Uploads:
         self._piece_bytes = piece_bytes
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor on the device, where it will be before anything else that the device is given."""
+        """Return the tensor on the device; work that is given to the device from now on finds it there."""
         sent = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._accelerator.device)
         source, target = (whole.view(-1).view(torch.uint8) for whole in (tensor.contiguous(), sent))
         for begin in range(0, len(source), self._piece_bytes):

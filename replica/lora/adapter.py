@@ -7,13 +7,13 @@ products are `kernels.linear`'s (decision 0009).
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.linear import Linear, linear
+from kernels.adapters import Change, change_of
 from replica.lora.files import AdapterFiles, Factors, read_adapter
 from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
@@ -28,21 +28,6 @@ class Place(Enum):
     OUTPUT = ("o_proj",)
     GATE_UP = ("gate_proj", "up_proj")
     DOWN = ("down_proj",)
-
-
-class Up(NamedTuple):
-    """The second factor of one projection: from some columns of what the first ones gave to some of the product."""
-
-    product: Linear
-    inputs: slice
-    outputs: slice
-
-
-class Change(NamedTuple):
-    """The part of one adapter that changes a product: the first factors of its projections are one."""
-
-    down: Linear
-    ups: list[Up]
 
 
 class Adapter:
@@ -60,6 +45,7 @@ class Adapter:
             converted = _padded(Factors(*(_converted(factor, like, name) for factor in own)))
             by_place.setdefault((layer, place), []).append((start, converted))
         self.changes = {where: _change(parts) for where, parts in by_place.items()}
+        self.fits_tables = all(change.fits for change in self.changes.values())
 
 
 def _padded(factors: Factors) -> Factors:
@@ -71,9 +57,9 @@ def _padded(factors: Factors) -> Factors:
 def _change(parts: Sequence[tuple[int, Factors]]) -> Change:
     ups, rank = [], 0
     for start, (down, up) in parts:
-        ups.append(Up(linear(up), slice(rank, rank + len(down)), slice(start, start + len(up))))
+        ups.append((up, slice(rank, rank + len(down)), slice(start, start + len(up))))
         rank += len(down)
-    return Change(linear(torch.cat([factors.down for _, factors in parts])), ups)
+    return change_of(torch.cat([factors.down for _, factors in parts]), ups)
 
 
 def _starts(config: ModelConfig) -> dict[str, tuple[Place, int]]:
@@ -90,6 +76,14 @@ def _converted(factor: Tensor, like: Tensor, name: str) -> Tensor:
     return converted
 
 
+class Changing(Protocol):
+    """The rows of a step, some of which have adapters."""
+
+    def add(self, layer: int, place: Place, inputs: Tensor, product: Tensor) -> None:
+        """Add to a product what the adapters change in it."""
+        ...
+
+
 class AdaptedRows:
     """The rows of a step whose requests have adapters."""
 
@@ -99,12 +93,8 @@ class AdaptedRows:
     def add(self, layer: int, place: Place, inputs: Tensor, product: Tensor) -> None:
         """Add to a product what the adapters change in it."""
         for adapter, rows in self._rows:
-            change = adapter.changes.get((layer, place))
-            if change is None:
-                continue
-            lowered = change.down(inputs[rows])
-            for up in change.ups:
-                product[rows, up.outputs] += up.product(lowered[:, up.inputs])
+            if (change := adapter.changes.get((layer, place))) is not None:
+                change.add(inputs, product, rows)
 
 
 class Adapters:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.linear import Linear, linear
 from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
-from replica.lora.adapter import AdaptedRows, Adapters, Place
+from replica.lora.adapter import Adapters, Changing, Place
 from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
 from replica.model.rope import rotation
@@ -56,7 +56,7 @@ class Transformer:
         step: AnyStep,
         caches: Sequence[LayerCache],
         attention: Attention[AnyStep],
-        adapted: AdaptedRows | None = None,
+        adapted: Changing | None = None,
     ) -> Tensor:
         """Compute the last layer's hidden states, and store the rows' KV in the caches."""
         rows, delta = self.ranks.look_up(self._embedding, token_ids), None
@@ -110,7 +110,7 @@ class Layer:
         step: AnyStep,
         cache: LayerCache,
         attention: Attention[AnyStep],
-        adapted: AdaptedRows | None,
+        adapted: Changing | None,
     ) -> tuple[Tensor, Tensor]:
         """The rows, and what is still to be added to them: whoever comes next does both in one pass."""
         rows, inputs = self._pointwise.add_norm(rows, delta, self._input_norm, self._eps)
@@ -123,7 +123,7 @@ class Layer:
         inner = self._pointwise.swiglu(gate_up)
         return rows, self._ranks.add(self._product(self._down, inner, Place.DOWN, adapted))
 
-    def _product(self, linear: Linear, inputs: Tensor, place: Place, adapted: AdaptedRows | None) -> Tensor:
+    def _product(self, linear: Linear, inputs: Tensor, place: Place, adapted: Changing | None) -> Tensor:
         product = linear(inputs)
         if adapted is not None:
             adapted.add(self._index, place, inputs, product)

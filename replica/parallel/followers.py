@@ -44,6 +44,7 @@ class Followers:
         """Start a process for each rank after the first, by the name of its module."""
         self._size = len(starts) + 1
         self._ending = False
+        self.patience_s = 0.0
         self._watches: list[threading.Thread] = []
         self._followers: list[Follower] = []
         try:
@@ -72,8 +73,9 @@ class Followers:
             answers.append(answer)
         return answers
 
-    def watch(self) -> None:
-        """From now on a death ends the engine."""
+    def watch(self, patience_s: float = 0.0) -> None:
+        """From now on a death ends the engine; after so long, in which a better reason may be found."""
+        self.patience_s = patience_s
         for follower in self._followers:
             watch = threading.Thread(target=self._watch, args=[follower], daemon=True)
             watch.start()
@@ -106,6 +108,8 @@ class Followers:
 
     def _watch(self, follower: Follower) -> None:
         status = follower.process.wait()
+        if self.patience_s and not self._ending:
+            time.sleep(self.patience_s)
         if not self._ending:
             log.error("%s", self._ended(follower, status))
             os._exit(1)

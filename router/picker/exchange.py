@@ -85,9 +85,9 @@ class PickedExchange(Exchange, kw_only=True):
             attempt.member.upstream.spoken = True
             attempt.sending.received(body, end)
 
-    def replace_body(self, body: bytes) -> None:
+    def replace_body(self, body: bytearray | None) -> None:
         super().replace_body(body)
-        self._is_replaced = True
+        self._is_replaced = body is not None
 
     def take_body(self) -> bytes:
         self._given = self.body

@@ -311,7 +311,8 @@ class Conversing(Forwarding):
         head = (self._head or b"") + body[:HEAD_BYTES]
         found = _RESPONSE_ID.search(head)
         if found is not None and attempt.status < 400:
-            self.router.responses.add(found[1].decode(), attempt.member.name, self.admitted.cache_salt(None))
+            salt = self.admitted.cache_salt(None)
+            self.router.responses.add(found[1].decode(), attempt.member.name, salt, self._model or "")
         self._head = None if found is not None or len(head) >= HEAD_BYTES else head
 
     def _over(self, exchange: Exchange) -> None:

@@ -156,10 +156,11 @@ class Exchange(Struct, eq=False):
         # Readers and senders accept both types, and copying thirty megabytes would block the loop for 20 ms.
         return bytes(body) if len(body) <= SMALL_BYTES else cast(bytes, body)
 
-    def replace_body(self, body: bytes) -> None:
-        """Have the request begin with another body than has come."""
-        self.hold(len(body))
-        self.body = bytearray(body)
+    def replace_body(self, body: bytearray | None) -> None:
+        """Have the request begin with another body than has come; raise ApiError 429 if there is no room for it."""
+        if body is not None:
+            self.hold(len(body))
+            self.body = body
 
     def hold(self, size: int) -> None:
         """Count these bytes, of the body and its products, until the end; raise ApiError 429 if there is no room."""

@@ -106,7 +106,7 @@ class Generation(PromptedRequest):
         self.router.answered(attempt)
         if self.api is RESPONSES:  # a replica that goes on with it keeps it in place of this one
             salt = self.admitted.cache_salt(None)
-            self.router.responses.add(self._response.response_id, attempt.member.name, salt)
+            self.router.responses.add(self._response.response_id, attempt.member.name, salt, self.peek.model)
         if attempt.cached_tokens is not None and not self.resumes:
             self.hit.reported_tokens = attempt.cached_tokens
             if self.prefill is not None and self.decision is not None:

@@ -10,6 +10,7 @@ MOST_RESPONSES = 20_000
 class Held(NamedTuple):
     replica: str
     salt: str | None  # of the key that it was made for: keys with another one must not see it
+    model: str = ""
 
 
 class HeldResponses:
@@ -23,8 +24,8 @@ class HeldResponses:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, response_id: str, replica: str, salt: str | None) -> None:
-        self._held[response_id] = Held(replica, salt)
+    def add(self, response_id: str, replica: str, salt: str | None, model: str = "") -> None:
+        self._held[response_id] = Held(replica, salt, model)
         self._held.move_to_end(response_id)
         if len(self._held) > self._most:
             self._held.popitem(last=False)

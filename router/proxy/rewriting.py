@@ -1,12 +1,13 @@
 """Requests for models under other names, before anything else looks into their bodies."""
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
+from api.errors import ApiError
 from router.members.upstream import Header
 from router.prompts.model_rewrites import Rules, rewritten
 from router.prompts.prompt import UNREADABLE
@@ -27,24 +28,34 @@ _decode_continued = msgspec.json.Decoder(_Continued).decode
 
 def serve_rewritten(request: Request, exchange: Exchange) -> None:
     """Begin with the whole body, for the model that the request gets."""
-    if request.router.model_rewrites.is_empty:
+    rules, body = request.router.model_rewrites, exchange.body
+    if rules.is_empty:
         request.serve(exchange)
-    elif is_quick(exchange.body) and PREVIOUS not in exchange.body:
-        _replace(exchange, _rewritten(request, exchange))
-        request.serve(exchange)
+    elif is_quick(body) and not (rules.has_shares and _continues(exchange)):
+        try:
+            exchange.replace_body(_rewritten(request, exchange))
+        except ApiError as error:
+            request.refuse(error)
+        else:
+            request.serve(exchange)
     else:
         request.aside(partial(_serve_apart, request, exchange))
 
 
+def _continues(exchange: Exchange) -> bool:
+    return exchange.scope["path"] == "/v1/responses" and PREVIOUS in exchange.body
+
+
 async def _serve_apart(request: Request, exchange: Exchange) -> None:
-    """Look into a large body on a thread; and learn who has the response that this one continues."""
+    """Look into a large body on a thread, one at a time; and learn who has the response that this one continues."""
     responses = request.router.responses
-    previous = _previous_in(exchange.body) if PREVIOUS in exchange.body else None
+    previous = _previous_in(exchange.body) if _continues(exchange) else None
     if previous is not None and responses.may_be_elsewhere(previous):
         await responses.find(previous)
-    body = await asyncio.to_thread(_rewritten, request, exchange)
+    async with request.router.rewriting:
+        body = await asyncio.to_thread(_rewritten, request, exchange)
     exchange.aside = None
-    _replace(exchange, body)
+    exchange.replace_body(body)
     request.serve(exchange)
 
 
@@ -52,30 +63,24 @@ async def rewritten_apart(rules: Rules, body: bytes, headers: Iterable[Header]) 
     """Return the body of a request that is not sent."""
     if rules.is_empty:
         return body
-    return await asyncio.to_thread(rewritten, rules, body, partial(_session_key, headers)) or body
+    found = await asyncio.to_thread(rewritten, rules, body, partial(_session_key, headers))
+    return body if found is None else bytes(found)
 
 
-def _rewritten(request: Request, exchange: Exchange) -> bytes | None:
+def _rewritten(request: Request, exchange: Exchange) -> bytearray | None:
     router = request.router
 
-    def kept(response_id: str) -> Collection[str]:
-        """Return the models of the replica that has this response."""
-        held = router.responses.get(response_id)
-        member = None if held is None else router.members.by_name.get(held.replica)
-        return () if member is None else member.models
+    def kept_by(response_id: str) -> str | None:
+        held = router.responses.get(response_id) if _continues(exchange) else None
+        return held.model if held is not None and held.salt == request.admitted.cache_salt(None) else None
 
     key = partial(_session_key, exchange.scope["headers"])
-    return rewritten(router.model_rewrites, exchange.body, key, kept)
+    return rewritten(router.model_rewrites, exchange.body, key, kept_by)
 
 
 def _session_key(headers: Iterable[Header], prompt_cache_key: str | None) -> str | None:
     session = session_of(headers, prompt_cache_key)
     return None if session is None else session.key
-
-
-def _replace(exchange: Exchange, body: bytes | None) -> None:
-    if body is not None:
-        exchange.replace_body(body)
 
 
 def _previous_in(body: bytes | bytearray) -> str | None:

@@ -1,5 +1,9 @@
-"""Small models whose ranks have a GPU each give a CPU's tokens, in graphs and without, and from host memory."""
+"""Small models whose ranks have a GPU each give a CPU's tokens, in graphs and without, and from host memory.
 
+Each case is a process of its own: one that has left NCCL's group cannot join another.
+"""
+
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -7,7 +11,8 @@ from typing import Any
 import torch
 
 from replica.engine import Engine
-from tests.gpu.golden import Expected, prompts, same_tokens
+from tests.gpu.apart import Ended, Job, Say, apart, last_line
+from tests.gpu.golden import Expected, hear, prompts, same_tokens
 from tests.gpu.place import Place
 from tests.gpu.report import Table
 from tests.replica.models import ask, native, saved
@@ -25,19 +30,33 @@ QUICK_CHANGES: dict[str, dict[str, Any]] = {"small steps": {"graphs": False, "ma
 
 
 def run(place: Place, table: Table) -> None:
-    there = torch.cuda.device_count() if place.is_gpu else RANKS[0]
-    if there < RANKS[0]:
-        table.note("ranks", "there is one GPU: nothing was tried")
-        return
+    names, numbers = place.size(MODELS, MODELS[-1:]), place.size(RANKS, RANKS[:1])
+    changes = place.size(CHANGES, QUICK_CHANGES)
     with TemporaryDirectory() as folder:
-        for name in place.size(MODELS, MODELS[-1:]):
-            model = saved(name, Path(folder))
-            asked = prompts()
-            expected = Expected(asked, ask(native(model, device="cpu", threads=place.threads), asked))
-            for ranks in (ranks for ranks in RANKS if ranks <= there):
-                for what, changes in place.size(CHANGES, QUICK_CHANGES).items():
-                    with closing_engine(engine_of(place, model, ranks, **changes)) as engine:
-                        same_tokens(table, f"{name}, float32, {ranks} ranks: {what}", engine, expected, what)
+        cases = list(product(names, numbers, changes))
+        jobs = [job(place, Path(folder), name, ranks, what, changes[what]) for name, ranks, what in cases]
+        for number, message in apart(jobs, place.left_s - 2, leads=True):
+            if not isinstance(message, Ended):
+                hear(table, message.what)
+            elif message.error:
+                name, ranks, what = cases[number]
+                table.check(f"{name}, {ranks} ranks: {what}", False, last_line(message.error))
+
+
+def job(place: Place, folder: Path, name: str, ranks: int, what: str, changes: dict[str, Any]) -> Job:
+    def check(say: Say) -> None:
+        table = Table(say)
+        title = f"{name}, float32, {ranks} ranks: {what}"
+        if place.is_gpu and torch.cuda.device_count() < ranks:
+            table.note(title, f"not tried: there are {torch.cuda.device_count()} GPUs")
+            return
+        torch.set_num_threads(place.threads)
+        model, asked = saved(name, folder), prompts()
+        expected = Expected(asked, ask(native(model, device="cpu", threads=place.threads), asked))
+        with closing_engine(engine_of(place, model, ranks, **changes)) as engine:
+            same_tokens(table, title, engine, expected, what)
+
+    return check
 
 
 def engine_of(place: Place, folder: Path, ranks: int, **changes: Any) -> Engine:

@@ -67,7 +67,9 @@ def replica_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
     found = torch_wheel.wheel(os.environ)
     base = torch_wheel.base_for(found)
     if not is_there(base):
-        pytest.skip(f"there is no image {base}, which the wheel of PyTorch needs; python -m tests.images.base makes it")
+        pytest.skip(
+            f"there is no image {base}, which PyTorch's wheel needs; `-m tests.images.base` of its Python makes it"
+        )
     build(
         DOCKERFILE, "replica-cpu", REPLICA_CPU, base, torch_wheel.build_options(found, tmp_path_factory.mktemp("torch"))
     )

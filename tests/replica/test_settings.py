@@ -35,6 +35,7 @@ DERIVED = {
     "engine.disk_kv",
     "engine.events",
     "engine.kv_read",
+    "engine.loads_adapters",
     "engine.lora_modules",
     "engine.replay",
     "engine.status",

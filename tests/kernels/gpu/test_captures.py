@@ -34,7 +34,7 @@ from tests.replica.shapes import LLAMA31_8B, QWEN3_06B
 
 pytestmark = needs_compiler
 
-LIMITS = Limits(rows=8192, requests=256, tokens=8192)
+LIMITS = Limits(rows=8192, requests=256, tokens=8192, adapters=4)
 BLOCKS, BLOCK_SIZE = 10_000, 16
 RANKS = 4
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 import kernels.gpu
+from kernels.adapters import Table
 from kernels.gpu.attention import Gpu, TritonAttention
 from kernels.gpu.pointwise import TritonPointwise
 from kernels.gpu.sampling import draw
@@ -109,6 +110,8 @@ def _fuse(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
         qkv, turn = zeros(4, (heads + 2 * kv_heads) * head_dim), zeros(4, 2, 1, head_dim // 2)
         pointwise.turn_and_store(qkv, Heads(heads, kv_heads, head_dim, norms), turn, caches[0], step)
     pointwise.copy(caches, [Copy(0, 1, 3)])
+    table, slots = Table(2, torch.device("cpu")), torch.zeros(4, dtype=torch.int32)
+    pointwise.adapt(zeros(4, width), zeros(4, (heads + 2 * kv_heads) * head_dim), table, slots)
 
 
 def _draw(vocab: int) -> None:

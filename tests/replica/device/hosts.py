@@ -41,6 +41,9 @@ class HostAccelerator(Accelerator):
         self.replays = 0
         self.waits = 0
 
+    def use(self) -> None:
+        pass
+
     @property
     def name(self) -> str:
         return "a CPU"

@@ -158,10 +158,11 @@ def test_all_steps_but_large_ones_with_prompts_are_replays(
 def test_a_step_is_begun_before_the_last_one_is_waited_for(folder: Path) -> None:
     accelerator = HostAccelerator()
     engine = on_device(folder, accelerator)
+    waits = accelerator.waits
     submit(engine, 1, [1, 2, 3], top_logprobs=None)
     engine.step()
     engine.step()
-    assert accelerator.waits == 1
+    assert accelerator.waits - waits == 1
     assert engine.scheduler.running[0].drawing == 1
     finish(engine)
 

@@ -83,6 +83,7 @@ async def test_requests_get_the_model_of_the_rule_that_counts_now(group: str) ->
         own: Object = {"ports": [port("http", replica.port)], "annotations": {"warmroute/engine": "openai"}}
         api.put(PODS, pod("a", "127.0.0.1", **own))
         api.put(rewrites, rewrite("a", rule("chat", one=1)))
+        api.refusals.append(lambda request: (403, {}) if request.path == rewrites else None)
         told = Kubernetes(Cluster(api.url, SPACE), pool="llm", rewrites=True, group=group)
         running = await stack.enter_async_context(served(ready=False, kubernetes=told))
         client = await stack.enter_async_context(connect(running.port))
@@ -94,7 +95,11 @@ async def test_requests_get_the_model_of_the_rule_that_counts_now(group: str) ->
             model: str = replica.calls[-1].json["model"]
             return model
 
+        ready = await client.get("/ready")
+        assert (ready.status, ready.error["message"]) == (503, "the pool's model rewrites have not been read yet")
+        api.refusals.clear()
         await until(lambda: not running.router.model_rewrites.is_empty, "the rule")
+        assert (await client.get("/ready")).status == 200
         assert [await model_of("chat"), await model_of("two")] == ["one", "two"]
         api.put(rewrites, rewrite("a", rule("chat", two=1)))
         await until(lambda: running.router.model_rewrites.targets("chat")[0].model == "two", "the change")

@@ -87,7 +87,7 @@ async def test_bodies_and_streams_go_on_unchanged(path: str) -> None:
         answer = await client.post(path, sent)
         assert answer.body == b"".join(stream)
         assert one.calls[0].body == sent
-        assert running.router.responses.get("resp_9") == (Held("one", None) if path == RESPONSES else None)
+        assert running.router.responses.get("resp_9") == (Held("one", None, MODEL) if path == RESPONSES else None)
 
 
 async def test_a_response_is_continued_and_read_where_it_is_kept() -> None:
@@ -197,7 +197,7 @@ def test_the_newest_responses_are_remembered() -> None:
     held = HeldResponses(3)
     for n in range(5):
         held.add(f"resp_{n}", f"r{n}", "salt")
-    assert len(held) == 3 and held.get("resp_1") is None and held.get("resp_4") == ("r4", "salt")
+    assert len(held) == 3 and held.get("resp_1") is None and held.get("resp_4") == Held("r4", "salt")
 
 
 async def test_codex_keeps_its_session_by_its_cache_key_too() -> None:

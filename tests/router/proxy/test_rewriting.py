@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, gateway
-from tests.router.scripted import CHAT, Client, Scripted, Served, connect, says, served
+from tests.router.scripted import CHAT, Call, Client, Scripted, Served, connect, says, served
 
 MESSAGES, RESPONSES, EMBEDDINGS, SCORE = "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score"
 RULES = """
@@ -79,6 +80,30 @@ async def test_a_response_is_continued_by_its_model(tmp_path: Path) -> None:
             second = await client.post(RESPONSES, then)
             assert (second.status, second.json["model"]) == (200, first.json["model"])
         assert {*asked_of(running)} == {"old", "new"}
+
+
+async def test_a_replica_of_several_models_goes_on_with_the_one_that_answered(tmp_path: Path) -> None:
+    def answer(call: Call) -> None:
+        call.answer(json.dumps({"id": f"resp_{next(numbers)}", "model": call.json["model"], "usage": {}}).encode())
+
+    numbers, file = count(), tmp_path / "rewrites.toml"
+    file.write_text(RULES)
+    both = Scripted("both", answer, models=["old", "new"])
+    async with served(both, model_rewrites_file=str(file)) as running, connect(running.port) as client:
+        for number in range(12):
+            first = await client.post(RESPONSES, {"model": "both", "input": f"{number}"})
+            then = {"model": "both", "input": f"and {number + 100}", "previous_response_id": first.json["id"]}
+            assert (await client.post(RESPONSES, then)).json["model"] == first.json["model"]
+        assert {*asked_of(running)} == {"old", "new"}
+
+
+async def test_a_body_without_room_is_refused(tmp_path: Path) -> None:
+    rules = f"[[rewrites]]\nmodel = 'short'\ntargets = {{'{'long' * 100}' = 1}}"
+    body = json.dumps({"model": "short", "prompt": "a" * 40_000}).encode()
+    async with serving(tmp_path, rules) as (running, client, _):
+        running.router.bodies.limit_bytes = len(body) + 100
+        refused = await client.post("/v1/completions", body, content_type="application/json")
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
 
 
 async def test_other_names_are_listed_while_they_stand_for_something(tmp_path: Path) -> None:
