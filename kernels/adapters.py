@@ -1,4 +1,4 @@
-"""What adapters change in a product, and tables of it that stay where they are.
+"""The changes of adapters in a product, and tables of them that stay where they are.
 
 A graph of a step reads the tables when it is replayed, so it serves whatever adapters are in them then.
 """
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether a table can have it."""
+        """True if a table can have it."""
         return self.ranks <= ROOM and len(self.ups) <= PARTS
 
     def add(self, inputs: Tensor, product: Tensor, rows: Tensor) -> None:
