@@ -1,6 +1,8 @@
 """Collectives of ranks with a device each, by torch.distributed; NCCL's can be part of graphs."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, distributed
 
 from replica.device.accelerator import Accelerator
+from replica.parallel.group import RankLostError
 from replica.parallel.shares import Share
 
 NCCL = "nccl"
@@ -37,20 +40,32 @@ class DeviceGroup:
 
     def sum(self, partial: Tensor) -> Tensor:
         partial = partial.contiguous()
-        distributed.all_reduce(partial)
+        with lost():
+            distributed.all_reduce(partial)
         return partial
 
     def gather(self, part: Tensor) -> list[Tensor]:
         parts = [part.new_empty(part.shape) for _ in range(self._share.size)]
-        distributed.all_gather(parts, part.contiguous())
+        with lost():
+            distributed.all_gather(parts, part.contiguous())
         return [] if self._share.rank else parts
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
-        distributed.broadcast(tensor, 0)
+        with lost():
+            distributed.broadcast(tensor, 0)
         return tensor
 
     def close(self) -> None:
         """Leave the group, except NCCL's: it would wait for ranks that are gone. It ends with the process."""
         if self._backend != NCCL:
             distributed.destroy_process_group()
+
+
+@contextmanager
+def lost() -> Iterator[None]:
+    """A collective fails only where another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(str(error)) from error

@@ -21,6 +21,7 @@ from replica.device.runner import DeviceRunner
 from replica.device.steps import Computed, Steps
 from replica.model.config import read_config
 from replica.parallel.followers import NOTICED_AFTER_S, Followers, Start
+from replica.parallel.group import RankLostError
 from replica.parallel.messages import Logits, decode_answer
 from replica.parallel.ranks import LeadingRanks
 from replica.parallel.shares import OPTION, Share, refuse_what_does_not_divide
@@ -113,7 +114,10 @@ class LeadingSteps(Steps):
 
     def run(self, order: Order) -> Computed:
         self._leader.followers.tell(order)
-        return super().run(order)
+        try:
+            return super().run(order)
+        except RankLostError as error:
+            self._leader.followers.give_up(error)
 
     def capture(self, order: Capture) -> None:
         self._leader.followers.tell(order)

@@ -43,7 +43,7 @@ class Followers:
     def __init__(self, program: str, starts: Sequence[Start]) -> None:
         """Start a process for each rank after the first, by the name of its module."""
         self._size = len(starts) + 1
-        self._ending = False
+        self._ending = threading.Event()
         self.patience_s = 0.0
         self._watches: list[threading.Thread] = []
         self._followers: list[Follower] = []
@@ -97,7 +97,7 @@ class Followers:
 
     def close(self) -> None:
         """End them at once: they have nothing to save."""
-        self._ending = True
+        self._ending.set()
         for follower in self._followers:
             follower.process.kill()
         for follower in self._followers:
@@ -108,9 +108,7 @@ class Followers:
 
     def _watch(self, follower: Follower) -> None:
         status = follower.process.wait()
-        if self.patience_s and not self._ending:
-            time.sleep(self.patience_s)
-        if not self._ending:
+        if not self._ending.wait(self.patience_s):
             log.error("%s", self._ended(follower, status))
             os._exit(1)
 
