@@ -8,7 +8,7 @@ import click
 from api.options import SettingOption
 from fleet.commands.address import FleetAddress, optional_argument
 from fleet.commands.local_fleets import Where, find
-from router.settings import SECRET
+from router.setting_types import SECRET
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

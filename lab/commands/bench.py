@@ -33,7 +33,7 @@ from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
 from router.members.target import Target, parse_target
 from router.proxy.admission import is_loopback
-from router.settings import SECRET
+from router.setting_types import SECRET
 
 AT_LEAST_1 = click.IntRange(min=1)
 USUAL_S = 20.0
