@@ -1,5 +1,6 @@
 """The address of a replica, parsed from its URL."""
 
+from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -9,6 +10,15 @@ class Target(NamedTuple):
     port: int
     tls: bool
     path: str  # before every path of the API; empty or without a slash at its end
+
+    @property
+    def is_address(self) -> bool:
+        """True if the host is an IP address."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
 
     @property
     def authority(self) -> str:

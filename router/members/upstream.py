@@ -120,6 +120,7 @@ class Upstream:
     def __init__(self, target: Target, connect_timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
         self.target = target
         self.path = target.path.encode()  # the prefix of each request's path
+        self.reached_at = target.authority if target.is_address else ""  # by its IP address, once it is known
         self.host_line = b"host: %b\r\n" % target.authority.encode()
         self.sendings: set[Sending] = set()
         self.spoken = False  # a byte has come since this was set to False
@@ -181,6 +182,9 @@ class Upstream:
         if sending.over or self._closed:
             connection.abort()
             return
+        if (peer := connection.transport.get_extra_info("peername")) is not None:  # None: it has ended again
+            host, port = peer[:2]
+            self.reached_at = Target(host, port, tls=False, path="").authority
         sending.start(connection)
 
     def release(self, connection: "Connection") -> None:

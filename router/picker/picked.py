@@ -1,7 +1,6 @@
 """Requests that a gateway forwards: placed and observed as all others are, but sent on, and retried, by the gateway."""
 
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from api.errors import ApiError, quoted
@@ -186,18 +185,13 @@ class PickedConversing(Picked, Conversing):
 
 
 def endpoint_of(member: Member) -> str | None:
-    """The address that a gateway can send to; None for a name, which it would not look up."""
-    target = member.upstream.target
-    try:
-        ip_address(target.host)
-    except ValueError:
-        return None
-    return target.authority
+    """The address that a gateway can send to, which would look up no name; None: the router has not reached it yet."""
+    return member.upstream.reached_at or None
 
 
 def no_address(member: Member) -> ApiError:
     host = member.upstream.target.host
-    why = f"the replica {member.name} is at {quoted(host)}, and a gateway sends to addresses; name it by its IP"
+    why = f"the replica {member.name} is at {quoted(host)}, whose IP address is not known yet; try again"
     return ApiError(503, why, "service_unavailable", code="no_address")
 
 
@@ -214,9 +208,10 @@ def fallbacks(decision: Decision, member: Member, members: "Members") -> list[st
 
 
 def _is_in(subset: frozenset[str], member: Member) -> bool:
-    target = member.upstream.target
-    return target.authority in subset or target.host in subset
+    upstream = member.upstream
+    host = upstream.reached_at.rpartition(":")[0].strip("[]")
+    return not subset.isdisjoint((upstream.target.authority, upstream.target.host, upstream.reached_at, host))
 
 
 def _is_at(member: Member, address: str) -> bool:
-    return member.upstream.target.authority == address
+    return address in (member.upstream.target.authority, member.upstream.reached_at)

@@ -540,12 +540,20 @@ async def test_streams_beyond_all_limits_fail(monkeypatch: pytest.MonkeyPatch) -
         await second.end()
 
 
-async def test_a_replica_that_is_named_by_its_host_cannot_be_picked() -> None:
+async def test_a_replica_that_is_named_by_its_host_is_picked_by_its_address() -> None:
     replica = named("one")
     async with replica.running():
         spec = ReplicaSpec(name="one", url=f"http://localhost:{replica.port}", engine="openai")
         async with served(ready=False, replicas=(spec,), **LISTEN) as running, gateway(running) as asking:
             await until(lambda: "m" in running.router.members.models, "the replica is known")
+            stream = asking.stream()
+            await stream.begin(asked())
+            assert await stream.picked() == f"127.0.0.1:{replica.port}"
+            await stream.answer(served=f"127.0.0.1:{replica.port}")
+            await stream.end()
+            await until(lambda: running.router.open_requests == 0, "it is over")
+            assert running.router.history.decisions[-1].record().retries == 0
+            running.member("one").upstream.reached_at = ""
             stream = asking.stream()
             await stream.begin(asked())
             assert await stream.refusal() == (503, "no_address")
