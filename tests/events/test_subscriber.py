@@ -34,7 +34,7 @@ def native(publisher: Publisher, name: str = "native") -> Source:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.002)
