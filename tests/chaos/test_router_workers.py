@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,11 @@ def test_the_limits_of_a_key_hold_over_all_workers(replicas: Fleet, tmp_path: Pa
     keys.write_text('[keys.few]\nkey = "mine"\nmax_in_flight = 3\n')
     with router(*replicas.as_options, *WORKERS, "--api-keys", keys) as served:
         for _ in range(2):
-            streams = [stream(served, authorization="Bearer mine") for _ in range(HELD)]
-            assert Counter(response.status for _, response in streams) == {200: 3, 429: HELD - 3}
-            kill(served, worker_of(served, next(one for one, response in streams if response.status == 200)))
-            for connection, _ in streams:
-                connection.close()
+            with held(served, authorization="Bearer mine") as streams:
+                answers = Counter(response.status for _, response in streams)
+                others = [response.read() for _, response in streams if response.status not in (200, 429)]
+                assert answers == {200: 3, 429: HELD - 3}, others
+                kill(served, worker_of(served, next(one for one, response in streams if response.status == 200)))
             wait_until(lambda: not any(row["load"]["in_flight"] for row in rows_of(served)), "all have ended")
 
 
@@ -220,20 +221,29 @@ def stream(served: RouterProcess, **headers: str) -> tuple[HTTPConnection, HTTPR
     return served.open("POST", "/v1/completions", asked, headers)
 
 
+@contextmanager
+def held(served: RouterProcess, **headers: str) -> Iterator[list[tuple[HTTPConnection, HTTPResponse]]]:
+    with ExitStack() as stack:
+        streams = []
+        for _ in range(HELD):
+            streams.append(stream(served, **headers))
+            stack.callback(streams[-1][0].close)
+        yield streams
+
+
 def test_when_a_worker_is_killed_only_its_streams_break_and_new_connections_are_taken(lasting: RouterProcess) -> None:
     for _ in range(2):
-        streams = [stream(lasting) for _ in range(HELD)]
-        at = [worker_of(lasting, connection) for connection, _ in streams]
-        os.kill(workers(lasting)[0], signal.SIGKILL)
-        for number in range(ASKED):
-            completion(lasting, str(number))
-        for number, (connection, response) in zip(at, streams, strict=True):
-            try:
-                whole = response.read().endswith(b"data: [DONE]\n\n")
-            except (HTTPException, OSError):
-                whole = False
-            assert whole == (number != 0), at
-            connection.close()
+        with held(lasting) as streams:
+            at = [worker_of(lasting, connection) for connection, _ in streams]
+            os.kill(workers(lasting)[0], signal.SIGKILL)
+            for number in range(ASKED):
+                completion(lasting, str(number))
+            for number, (_, response) in zip(at, streams, strict=True):
+                try:
+                    whole = response.read().endswith(b"data: [DONE]\n\n")
+                except (HTTPException, OSError):
+                    whole = False
+                assert whole == (number != 0), at
         wait_until(lambda: len(values(lasting, "open_requests")) == 2, "both are there again")
 
 
@@ -250,12 +260,11 @@ def test_connections_that_a_worker_never_accepted_are_answered_by_another(lastin
 
 
 def test_a_router_that_is_told_to_end_lets_its_streams_end(served: RouterProcess) -> None:
-    streams = [stream(served) for _ in range(HELD)]
-    pids = workers(served)
-    served.process.send_signal(signal.SIGTERM)
-    for connection, response in streams:
-        assert response.read().endswith(b"data: [DONE]\n\n")
-        connection.close()
+    with held(served) as streams:
+        pids = workers(served)
+        served.process.send_signal(signal.SIGTERM)
+        for _, response in streams:
+            assert response.read().endswith(b"data: [DONE]\n\n")
     assert served.process.wait(DEADLINE_S) == 0
     wait_gone(*pids)
     with pytest.raises(ConnectionRefusedError):
