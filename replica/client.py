@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from api.own_folder import OwnFolder
 from events.native import Load
 from replica.config import EngineConfig
 from replica.messages import (
@@ -122,7 +122,7 @@ class OutputStream:
 class EngineClient:
     """One engine process, from its start to its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: "zmq.Socket[bytes]", folder: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, socket: "zmq.Socket[bytes]", folder: OwnFolder) -> None:
         loop = asyncio.get_running_loop()
         self.hello: Hello | None = None
         self.stats = Stats(load=Load(), pool=PoolSnapshot(), rates=Rates())
@@ -144,8 +144,8 @@ class EngineClient:
     @classmethod
     async def spawn(cls, config: EngineConfig, command: Sequence[str] | None = None) -> "EngineClient":
         """Start the process, which begins to load the model; `ready` waits for it."""
-        folder = tempfile.mkdtemp(prefix="warmroute-engine-")  # 0700: nobody else can connect
-        endpoint = f"ipc://{folder}/engine"
+        folder = OwnFolder("warmroute-engine-")
+        endpoint = f"ipc://{folder.path}/engine"
         context = zmq.Context()
         socket = context.socket(zmq.PAIR)
         socket.linger = 0
@@ -155,7 +155,7 @@ class EngineClient:
             process = await _start_process([*(command or engine_command()), endpoint, str(os.getpid())], config)
         except BaseException:
             context.destroy()
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.close()
             raise
         return cls(process, socket, folder)
 
@@ -251,7 +251,7 @@ class EngineClient:
             self._loop.remove_reader(self._fd)
             self._socket.close()
             self._socket.context.term()
-        self._remove_folder()
+        self._folder.close()
 
     async def _stop(self) -> None:
         self._send(Stop())
@@ -303,7 +303,7 @@ class EngineClient:
                 if asked is not None and not asked.done():
                     asked.set_result(message)
             case Loading():
-                self._remove_folder()  # the connected sockets live on, and nothing is left behind whoever dies how
+                self._folder.close()  # the connected sockets live on, and nothing is left behind whoever dies how
             case Hello():
                 self._greet(message)
 
@@ -321,9 +321,6 @@ class EngineClient:
         self._heard_s = self._loop.time()
         if not self._greeted.done():
             self._greeted.set_result(hello)
-
-    def _remove_folder(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _watch(self) -> str:
         ending = _ending(await self._process.wait())

@@ -1,12 +1,11 @@
 """A model on several GPUs of one machine: this process has the first, and each follower another one."""
 
-import shutil
 from contextlib import ExitStack, closing
 from pathlib import Path
-from tempfile import mkdtemp
 
 import torch
 
+from api.own_folder import OwnFolder
 from kernels.paged import LayerCache
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
@@ -58,15 +57,14 @@ class Leader(Team):
         refuse_what_does_not_divide(model_config, self.share.size)
         part_bytes = config.block_size * self.share.own(model_config).kv_bytes_per_token(config.dtype)
         with ExitStack() as undo:
-            self._folder = mkdtemp(prefix="warmroute-ranks-")
-            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = undo.enter_context(closing(OwnFolder("warmroute-ranks-")))
             self._lanes = [undo.enter_context(closing(Lane(self.share.size - 1, part_bytes))) for _ in range(2)]
             self.followers = undo.enter_context(closing(Followers(program, self._starts(config))))
             for lane in self._lanes:
                 lane.give()
             self.followers.watch(NOTICED_AFTER_S)  # who waits for the others to meet hears of nothing else
             self.followers.answers(decode_answer)
-            file = Path(self._folder, "meeting")
+            file = self._folder.path / "meeting"
             self.followers.tell(Meet(str(file)))
             try:
                 self._group = DeviceGroup(self.share, file, accelerator, backend)
@@ -98,7 +96,7 @@ class Leader(Team):
     def close(self) -> None:
         self.followers.close()
         self._group.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
         for lane in self._lanes:
             lane.close()
 

@@ -17,13 +17,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from api.http.server import hold
 from api.lifeline import die_with_parent
+from api.own_folder import OwnFolder
 from router.tenants.shared_limits import SharedLimits
 
 log = logging.getLogger(__name__)
@@ -86,12 +87,12 @@ class Processes:
         """
         with (
             ExitStack() as sockets,
-            TemporaryDirectory(prefix="warmroute-router-") as folder,
-            TemporaryFile(dir=folder) as lock,
+            closing(OwnFolder("warmroute-router-")) as own,
+            TemporaryFile(dir=own.path) as lock,
             selectors.DefaultSelector() as self._selector,
             self._signals(),
         ):
-            self._folder, self._pid = Path(folder), os.getpid()
+            self._folder, self._pid = own.path, os.getpid()
             self._usage = SharedLimits(self._count, lock)
             port = self._port
             for number in range(self._count):

@@ -1,0 +1,55 @@
+"""A folder for sockets and the like, which goes with its process; if that was killed, when another one is made."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+LOCK = "lock"
+
+
+class OwnFolder:
+    """Only this user may enter it. Its lock is held by this process and its forks, until the last of them has ended."""
+
+    def __init__(self, prefix: str) -> None:
+        """Remove those of this prefix whose processes were killed, and make one. OSError: none can be made."""
+        for left in _left(prefix):
+            shutil.rmtree(left, ignore_errors=True)
+        self.path = Path(mkdtemp(prefix=prefix))
+        unnamed = self.path / f".{LOCK}"
+        self._lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unnamed.rename(self.path / LOCK)  # whoever sees it finds it locked
+
+    def close(self) -> None:
+        """Remove it; may be called again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _left(prefix: str) -> Iterator[Path]:
+    """Folders of this user whose locks nobody holds. One without a lock is being made, or not ours."""
+    with suppress(OSError), os.scandir(gettempdir()) as entries:
+        for entry in entries:
+            if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
+                continue
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.geteuid() and _is_free(Path(entry, LOCK)):
+                    yield Path(entry)
+
+
+def _is_free(lock: Path) -> bool:
+    """Return whether no process holds the lock. OSError: it cannot be opened."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
