@@ -22,6 +22,7 @@ from router.http.one_answer import answer_of
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.discovery.combined import CombinedDiscovery
+from router.members.discovery.desired import Desired
 from router.peers.links import Links
 from router.placement.load import ReplicaLoad
 from router.prompts.model_rewrites import NO_RULES, Rules, parse_rewrites
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 FILES_LOOK_S = 1.0
 DRAIN_LOOK_S = READY_LOOK_S = 0.05
+READY_WITHIN_S = 10.0  # before a worker takes a part of the connections, while others serve
 
 
 class Front:
@@ -66,6 +68,7 @@ class Front:
         if self.colleagues is not None:
             self.router.responses.ask_others = partial(held_elsewhere, self.colleagues)
         self.discovery = CombinedDiscovery(discoveries(config))
+        self._taken_over: Desired = {}
         self._access_log = AccessLog.open(config.access_log)
         self.router.history.access_log = self._access_log.answered if self._access_log else None
         self.router.history.request_log = RequestLog.open(config)
@@ -84,6 +87,7 @@ class Front:
         if config.picker_listen is not None:
             self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
         self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None  # one of them
         self._adopted: set[asyncio.Task[None]] = set()  # that begin
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
@@ -108,13 +112,10 @@ class Front:
             self.router.history.genai_metrics = GenaiMetrics()
             self._metrics_export = MetricsExport(self.router.history.genai_metrics, collector)
 
-    async def start(self, *, ready_within_s: float = 0.0) -> None:
-        """Start all tasks, and return once the router listens.
-
-        That may be before it is ready, for which it waits so long at most.
-        """
+    async def start(self) -> None:
+        """Start all tasks, and return once the router listens, which may be before it is ready."""
         self._tasks = [
-            asyncio.create_task(self.discovery.run(self.upkeep.apply)),
+            asyncio.create_task(self.discovery.run(self._apply)),
             asyncio.create_task(self.upkeep.tick()),
             asyncio.create_task(self._look_at_files()),
             asyncio.create_task(self.dashboard.run()),
@@ -131,15 +132,12 @@ class Front:
         if self.colleagues is not None:
             telling = Telling(self.router, self.upkeep)
             self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), telling)))
-            await self._catch_up(self.colleagues)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ready_within_s):
-                while not_ready(self.router) is not None:
-                    await asyncio.sleep(READY_LOOK_S)
+            if self.colleagues.place.replaces:
+                await self._take_place(self.colleagues)
         if self.picker is not None:
             await self.picker.start()
-        serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
-        self._tasks.insert(0, serving)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
+        self._tasks.append(self._serving)
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
@@ -162,11 +160,24 @@ class Front:
             self._adopted.add(task)
             task.add_done_callback(self._adopted.discard)
 
-    async def _catch_up(self, colleagues: Colleagues) -> None:
-        """Make the changes of administrators that a worker which takes another one's place has not seen."""
-        if colleagues.place.replaces:
-            for changes in (await colleagues.told(CHANGES)).values():
-                self.upkeep.catch_up(changes.added, changes.draining)
+    async def _take_place(self, colleagues: Colleagues) -> None:
+        """Take over what the worker before it knew, and wait until this one would answer like its colleagues."""
+        for changes in (await colleagues.told(CHANGES)).values():
+            self._taken_over |= changes.found
+            self.upkeep.catch_up(changes.added, changes.draining)
+        self._apply(self.discovery.desired())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_WITHIN_S):
+                while not_ready(self.router) is not None:
+                    await asyncio.sleep(READY_LOOK_S)
+        while self._lacks_rules:
+            await asyncio.sleep(READY_LOOK_S)
+
+    def _apply(self, found: Desired) -> None:
+        """Use these replicas; those of colleagues, too, until every source has named its own."""
+        if self.discovery.complete:
+            self._taken_over = {}
+        self.upkeep.apply(self._taken_over | found)
 
     def check(self) -> None:
         """Raise the error that has ended a task, if there is one."""
@@ -202,11 +213,11 @@ class Front:
         self.dashboard.close()
         if self.picker is not None:
             await self.picker.close()
-        serving, *others = self._tasks
-        await asyncio.gather(serving, return_exceptions=True)
-        for task in others:
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.upkeep.close()
         self.router.feeds.close()
         await self.router.reading.close()
@@ -224,6 +235,12 @@ class Front:
 
     def _rewrite_by(self, rules: Rules) -> None:
         self.router.model_rewrites, self.router.awaits_rewrites = rules, False
+
+    @property
+    def _lacks_rules(self) -> bool:
+        """Tell whether colleagues may know more: what stood in a file before it broke, or what a cluster's API said."""
+        files = (self._watched_keys, self._watched_rewrites)
+        return self.router.awaits_rewrites or any(file is not None and not file.is_known for file in files)
 
     async def _look_at_files(self) -> None:
         while True:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import uvloop
 
@@ -20,7 +21,6 @@ from router.parts import part_of, workers_of
 from router.tenants.usage_file import prepare
 from router.workers.processes import BEAT_S, Place, Processes
 
-READY_WITHIN_S = 10.0  # before a worker takes a part of the connections
 SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
 
 
@@ -68,13 +68,19 @@ def _say(config: RouterConfig, listener: socket.socket) -> None:
 async def _serve(
     config: RouterConfig, listener: socket.socket, say_alive: Callable[[], None], place: Place | None = None
 ) -> int:
-    signals, replaces = Signals(), place is not None and place.replaces
+    signals = Signals()
     try:
         front = Front(config, listener, place)
     except (OSError, ValueError) as error:
         return _failed(str(error))
     try:
-        await front.start(ready_within_s=READY_WITHIN_S if replaces else 0.0)  # others serve meanwhile
+        starting = asyncio.create_task(front.start())
+        await _first(signals.end.wait(), _done(starting))
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return 0
+        starting.result()
         gc.collect()
         gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
         gc.set_threshold(50_000, 20, 50)
@@ -104,7 +110,7 @@ async def _again(say_alive: Callable[[], None]) -> None:
         say_alive()
 
 
-async def _done(task: "asyncio.Task[int]") -> None:
+async def _done(task: "asyncio.Task[Any]") -> None:
     await asyncio.wait([task])
 
 

@@ -59,7 +59,7 @@ class Telling:
 
     async def _changes(self, _: Told) -> Changes:
         draining = [name for name, server in self._router.members.servers.items() if server.health.draining]
-        return Changes(self._upkeep.added, draining)
+        return Changes(self._upkeep.wanted, self._upkeep.added, draining)
 
     async def _recent(self, _: Told) -> RecentlyRouted:
         router = self._router

@@ -49,7 +49,7 @@ class Upkeep:
         self._to_drain: set[str] = set()  # once they are there
         self._router = router
         self._config = router.config
-        self._wanted: Desired = {}
+        self.wanted: Desired = {}
         self._rng = random.Random()
         self._health_config = HealthConfig(
             faults_to_open=self._config.breaker_faults,
@@ -68,7 +68,7 @@ class Upkeep:
 
     def apply(self, wanted: Desired) -> None:
         """Apply the result of discovery; replicas added by request stay, unless discovery names one the same."""
-        self._wanted = wanted
+        self.wanted = wanted
         for name in wanted.keys() & self.added.keys():
             log.warning("%s: replacing the replica of this name that was added by request", name)
             del self.added[name]
@@ -100,17 +100,17 @@ class Upkeep:
             raise BadSpec(f"a replica named {spec.name!r} is there already; remove it first, or choose another name")
         spec.api_key(os.environ)
         self.added[spec.name] = spec
-        self.apply(self._wanted)
+        self.apply(self.wanted)
         if spec.name not in self._servers:
             self.added.pop(spec.name, None)
             raise BadSpec(f"{spec.name!r} could not be added; the router's log says why")
 
     def remove(self, name: str) -> None:
         """Remove a replica added by request; raise BadSpec if discovery names it, since it would be back at once."""
-        if name in self._wanted:
+        if name in self.wanted:
             raise BadSpec(f"{name!r} is named by the router's discovery; remove it there, or drain it here")
         del self.added[name]
-        self.apply(self._wanted)
+        self.apply(self.wanted)
 
     def catch_up(self, added: Mapping[str, ReplicaSpec], draining: Iterable[str]) -> None:
         """Make the changes by request that another worker knows of."""
@@ -120,7 +120,7 @@ class Upkeep:
                 server.health.drain()
         self._to_drain -= self._servers.keys()
         self.added = {**added, **self.added}
-        self.apply(self._wanted)
+        self.apply(self.wanted)
 
     @property
     def _servers(self) -> dict[str, Server]:

@@ -40,6 +40,7 @@ class LastGood(Generic[T]):
     def __init__(self, path: str, parse: Callable[[str, str], T], what: str) -> None:
         """`parse` gets path and text, and raises ValueError."""
         self.problem: str | None = None
+        self.is_known = False  # it has been valid once
         self._file = WatchedFile(path)
         self._parse = parse
         self._what = what
@@ -51,11 +52,12 @@ class LastGood(Generic[T]):
             found = None if text is None else self._parse(self._file.path, text)
         except ValueError as error:
             if self.problem != str(error):
-                log.warning("%s; keeping the previous %s", error, self._what)
+                kept = f"keeping the previous {self._what}" if self.is_known else f"waiting for valid {self._what}"
+                log.warning("%s; %s", error, kept)
             self.problem = str(error)
             return None
         if text is not None:
-            self.problem = None
+            self.problem, self.is_known = None, True
         return found
 
 

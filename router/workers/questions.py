@@ -24,9 +24,10 @@ class Figures(Struct):
 
 
 class Changes(Struct):
-    """Changes by administrators since the start, which a worker that starts now has not seen."""
+    """The replicas, and how they came: for a worker that starts now, and may be unable to find them."""
 
-    added: dict[str, ReplicaSpec]
+    found: dict[str, ReplicaSpec]  # by discovery
+    added: dict[str, ReplicaSpec]  # by request
     draining: list[str]  # by request
 
 

@@ -247,6 +247,81 @@ def test_when_a_worker_is_killed_only_its_streams_break_and_new_connections_are_
         wait_until(lambda: len(values(lasting, "open_requests")) == 2, "both are there again")
 
 
+# ---- files that break
+
+
+GOOD = {
+    "keys": '[keys.one]\nkey = "mine"\n',
+    "rewrites": f'[[rewrites]]\nmodel = "another"\ntargets = {{ "{MODEL}" = 1 }}\n',
+}
+
+
+@pytest.fixture
+def files(replicas: Fleet, tmp_path: Path) -> dict[str, Path]:
+    found = {name: tmp_path / f"{name}.toml" for name in (*GOOD, "replicas")}
+    for name, text in GOOD.items():
+        found[name].write_text(text)
+    tables = (f'[[replicas]]\nname = "{spec.name}"\nurl = "{spec.url}"\n' for spec in replicas.specs)
+    found["replicas"].write_text("".join(tables))
+    return found
+
+
+@pytest.fixture
+def configured(files: dict[str, Path]) -> Iterator[RouterProcess]:
+    options = ("--api-keys", files["keys"], "--model-rewrites", files["rewrites"], "--replicas-file", files["replicas"])
+    with router(*options, *WORKERS) as made:
+        yield made
+
+
+def is_answered(served: RouterProcess) -> bool:
+    asked = {"model": "another", "prompt": "hello", "max_tokens": 1}
+    statuses = {served.post("/v1/completions", asked, authorization="Bearer mine").status for _ in range(TRIED)}
+    return statuses == {200}
+
+
+def is_whole_again(served: RouterProcess) -> bool:
+    return any("serves again" in line for line in served.err)
+
+
+def names(served: RouterProcess) -> set[str]:
+    return {row["name"] for row in rows_of(served)}
+
+
+@pytest.mark.parametrize("broken", GOOD)
+def test_a_new_worker_that_cannot_know_the_rules_serves_nobody_until_it_does(
+    broken: str, configured: RouterProcess, files: dict[str, Path]
+) -> None:
+    files[broken].write_text("broken = [")
+    os.kill(workers(configured)[0], signal.SIGKILL)
+    wait_until(lambda: any(f"waiting for valid {broken}" in line for line in configured.err), "it has looked")
+    assert is_answered(configured) and not is_whole_again(configured)
+    files[broken].write_text(GOOD[broken])
+    wait_until(lambda: is_whole_again(configured), "it serves")
+    assert is_answered(configured)
+
+
+def test_a_worker_that_waits_for_valid_rules_ends_when_it_is_told_to(
+    configured: RouterProcess, files: dict[str, Path]
+) -> None:
+    files["keys"].write_text("broken = [")
+    os.kill(workers(configured)[0], signal.SIGKILL)
+    wait_until(lambda: any("waiting for valid keys" in line for line in configured.err), "it has looked")
+    configured.process.terminate()
+    assert configured.process.wait(DEADLINE_S) == 0
+
+
+def test_a_new_worker_takes_over_the_replicas_that_it_cannot_find(
+    configured: RouterProcess, files: dict[str, Path], replicas: Fleet
+) -> None:
+    files["replicas"].write_text("broken = [")
+    kill(configured, 0)
+    for _ in range(TRIED):
+        assert all(row["available"] for row in rows_of(configured)) and names(configured) == {"r0", "r1"}
+    assert is_answered(configured)
+    files["replicas"].write_text(f'[[replicas]]\nname = "r1"\nurl = "{replicas.urls[1]}"\n')
+    wait_until(lambda: all(names(configured) == {"r1"} for _ in range(TRIED)), "the file counts again")
+
+
 def test_connections_that_a_worker_never_accepted_are_answered_by_another(lasting: RouterProcess) -> None:
     first = workers(lasting)[0]
     os.kill(first, signal.SIGSTOP)
