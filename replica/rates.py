@@ -2,32 +2,31 @@
 
 from collections import deque
 
+from api.measured_rate import MeasuredRate
 from replica.messages import Rates, Stats
 
-HALF_LIFE_TOKENS = 50_000.0
 HALF_LIFE_STEPS = 200.0
 MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
-ENOUGH_TOKENS = 256  # before that the prefill speed is not known
+ENOUGH_TOKENS = 256  # of all steps; before that the prefill speed is not known
 FIRST_STEP_TOKENS = 256  # of prefill, before anything is known
 LEAST_STEP_TOKENS = 64  # less would make much of what every step costs
 
 
 class Speed:
-    """Prefill and decode speed, learned from how long steps take; the past fades.
+    """Prefill and decode speed, learned from how long the last steps took.
 
     What a step takes that only decodes, every step takes; the rest of one with prefill is the prefill's.
     """
 
     def __init__(self) -> None:
         self.step_s = 0.0  # of steps that only decode
-        self._prefill_tokens = 0.0
-        self._prefill_s = 0.0
+        self._prefill_tokens = 0
+        self._prefill = MeasuredRate()
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """0 while it is not known."""
-        known = self._prefill_tokens >= ENOUGH_TOKENS and self._prefill_s > 0
-        return self._prefill_tokens / self._prefill_s if known else 0.0
+        return self._prefill.per_s if self._prefill_tokens >= ENOUGH_TOKENS else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -36,9 +35,8 @@ class Speed:
 
     def add(self, prefill_tokens: int, duration_s: float) -> None:
         if prefill_tokens >= MIN_PREFILL_TOKENS:
-            fading = 0.5 ** (prefill_tokens / HALF_LIFE_TOKENS)
-            self._prefill_tokens = self._prefill_tokens * fading + prefill_tokens
-            self._prefill_s = self._prefill_s * fading + max(0.0, duration_s - self.step_s)
+            self._prefill_tokens += prefill_tokens
+            self._prefill.add(prefill_tokens, max(0.0, duration_s - self.step_s))
         elif not prefill_tokens:
             fading = 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 0.0
             self.step_s = self.step_s * fading + duration_s * (1 - fading)

@@ -1,6 +1,7 @@
 """Placement of cold prompts, of a shared system prompt, and of a burst at two routers side by side."""
 
 import asyncio
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.chaos.replicas import until
 from tests.chaos.routers import Fleet, fleet, http_client, router
 from tests.replica.serving import MODEL
 
@@ -21,6 +23,8 @@ CLIENTS = 64
 SHARED_TOKENS = 512
 BURST = 120
 IMBALANCE = 1.6
+HELD_UP_S = 1.0  # shorter than a silence
+LONG = 8000
 RATES = (
     *("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 400),
     *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
@@ -56,6 +60,22 @@ async def test_cold_prompts_one_after_another_are_spread_over_idle_replicas(repl
             went = Counter([await replica_of(http, body(cold(number))) for number in range(COLD)])
     print(sorted(went.values()))
     assert len(went) == REPLICAS and max(went.values()) <= MOST, went
+
+
+async def test_a_replica_that_was_held_up_for_a_moment_gets_its_share_again(replicas: Fleet) -> None:
+    with router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            long = [asyncio.create_task(replica_of(http, body(cold(500 + n, LONG)))) for n in range(3 * REPLICAS)]
+            await until(lambda: replicas[0].load()["load"]["running"], "it computes one of them")
+            replicas.signal(0, signal.SIGSTOP, http=False)
+            try:
+                await asyncio.wait(long, timeout=HELD_UP_S)
+            finally:
+                replicas.signal(0, signal.SIGCONT, http=False)
+            assert "r0" in await asyncio.gather(*long)
+            went = Counter([await replica_of(http, body(cold(600 + number))) for number in range(COLD)])
+    print(sorted(went.values()))
+    assert went["r0"] >= COLD / REPLICAS / 2, went
 
 
 async def test_a_warm_prompt_stays_where_it_is(replicas: Fleet) -> None:

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from api.measured_rate import ENOUGH
 from replica.engine import Engine
 from replica.messages import KVSource
 from replica.scheduler import Batch
@@ -65,7 +66,8 @@ def test_what_is_computed_sooner_is_read_only_by_a_replica_that_just_decodes(
 ) -> None:
     own, mover = tiered_engine(runner_type, Random(0), role=role)
     mover.speeds.add(PULLED, 1, 1000.0)
-    own.speed.add(1000, 0.001)
+    for _ in range(ENOUGH):
+        own.speed.add(1000, 0.001)
     assert submit(own, 1, range(4 * SIZE + 1), 1, sources=[KVSource("tcp://127.0.0.1:1", 4 * SIZE)]) is None
     step(own)
     assert [transfer.pull is not None for transfer in mover.begun] == [True] * is_read

@@ -1,14 +1,23 @@
 import pytest
 
+from api.measured_rate import ENOUGH, OUTLIER
 from events.native import Load
 from router.placement.load import ReplicaLoad
 from router.placement.policy import Candidate
-from router.placement.speed import OUTLIER, Speed
+from router.placement.speed import Speed
 
 
 def replica(**known: int) -> tuple[Candidate, ReplicaLoad]:
     candidate = Candidate("r0", 0)
     return candidate, ReplicaLoad(candidate, **known)
+
+
+def taught(load: ReplicaLoad) -> None:
+    """It has computed 8,000 tokens per second, before time 0."""
+    for number in range(-ENOUGH - 1, 0):
+        load.sent(number, 4000, float(number))
+        load.begun(number, number + 0.5)
+        load.ended(number, number + 0.5)
 
 
 # ---- the queue, with reports
@@ -83,9 +92,7 @@ def test_the_waiting_requests_of_others_count_with_the_mean_prompt() -> None:
 
 def test_a_request_that_does_not_stream_leaves_the_queue_when_it_should_be_prefilled() -> None:
     candidate, load = replica()
-    load.sent(1, 4000, 0.0)
-    load.begun(1, 0.5)
-    assert candidate.prefill_tokens_per_s == 8000
+    taught(load)
     load.sent(2, 4000, 1.0, streamed=False)
     load.tick(1.49)
     assert candidate.queued_tokens == 4000
@@ -148,26 +155,27 @@ def test_the_most_blocks_ever_seen_stand_for_an_unknown_total() -> None:
 
 def test_the_replicas_own_rate_goes_before_what_we_learned() -> None:
     candidate, load = replica()
-    load.sent(1, 4000, 0.0)
-    load.begun(1, 1.0)
+    taught(load)
     load.reported(Load(), 1.1)
-    assert candidate.prefill_tokens_per_s == 4000
+    assert candidate.prefill_tokens_per_s == 8000
     load.reported(Load(prefill_tokens_per_s=9000.0), 1.3)
     assert candidate.prefill_tokens_per_s == 9000
 
 
 def test_a_prompt_that_waited_for_another_is_timed_from_its_first_byte() -> None:
     speed = Speed()
-    speed.first_byte(4000, 0.0, 0.5)
-    speed.first_byte(8000, 0.1, 1.5)
+    for began_s in (0.0, 2.0):
+        speed.first_byte(4000, began_s, began_s + 0.5)
+        speed.first_byte(8000, began_s + 0.1, began_s + 1.5)
     speed.first_byte(800, 9.0, 9.1)  # the one before is complete now
     assert speed.tokens_per_s == 8000
 
 
 def test_prompts_of_one_step_are_one_sample() -> None:
     speed = Speed()
-    for _ in range(4):
-        speed.first_byte(1000, 0.0, 0.5)
+    for step in range(ENOUGH + 1):
+        for _ in range(4):
+            speed.first_byte(1000, step, step + 0.5)
     assert speed.tokens_per_s == 8000
 
 
