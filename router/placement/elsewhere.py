@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from api.measured_rate import MeasuredRate
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.prices import PULL, TOKENS_PER_S
@@ -23,32 +24,29 @@ OVERHEAD_S = 0.02  # of the second request: it is parsed and scheduled again
 LEAST_GAIN_S = 0.05
 LEAST_GAIN = 0.2  # as a share of the cost here
 LEAST_TOKENS = 256  # a prompt with fewer to compute is never worth it: vLLM itself fetches no less than 64
-KEPT = 0.9  # of older transfers' weight at each new one
 
 
 class Transfers:
     """The speed at which KV has come from other replicas: tokens over seconds from sending to the first byte."""
 
-    __slots__ = ("_seconds", "_tokens")
+    __slots__ = ("_measured",)
 
     def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
+        self._measured = MeasuredRate()
 
     def fetched(self, tokens: int, seconds: float) -> None:
         """Learn from one answer whose prompt was fetched; long prompts weigh more."""
         if tokens >= LEAST_TOKENS and seconds > 0:
-            self._tokens = self._tokens * KEPT + tokens
-            self._seconds = self._seconds * KEPT + seconds
+            self._measured.add(tokens, seconds)
 
     @property
     def measured_tokens_per_s(self) -> float:
-        """0 before the first transfer."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+        """0 while it is not known."""
+        return self._measured.per_s
 
     @property
     def tokens_per_s(self) -> float:
-        """The measured speed; before the first transfer, the usual one."""
+        """The measured speed; while it is not known, the usual one."""
         return self.measured_tokens_per_s or TOKENS_PER_S[PULL]
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.measured_rate import ENOUGH
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.eligibility import in_words, obstacles
@@ -88,12 +89,24 @@ def test_it_stays_if_the_queue_there_is_long() -> None:
     assert not weighed(8000, running=4, queued_there=RATE * 5).elsewhere
 
 
+def transferred(*seconds: float) -> Transfers:
+    """Transfers of 8,000 tokens each."""
+    made = Transfers()
+    for each in seconds:
+        made.fetched(8000, each)
+    return made
+
+
 def test_slow_transfers_keep_it() -> None:
-    slow, fast = Transfers(), Transfers()
-    slow.fetched(8000, 10.0)
-    fast.fetched(8000, 0.01)
+    slow, fast = transferred(*[10.0] * ENOUGH), transferred(*[0.01] * ENOUGH)
     assert not weighed(8000, running=4, transfers=slow).elsewhere
     assert weighed(8000, running=4, transfers=fast).elsewhere
+
+
+def test_a_first_transfer_that_took_long_is_no_reason_to_stay_for_ever() -> None:
+    """Engines make their connection with it."""
+    assert weighed(8000, running=4, transfers=transferred(10.0)).elsewhere
+    assert weighed(8000, running=4, transfers=transferred(10.0, *[0.01] * ENOUGH)).elsewhere
 
 
 def test_a_replica_that_generates_too_is_harmed_by_what_it_computes_for_others() -> None:
@@ -216,7 +229,8 @@ def test_kv_that_is_fetched_costs_less_than_computing_and_counts_as_one_token() 
     assert (placed.uncached_tokens, placed.fetched_tokens) == (1, 8000)
     assert loads[0].candidate.queued_tokens == 1
     placement.begun(placed, 1.1)
-    placement.fetched(placed, 1.5)
+    for _ in range(ENOUGH):
+        placement.fetched(placed, 1.5)
     assert placement.transfers.tokens_per_s == pytest.approx(16_000)
     placement.ended(placed, 2.0)
     loads[0].check()
@@ -227,5 +241,6 @@ def test_short_transfers_tell_nothing_of_the_speed() -> None:
     transfers.fetched(LEAST_TOKENS - 1, 1.0)
     transfers.fetched(8000, 0.0)
     assert transfers.tokens_per_s == TOKENS_PER_S[PULL]
-    transfers.fetched(8000, 2.0)
+    for _ in range(ENOUGH):
+        transfers.fetched(8000, 2.0)
     assert transfers.tokens_per_s == pytest.approx(4000)
