@@ -877,7 +877,7 @@ async def test_a_stream_that_waits_to_continue_ends_within_itself(queue: dict[st
 async def test_streaming_time_is_not_waiting_time() -> None:
     one, other = (Scripted(name, takes, native=True) for name in ("one", "other"))
     async with (
-        served(one, other, replica_limit=1, queue_timeout_s=0.6) as running,
+        served(one, other, replica_limit=1, queue_timeout_s=1.5) as running,
         connect(running.port) as first,
         connect(running.port) as second,
         connect(running.port) as third,
@@ -890,14 +890,14 @@ async def test_streaming_time_is_not_waiting_time() -> None:
         await until(lambda: len(one.calls) == 2, "the third has its turn")
         one.calls[1].begin_frames()
         one.calls[1].frame(event("one "), *ids(0))
-        await asyncio.sleep(0.7)  # longer than it may wait
+        await asyncio.sleep(1.6)  # longer than it may wait
         one.calls[1].drop()
         await until(lambda: len(running.router.waiting) == 1, "it waits again")
         from_piece(0, 4)(other.calls[0])
         await until(lambda: len(other.calls) == 2, "and goes on")
         from_piece(1, 4)(other.calls[1])
         assert [(await client.answer()).body for client in (first, second, third)] == [WHOLE] * 3
-        assert all(remembered.record().waited_s < 0.5 for remembered in running.router.history.decisions)
+        assert all(remembered.record().waited_s < 1.4 for remembered in running.router.history.decisions)
 
 
 async def test_a_request_for_a_model_without_its_last_replica_is_told_to_retry() -> None:
