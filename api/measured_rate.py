@@ -3,12 +3,15 @@
 from collections import deque
 
 KEPT = 32  # samples
-ENOUGH = 3  # before that nobody can tell which one is wrong
-OUTLIER = 3.0  # a sample that is this many times faster or slower than usual counts as if it were just so far off
+ENOUGH = 3  # before that nobody can tell which one misleads
+OUTLIER = 4.0  # a sample that is more times faster or slower than the usual one does not count
 
 
 class MeasuredRate:
-    """The amounts of the last samples by the seconds that they took: large ones weigh more than small ones."""
+    """The amounts of the last samples by the seconds that they took: large ones weigh more than small ones.
+
+    The usual sample is the one in the middle, however large others are.
+    """
 
     __slots__ = ("_per_s", "_samples")
 
@@ -17,8 +20,10 @@ class MeasuredRate:
         self._per_s: float | None = 0.0  # None: to be computed
 
     def add(self, amount: int, seconds: float) -> None:
-        self._samples.append((seconds / amount, amount, seconds))
-        self._per_s = None
+        """Learn from a sample; one that took no time says nothing."""
+        if amount > 0 and seconds > 0:
+            self._samples.append((seconds / amount, amount, seconds))
+            self._per_s = None
 
     @property
     def per_s(self) -> float:
@@ -28,20 +33,11 @@ class MeasuredRate:
         return self._per_s
 
     def _measured(self) -> float:
-        usual_s = self._usual_s()
+        usual_s, *_ = sorted(self._samples)[(len(self._samples) - 1) // 2]
         least_s, most_s = usual_s / OUTLIER, usual_s * OUTLIER
         total = took_s = 0.0
         for each_s, amount, seconds in self._samples:
-            total += amount
-            took_s += seconds if least_s <= each_s <= most_s else amount * (least_s if each_s < least_s else most_s)
-        return total / took_s if took_s else 0.0
-
-    def _usual_s(self) -> float:
-        """Return the median of the seconds for each one, of all that the samples count together."""
-        ordered = sorted(self._samples)
-        left = sum(amount for _, amount, _ in ordered) / 2
-        for each_s, amount, _ in ordered:
-            left -= amount
-            if left <= 0:
-                return each_s
-        return 0.0
+            if least_s <= each_s <= most_s:
+                total += amount
+                took_s += seconds
+        return total / took_s

@@ -3,12 +3,14 @@
 import fcntl
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
-LOCK = "lock"
+LOCK = "lock"  # says whose machine it is: not every shared file system tells others of locks
+MOST_BYTES = 1024
 
 
 class OwnFolder:
@@ -19,21 +21,34 @@ class OwnFolder:
         for left in _left(prefix):
             shutil.rmtree(left, ignore_errors=True)
         self.path = Path(mkdtemp(prefix=prefix))
-        unnamed = self.path / f".{LOCK}"
-        self._lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unnamed.rename(self.path / LOCK)  # whoever sees it finds it locked
+        self._lock = _locked(self.path)
 
     def close(self) -> None:
         """Remove it; may be called again."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock >= 0:
+        if self._lock is not None:
             os.close(self._lock)
-            self._lock = -1
+            self._lock = None
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock it; None where files cannot be locked: then only its own process removes it."""
+    unnamed = folder / f".{LOCK}"
+    with suppress(OSError):
+        descriptor = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, _here())
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            unnamed.rename(folder / LOCK)  # whoever sees it finds it locked
+        except OSError:
+            os.close(descriptor)
+        else:
+            return descriptor
+    return None
 
 
 def _left(prefix: str) -> Iterator[Path]:
-    """Folders of this user whose locks nobody holds. One without a lock is being made, or not ours."""
+    """Folders of this user and machine whose locks nobody holds. One without a lock is being made, or not ours."""
     with suppress(OSError), os.scandir(gettempdir()) as entries:
         for entry in entries:
             if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
@@ -44,12 +59,16 @@ def _left(prefix: str) -> Iterator[Path]:
 
 
 def _is_free(lock: Path) -> bool:
-    """Return whether no process holds the lock. OSError: it cannot be opened."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Return whether no process of this machine holds the lock. OSError: it cannot be opened."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.read(descriptor, MOST_BYTES) == _here()
     except BlockingIOError:
         return False
     finally:
         os.close(descriptor)
-    return True
+
+
+def _here() -> bytes:
+    return os.fsencode(socket.gethostname())

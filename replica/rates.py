@@ -7,7 +7,7 @@ from replica.messages import Rates, Stats
 
 HALF_LIFE_STEPS = 200.0
 MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
-ENOUGH_TOKENS = 256  # of all steps; before that the prefill speed is not known
+SAMPLE_TOKENS = 512  # of a few steps together: what one with a short prompt takes is mostly noise
 FIRST_STEP_TOKENS = 256  # of prefill, before anything is known
 LEAST_STEP_TOKENS = 64  # less would make much of what every step costs
 
@@ -20,13 +20,14 @@ class Speed:
 
     def __init__(self) -> None:
         self.step_s = 0.0  # of steps that only decode
-        self._prefill_tokens = 0
+        self._tokens = 0  # of steps that are no sample yet
+        self._seconds = 0.0
         self._prefill = MeasuredRate()
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """0 while it is not known."""
-        return self._prefill.per_s if self._prefill_tokens >= ENOUGH_TOKENS else 0.0
+        return self._prefill.per_s
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -35,8 +36,11 @@ class Speed:
 
     def add(self, prefill_tokens: int, duration_s: float) -> None:
         if prefill_tokens >= MIN_PREFILL_TOKENS:
-            self._prefill_tokens += prefill_tokens
-            self._prefill.add(prefill_tokens, max(0.0, duration_s - self.step_s))
+            self._tokens += prefill_tokens
+            self._seconds += duration_s - self.step_s
+            if self._tokens >= SAMPLE_TOKENS:
+                self._prefill.add(self._tokens, self._seconds)
+                self._tokens, self._seconds = 0, 0.0
         elif not prefill_tokens:
             fading = 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 0.0
             self.step_s = self.step_s * fading + duration_s * (1 - fading)

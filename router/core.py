@@ -68,7 +68,9 @@ class Router:
         has_objectives = config.kubernetes is not None and config.kubernetes.objectives
         self.priorities = Priorities() if has_objectives else None  # None: only keys have classes
         self.model_rewrites = NO_RULES
-        self.awaits_rewrites = config.kubernetes is not None and config.kubernetes.rewrites
+        self.awaits_rewrites = config.model_rewrites_file is not None or (
+            config.kubernetes is not None and config.kubernetes.rewrites
+        )
         self.rewriting = asyncio.Lock()  # of large bodies
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Owner] = Waiting(config.queue_size)

@@ -25,7 +25,7 @@ from router.members.discovery.combined import CombinedDiscovery
 from router.members.discovery.desired import Desired
 from router.peers.links import Links
 from router.placement.load import ReplicaLoad
-from router.prompts.model_rewrites import NO_RULES, Rules, parse_rewrites
+from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.proxy.admission import Admission, watched_keys
 from router.proxy.responses import Held
 from router.records.access_log import AccessLog
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILES_LOOK_S = 1.0
-DRAIN_LOOK_S = READY_LOOK_S = 0.05
+DRAIN_LOOK_S = 0.05
+READY_LOOK_S = 0.2
 READY_WITHIN_S = 10.0  # before a worker takes a part of the connections, while others serve
 
 
@@ -62,7 +63,7 @@ class Front:
         self._watched_rewrites: LastGood[Rules] | None = None
         if config.model_rewrites_file is not None:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
-            self.router.model_rewrites = self._watched_rewrites.look() or NO_RULES
+            self._use_rewrites(self._watched_rewrites.look())
         self.links = self.router.links = links_of(config, self.router)
         self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
         if self.colleagues is not None:
@@ -124,13 +125,13 @@ class Front:
             if self.router.priorities is not None:
                 self._tasks.append(asyncio.create_task(follow_objectives(kubernetes, self.router.priorities)))
             if kubernetes.rewrites:
-                self._tasks.append(asyncio.create_task(follow_rewrites(kubernetes, self._rewrite_by)))
+                self._tasks.append(asyncio.create_task(follow_rewrites(kubernetes, self._use_rewrites)))
         await self.router.ledger.save()  # what was used of the day's budgets before
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
-            telling = Telling(self.router, self.upkeep)
+            telling = Telling(self.router, self.upkeep, lambda: self._serving is not None)
             self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), telling)))
             if self.colleagues.place.replaces:
                 await self._take_place(self.colleagues)
@@ -161,22 +162,30 @@ class Front:
             task.add_done_callback(self._adopted.discard)
 
     async def _take_place(self, colleagues: Colleagues) -> None:
-        """Take over what the worker before it knew, and wait until this one would answer like its colleagues."""
-        for changes in (await colleagues.told(CHANGES)).values():
+        """Take over what colleagues know; while they serve, wait until this worker would answer as they do."""
+        told = (await colleagues.told(CHANGES)).values()
+        for changes in told:
             self._taken_over |= changes.found
             self.upkeep.catch_up(changes.added, changes.draining)
         self._apply(self.discovery.desired())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(READY_WITHIN_S):
-                while not_ready(self.router) is not None:
-                    await asyncio.sleep(READY_LOOK_S)
-        while self._lacks_rules:
+        late_s, said = self.router.now_s() + READY_WITHIN_S, False
+        while any(changes.serves for changes in told):
+            late = self.router.now_s() > late_s
+            if not self._lacks_rules and (late or not_ready(self.router) is None):
+                break
+            if late and not said:
+                said = True
+                log.warning("other workers serve until this one can read the keys and model rewrites")
+            self.check()
             await asyncio.sleep(READY_LOOK_S)
+            told = (await colleagues.told(CHANGES)).values()
 
     def _apply(self, found: Desired) -> None:
         """Use these replicas; those of colleagues, too, until every source has named its own."""
         if self.discovery.complete:
             self._taken_over = {}
+        # One that a source here has named is that source's to remove.
+        self._taken_over = {name: spec for name, spec in self._taken_over.items() if name not in found}
         self.upkeep.apply(self._taken_over | found)
 
     def check(self) -> None:
@@ -233,20 +242,20 @@ class Front:
             if log_file is not None:
                 log_file.close()
 
-    def _rewrite_by(self, rules: Rules) -> None:
-        self.router.model_rewrites, self.router.awaits_rewrites = rules, False
+    def _use_rewrites(self, rules: Rules | None) -> None:
+        if rules is not None:
+            self.router.model_rewrites, self.router.awaits_rewrites = rules, False
 
     @property
     def _lacks_rules(self) -> bool:
         """Tell whether colleagues may know more: what stood in a file before it broke, or what a cluster's API said."""
-        files = (self._watched_keys, self._watched_rewrites)
-        return self.router.awaits_rewrites or any(file is not None and not file.is_known for file in files)
+        return self.router.awaits_rewrites or (self._watched_keys is not None and not self._watched_keys.is_known)
 
     async def _look_at_files(self) -> None:
         while True:
             await asyncio.sleep(FILES_LOOK_S)
-            if self._watched_rewrites is not None and (rules := self._watched_rewrites.look()) is not None:
-                self.router.model_rewrites = rules
+            if self._watched_rewrites is not None:
+                self._use_rewrites(self._watched_rewrites.look())
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
 

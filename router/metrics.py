@@ -111,7 +111,7 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
     Metric(
         "transfer_tokens_per_second",
         "Speed at which KV comes from other replicas; 0 while it is not known.",
-        lambda r: r.placement.transfers.measured_tokens_per_s,
+        lambda r: r.placement.transfers.measured_tokens_per_s(r.now_s()),
     ),
 )
 ROUTER_COUNTERS: tuple[Metric[Router], ...] = (

@@ -139,7 +139,7 @@ def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
     if not members and not waits:
         return "no replica that generates is known yet" if len(router.members) else "no replica is known yet"
     if router.awaits_rewrites:
-        return "the pool's model rewrites have not been read yet"
+        return "the model rewrites have not been read yet"
     down = {member.name: why for member in members if (why := member.candidate.unavailable) is not None}
     up = [one for one in members if one.name not in down]
     if router.now_s() < router.index_awaited_until_s:

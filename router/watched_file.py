@@ -52,7 +52,11 @@ class LastGood(Generic[T]):
             found = None if text is None else self._parse(self._file.path, text)
         except ValueError as error:
             if self.problem != str(error):
-                kept = f"keeping the previous {self._what}" if self.is_known else f"waiting for valid {self._what}"
+                kept = (
+                    f"keeping the previous {self._what}"
+                    if self.is_known
+                    else f"there are no {self._what} until it is mended"
+                )
                 log.warning("%s; %s", error, kept)
             self.problem = str(error)
             return None

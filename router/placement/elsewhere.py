@@ -23,31 +23,37 @@ Mode: TypeAlias = Literal["auto", "always", "never"]
 OVERHEAD_S = 0.02  # of the second request: it is parsed and scheduled again
 LEAST_GAIN_S = 0.05
 LEAST_GAIN = 0.2  # as a share of the cost here
+FORGET_S = 60.0
 LEAST_TOKENS = 256  # a prompt with fewer to compute is never worth it: vLLM itself fetches no less than 64
 
 
 class Transfers:
-    """The speed at which KV has come from other replicas: tokens over seconds from sending to the first byte."""
+    """The speed at which KV has come from other replicas lately: tokens over seconds from sending to the first byte.
 
-    __slots__ = ("_measured",)
+    It is forgotten when nothing new comes: transfers that seemed too slow are tried again.
+    """
+
+    __slots__ = ("_at_s", "_measured")
 
     def __init__(self) -> None:
         self._measured = MeasuredRate()
+        self._at_s = 0.0  # of the last one
 
-    def fetched(self, tokens: int, seconds: float) -> None:
+    def fetched(self, tokens: int, seconds: float, now_s: float) -> None:
         """Learn from one answer whose prompt was fetched; long prompts weigh more."""
-        if tokens >= LEAST_TOKENS and seconds > 0:
+        if tokens >= LEAST_TOKENS:
+            if now_s - self._at_s > FORGET_S:
+                self._measured = MeasuredRate()
             self._measured.add(tokens, seconds)
+            self._at_s = now_s
 
-    @property
-    def measured_tokens_per_s(self) -> float:
+    def measured_tokens_per_s(self, now_s: float) -> float:
         """0 while it is not known."""
-        return self._measured.per_s
+        return 0.0 if now_s - self._at_s > FORGET_S else self._measured.per_s
 
-    @property
-    def tokens_per_s(self) -> float:
+    def tokens_per_s(self, now_s: float) -> float:
         """The measured speed; while it is not known, the usual one."""
-        return self.measured_tokens_per_s or TOKENS_PER_S[PULL]
+        return self.measured_tokens_per_s(now_s) or TOKENS_PER_S[PULL]
 
 
 class Split(Struct, frozen=True):
@@ -96,7 +102,8 @@ def split(mode: Mode, decode: Decision, prefill: Decision, transfers: Transfers)
     here, there = _index(decode), _index(prefill)
     here_s, here_harm_s = decode.ttft_of(here), _harm_s(decode, here)
     transferred = decode.question.tokens - decode.question.matched.get(decode.candidates[here].slot, 0)
-    transfer_s = transferred / (decode.candidates[here].load_tokens_per_s.get(PULL) or transfers.tokens_per_s)
+    reported = decode.candidates[here].load_tokens_per_s.get(PULL)
+    transfer_s = transferred / (reported or transfers.tokens_per_s(decode.question.now_s))
     computed_s = prefill.ttft_of(there)
     left_s = decode.ahead(here) / decode.rates[here] - computed_s  # its last token waits for what is queued there
     there_s = computed_s + max(transfer_s, left_s) + OVERHEAD_S

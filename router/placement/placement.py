@@ -362,7 +362,7 @@ class Placement:
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""
-        self.transfers.fetched(placed.fetched_tokens, now_s - placed.sent_s)
+        self.transfers.fetched(placed.fetched_tokens, now_s - placed.sent_s, now_s)
 
     def ended(self, placed: Placed, now_s: float) -> None:
         """Remove a request, however it ended; one that never began stores nothing."""

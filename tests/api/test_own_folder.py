@@ -1,5 +1,6 @@
 """A folder goes with its process, or with the next one; nobody else's is touched."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -98,11 +99,28 @@ def test_what_looks_like_one_is_left_alone(there: Path, tmp_path_factory: pytest
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / LOCK).touch()
     (there / "own-link").symlink_to(elsewhere)
+    (there / "own-another-machines").mkdir()
+    (there / "own-another-machines" / LOCK).write_text("another one")
     (there / "own-lock-link").mkdir()
     (there / "own-lock-link" / LOCK).symlink_to(elsewhere / LOCK)
     before = set(there.iterdir())
     OwnFolder("own-").close()
     assert set(there.iterdir()) == before and (elsewhere / LOCK).exists()
+
+
+def test_where_nothing_can_be_locked_only_its_own_process_removes_it(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("api.own_folder.fcntl.flock", refuse)
+        folder = OwnFolder("own-")
+    OwnFolder("own-").close()
+    assert folder.path.is_dir()
+    folder.close()
+    assert not list(there.iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")

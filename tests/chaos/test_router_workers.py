@@ -293,7 +293,7 @@ def test_a_new_worker_that_cannot_know_the_rules_serves_nobody_until_it_does(
 ) -> None:
     files[broken].write_text("broken = [")
     os.kill(workers(configured)[0], signal.SIGKILL)
-    wait_until(lambda: any(f"waiting for valid {broken}" in line for line in configured.err), "it has looked")
+    wait_until(lambda: any(f"; there are no {broken}" in line for line in configured.err), "it has looked")
     assert is_answered(configured) and not is_whole_again(configured)
     files[broken].write_text(GOOD[broken])
     wait_until(lambda: is_whole_again(configured), "it serves")
@@ -305,9 +305,23 @@ def test_a_worker_that_waits_for_valid_rules_ends_when_it_is_told_to(
 ) -> None:
     files["keys"].write_text("broken = [")
     os.kill(workers(configured)[0], signal.SIGKILL)
-    wait_until(lambda: any("waiting for valid keys" in line for line in configured.err), "it has looked")
+    wait_until(lambda: any("; there are no keys" in line for line in configured.err), "it has looked")
     configured.process.terminate()
     assert configured.process.wait(DEADLINE_S) == 0
+
+
+def test_without_a_colleague_that_knows_better_new_workers_answer_what_they_can(
+    configured: RouterProcess, files: dict[str, Path]
+) -> None:
+    files["rewrites"].write_text("broken = [")
+    for pid in workers(configured):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: sum("serves again" in line for line in configured.err) == 2, "others take their places")
+    refused = configured.get("/ready")
+    assert refused.status == 503 and "the model rewrites have not been read yet" in refused.error["message"]
+    files["rewrites"].write_text(GOOD["rewrites"])
+    wait_until(configured.is_ready, "they have read them")
+    assert is_answered(configured)
 
 
 def test_a_new_worker_takes_over_the_replicas_that_it_cannot_find(

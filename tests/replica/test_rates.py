@@ -1,5 +1,7 @@
 """Speed is learned from the duration of steps, rates from counters at two times."""
 
+from random import Random
+
 import pytest
 
 from events.native import Load
@@ -8,6 +10,7 @@ from replica.rates import (
     FIRST_STEP_TOKENS,
     LEAST_STEP_TOKENS,
     MIN_PREFILL_TOKENS,
+    SAMPLE_TOKENS,
     Speed,
     StepLimit,
     Window,
@@ -45,7 +48,7 @@ def test_the_part_of_a_step_that_every_step_takes_is_not_the_prefills() -> None:
     speed = Speed()
     speed.add(0, 0.02)
     for _ in range(3):
-        speed.add(500, 0.27)
+        speed.add(1000, 0.52)
     assert speed.prefill_tokens_per_s == pytest.approx(2000)
     assert speed.decode_tokens_per_s == pytest.approx(50)
 
@@ -53,16 +56,37 @@ def test_the_part_of_a_step_that_every_step_takes_is_not_the_prefills() -> None:
 def test_the_speed_of_short_prompts_is_that_of_long_ones() -> None:
     """A step of 40 tokens is hardly longer than one of none, and that is all that prompts with a warm prefix give."""
     speed = Speed()
-    for _ in range(10):
+    for _ in range(40):
         speed.add(0, 0.02)
         speed.add(40, 0.025)
     assert speed.prefill_tokens_per_s == pytest.approx(8000)
 
 
-def test_a_single_short_prompt_does_not_seem_infinitely_fast() -> None:
+def test_the_noise_of_short_steps_hardly_counts() -> None:
+    speed, rng = Speed(), Random(0)
+    for _ in range(1000):
+        speed.add(0, 0.02)
+        speed.add(40, rng.gauss(0.025, 0.004))
+    assert speed.prefill_tokens_per_s == pytest.approx(8000, rel=0.1)
+
+
+def test_a_batch_that_shrinks_does_not_make_its_prompts_seem_fast() -> None:
+    """What every step takes is known a while later."""
+    speed, found = Speed(), set()
+    for step_s in [0.032] * 100 + [0.020] * 200:
+        for _ in range(5):
+            speed.add(0, step_s)
+        speed.add(40, step_s + 0.005)
+        found.add(speed.prefill_tokens_per_s)
+    assert all(rate == pytest.approx(8000, rel=0.4) for rate in found - {0})
+    assert speed.prefill_tokens_per_s == pytest.approx(8000, rel=0.4)
+
+
+def test_a_few_short_prompts_do_not_seem_infinitely_fast() -> None:
     speed = Speed()
     speed.add(0, 0.02)
-    speed.add(40, 0.0201)
+    for _ in range(10):
+        speed.add(40, 0.0201)
     assert speed.prefill_tokens_per_s == 0
 
 
@@ -75,14 +99,15 @@ def test_a_few_tokens_of_prefill_say_nothing_about_either_speed() -> None:
 def test_a_step_that_was_interrupted_does_not_make_it_slow() -> None:
     speed = Speed()
     for duration_s in (3.0, 0.1, 0.1, 0.1, 2.0, 0.1, 0.1, 0.1):
-        speed.add(500, duration_s)
-    assert speed.prefill_tokens_per_s > 0.6 * 5000
+        speed.add(SAMPLE_TOKENS, duration_s)
+    assert speed.prefill_tokens_per_s == pytest.approx(10 * SAMPLE_TOKENS)
 
 
 def test_a_step_that_takes_no_time_divides_nothing_by_zero() -> None:
     speed = Speed()
     speed.add(0, 0.0)
-    speed.add(100, 0.0)
+    for _ in range(5):
+        speed.add(1000, 0.0)
     assert (speed.prefill_tokens_per_s, speed.decode_tokens_per_s) == (0.0, 0.0)
 
 

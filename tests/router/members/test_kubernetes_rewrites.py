@@ -96,7 +96,7 @@ async def test_requests_get_the_model_of_the_rule_that_counts_now(group: str) ->
             return model
 
         ready = await client.get("/ready")
-        assert (ready.status, ready.error["message"]) == (503, "the pool's model rewrites have not been read yet")
+        assert (ready.status, ready.error["message"]) == (503, "the model rewrites have not been read yet")
         api.refusals.clear()
         await until(lambda: not running.router.model_rewrites.is_empty, "the rule")
         assert (await client.get("/ready")).status == 200

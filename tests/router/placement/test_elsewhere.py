@@ -11,6 +11,7 @@ from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.eligibility import in_words, obstacles
 from router.placement.elsewhere import (
+    FORGET_S,
     LEAST_GAIN_S,
     LEAST_TOKENS,
     Mode,
@@ -93,7 +94,7 @@ def transferred(*seconds: float) -> Transfers:
     """Transfers of 8,000 tokens each."""
     made = Transfers()
     for each in seconds:
-        made.fetched(8000, each)
+        made.fetched(8000, each, 0.0)
     return made
 
 
@@ -231,16 +232,25 @@ def test_kv_that_is_fetched_costs_less_than_computing_and_counts_as_one_token() 
     placement.begun(placed, 1.1)
     for _ in range(ENOUGH):
         placement.fetched(placed, 1.5)
-    assert placement.transfers.tokens_per_s == pytest.approx(16_000)
+    assert placement.transfers.tokens_per_s(1.5) == pytest.approx(16_000)
     placement.ended(placed, 2.0)
     loads[0].check()
 
 
 def test_short_transfers_tell_nothing_of_the_speed() -> None:
     transfers = Transfers()
-    transfers.fetched(LEAST_TOKENS - 1, 1.0)
-    transfers.fetched(8000, 0.0)
-    assert transfers.tokens_per_s == TOKENS_PER_S[PULL]
+    transfers.fetched(LEAST_TOKENS - 1, 1.0, 0.0)
+    transfers.fetched(8000, 0.0, 0.0)
+    assert transfers.tokens_per_s(0.0) == TOKENS_PER_S[PULL]
     for _ in range(ENOUGH):
-        transfers.fetched(8000, 2.0)
-    assert transfers.tokens_per_s == pytest.approx(4000)
+        transfers.fetched(8000, 2.0, 0.0)
+    assert transfers.tokens_per_s(0.0) == pytest.approx(4000)
+
+
+def test_transfers_that_seemed_too_slow_are_tried_again() -> None:
+    transfers = transferred(*[10.0] * ENOUGH)
+    assert transfers.tokens_per_s(FORGET_S) == pytest.approx(800)
+    assert transfers.tokens_per_s(FORGET_S + 1) == TOKENS_PER_S[PULL]
+    for _ in range(ENOUGH):
+        transfers.fetched(8000, 0.1, FORGET_S + 2)
+    assert transfers.tokens_per_s(FORGET_S + 2) == pytest.approx(80_000)

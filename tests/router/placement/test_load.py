@@ -1,6 +1,6 @@
 import pytest
 
-from api.measured_rate import ENOUGH, OUTLIER
+from api.measured_rate import ENOUGH
 from events.native import Load
 from router.placement.load import ReplicaLoad
 from router.placement.policy import Candidate
@@ -186,14 +186,14 @@ def test_tiny_prompts_teach_nothing() -> None:
     assert speed.tokens_per_s == 0
 
 
-@pytest.mark.parametrize(("seconds", "floor"), [(60.0, 1 / OUTLIER), (0.006, 1.0)])
-def test_one_outlier_moves_the_rate_little(seconds: float, floor: float) -> None:
+@pytest.mark.parametrize("seconds", [60.0, 0.006])
+def test_one_outlier_does_not_move_the_rate(seconds: float) -> None:
     speed = Speed()
     for number in range(30):
         speed.first_byte(4000, 100.0 * number, 100.0 * number + 0.5)
     speed.first_byte(4000, 5000.0, 5000.0 + seconds)
     speed.first_byte(4000, 6000.0, 6000.5)
-    assert 8000 * max(floor, 0.8) < speed.tokens_per_s < 8000 * 1.25
+    assert speed.tokens_per_s == 8000
 
 
 def test_a_replica_that_got_slower_is_believed_after_a_while() -> None:
