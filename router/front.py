@@ -131,7 +131,7 @@ class Front:
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
-            telling = Telling(self.router, self.upkeep, lambda: self._serving is not None)
+            telling = Telling(self.router, self.upkeep, lambda: self._knows_and_serves)
             self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), telling)))
             if self.colleagues.place.replaces:
                 await self._take_place(self.colleagues)
@@ -245,6 +245,10 @@ class Front:
     def _use_rewrites(self, rules: Rules | None) -> None:
         if rules is not None:
             self.router.model_rewrites, self.router.awaits_rewrites = rules, False
+
+    @property
+    def _knows_and_serves(self) -> bool:
+        return self._serving is not None and not self._lacks_rules
 
     @property
     def _lacks_rules(self) -> bool:

@@ -30,10 +30,10 @@ from router.workers.questions import (
 
 
 class Telling:
-    def __init__(self, router: Router, upkeep: Upkeep, serves: Callable[[], bool]) -> None:
-        """`serves`: whether clients can connect to this worker by now."""
+    def __init__(self, router: Router, upkeep: Upkeep, knows_and_serves: Callable[[], bool]) -> None:
+        """`knows_and_serves`: whether this worker listens, and has the keys and rewrites that it should have."""
         self._router = router
-        self._serves = serves
+        self._knows_and_serves = knows_and_serves
         self._upkeep = upkeep
         answers: dict[Question[Any], Callable[[Told], Awaitable[Any]]] = {
             FIGURES: self._figures,
@@ -61,7 +61,7 @@ class Telling:
 
     async def _changes(self, _: Told) -> Changes:
         draining = [name for name, server in self._router.members.servers.items() if server.health.draining]
-        return Changes(self._serves(), self._upkeep.wanted, self._upkeep.added, draining)
+        return Changes(self._knows_and_serves(), self._upkeep.wanted, self._upkeep.added, draining)
 
     async def _recent(self, _: Told) -> RecentlyRouted:
         router = self._router

@@ -26,7 +26,7 @@ class Figures(Struct):
 class Changes(Struct):
     """The replicas, and how they came: for a worker that starts now, and may be unable to find them."""
 
-    serves: bool  # False: it has just started, too
+    serves: bool  # False: it has just started, too, or lacks keys or rewrites
     found: dict[str, ReplicaSpec]  # by discovery
     added: dict[str, ReplicaSpec]  # by request
     draining: list[str]  # by request
