@@ -24,6 +24,9 @@ COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room fro
 BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: those within this ratio count as the same
+# Before a replica was given so many, its rate is a few samples on a machine that may have been busy. Who counts as slow
+# gets no more of them while others are idle, so this has to be sure.
+PROVEN_TOKENS = 8192
 INFINITE = float("inf")
 NOTHING: Mapping[int, float] = MappingProxyType({})
 NOTHING_BELOW: Mapping[str, Mapping[int, float]] = MappingProxyType({})
@@ -220,17 +223,19 @@ def brought(question: Question, candidate: Candidate, rate: float, pull: Pull | 
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
     """Prefill rates to compare with; similar ones are made equal, or noise would send all cold prompts to one."""
     rates = [candidate.prefill_tokens_per_s for candidate in candidates]
-    high = max(rates, default=0.0)
+    low, high = min(rates, default=0.0), max(rates, default=0.0)
     if not high:
         return [ASSUMED_TOKENS_PER_S] * len(rates)
-    low = min(rates)
-    if low == 0:
-        known = [rate for rate in rates if rate > 0]
-        mean = sum(known) / len(known)
-        rates = [rate or mean for rate in rates]
-        low, high = min(rates), max(rates)
     if low == high:
         return rates
+    if not all(candidate.assigned_tokens >= PROVEN_TOKENS for candidate in candidates) or not low:
+        known = [rate for rate in rates if rate > 0]
+        mean = sum(known) / len(known)
+        rates = [
+            rate if rate and candidate.assigned_tokens >= PROVEN_TOKENS else mean
+            for rate, candidate in zip(rates, candidates, strict=True)
+        ]
+        low, high = min(rates), max(rates)
     if low >= ALIKE_RATES * high:
         return [(low + high) / 2] * len(rates)
     return _evened(rates)

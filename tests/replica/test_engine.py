@@ -150,7 +150,8 @@ def test_a_request_that_never_fits_is_refused_with_the_numbers() -> None:
 
 def test_a_full_queue_says_when_there_should_be_room_again() -> None:
     one = engine(max_waiting=1, max_num_seqs=1, num_blocks=256, simulated=SimulatedConfig(prefill_tokens_per_s=100))
-    generate(one, list(range(300)), 10)  # now the speeds are known
+    for first in (0, 10_000, 20_000):  # now the speeds are known
+        generate(one, list(range(first, first + 600)), 10)
     submit(one, 1, PROMPT, 200)
     step(one)
     submit(one, 2, list(range(1000, 1100)))

@@ -71,7 +71,7 @@ def test_the_noise_of_short_steps_hardly_counts() -> None:
 
 
 def test_a_batch_that_shrinks_does_not_make_its_prompts_seem_fast() -> None:
-    """What every step takes is known a while later."""
+    """It is known a while later what every step takes."""
     speed, found = Speed(), set()
     for step_s in [0.032] * 100 + [0.020] * 200:
         for _ in range(5):

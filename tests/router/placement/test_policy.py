@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.placement.cost import ALIKE_RATES
+from router.placement.cost import ALIKE_RATES, PROVEN_TOKENS
 from router.placement.effects import MOST_LATER_S, PATIENCE
 from router.placement.load import ReplicaLoad
 from router.placement.policy import POLICIES, Candidate, Question, choose
@@ -15,7 +15,7 @@ RATE = 8000.0
 
 
 def replica(slot: int, **known: Any) -> Candidate:
-    return Candidate(f"r{slot}", slot, **({"prefill_tokens_per_s": RATE} | known))
+    return Candidate(f"r{slot}", slot, **({"prefill_tokens_per_s": RATE, "assigned_tokens": PROVEN_TOKENS} | known))
 
 
 def question(tokens: int = 4000, matched: dict[int, float] | None = None, **known: Any) -> Question:
@@ -79,6 +79,16 @@ def test_a_rate_that_is_not_known_yet_is_taken_for_the_mean_of_the_others() -> N
     candidates = [replica(0, prefill_tokens_per_s=2000.0), replica(1, prefill_tokens_per_s=0.0), replica(2)]
     slow, unknown, fast = choose("cost", question(), candidates, random.Random(0)).costs
     assert fast < unknown < slow
+
+
+def test_a_rate_of_a_few_samples_is_taken_for_the_mean_of_all() -> None:
+    """Else it would stay one of a few samples while others are idle."""
+    rates = {0: 2000.0, 1: 8000.0, 2: 8000.0}
+    few = [replica(slot, prefill_tokens_per_s=rate, assigned_tokens=1000) for slot, rate in rates.items()]
+    assert len(set(choose("cost", question(), few, random.Random(0)).costs)) == 1
+    few[0].assigned_tokens = PROVEN_TOKENS
+    slow, *others = choose("cost", question(), few, random.Random(0)).costs
+    assert slow > others[0] == others[1]
 
 
 def test_running_requests_count_for_something() -> None:

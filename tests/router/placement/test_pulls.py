@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from events.native import Load
-from router.placement.cost import Candidate, Question
+from router.placement.cost import PROVEN_TOKENS, Candidate, Question
 from router.placement.decision import Decision
 from router.placement.load import ReplicaLoad
 from router.placement.policy import choose
@@ -19,7 +19,9 @@ HELD = 8192.0
 
 def replica(slot: int, **known: Any) -> Candidate:
     read = {"kv_read": f"tcp://10.0.0.{slot}:5000", "kv_layout": "layout"}
-    return Candidate(f"r{slot}", slot, **({"prefill_tokens_per_s": RATE} | read | known))
+    return Candidate(
+        f"r{slot}", slot, **({"prefill_tokens_per_s": RATE, "assigned_tokens": PROVEN_TOKENS} | read | known)
+    )
 
 
 def decide(*candidates: Candidate, held: float = HELD, **known: Any) -> Decision:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from api.measured_rate import ENOUGH
 from router.members.spec import ReplicaSpec
 from router.placement.roles import Role
 from router.proxy import handover, prefill
@@ -446,7 +447,9 @@ async def test_both_halves_are_told(tmp_path: Path) -> None:
 
 async def test_the_speed_of_transfers_is_learned_from_streams() -> None:
     async with pair() as two:
-        assert two.running.router.placement.transfers.measured_tokens_per_s == 0.0
-        assert said(await two.ask(stream=True)) == "e1"
-        assert two.running.router.placement.transfers.measured_tokens_per_s > 0
+        router = two.running.router
+        assert router.placement.transfers.measured_tokens_per_s(router.now_s()) == 0.0
+        for number in range(ENOUGH):
+            assert said(await two.ask(text=f"{number} {WORDS}", stream=True)) == "e1"
+        assert router.placement.transfers.measured_tokens_per_s(router.now_s()) > 0
         assert two.running.member("e1").candidate.prefill_tokens_per_s == 0.0, "that of prefill is not"
