@@ -320,8 +320,7 @@ def test_without_a_colleague_that_knows_better_new_workers_answer_what_they_can(
     refused = configured.get("/ready")
     assert refused.status == 503 and "the model rewrites have not been read yet" in refused.error["message"]
     files["rewrites"].write_text(GOOD["rewrites"])
-    wait_until(configured.is_ready, "they have read them")
-    assert is_answered(configured)
+    wait_until(lambda: is_answered(configured), "both have read them")
 
 
 def test_a_new_worker_takes_over_the_replicas_that_it_cannot_find(
