@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import gethostname
 from typing import TypeAlias
 
 import pytest
@@ -97,7 +98,7 @@ def test_what_looks_like_one_is_left_alone(there: Path, tmp_path_factory: pytest
     (there / "own-unlocked").mkdir()  # as it is while another process makes it
     (there / "own-file").touch()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / LOCK).touch()
+    (elsewhere / LOCK).write_text(gethostname())
     (there / "own-link").symlink_to(elsewhere)
     (there / "own-another-machines").mkdir()
     (there / "own-another-machines" / LOCK).write_text("another one")
@@ -123,10 +124,12 @@ def test_where_nothing_can_be_locked_only_its_own_process_removes_it(
     assert not list(there.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
-def test_folders_of_other_users_are_left_alone(there: Path) -> None:
+def test_folders_of_other_users_are_left_alone(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (there / "own-others").mkdir()
-    (there / "own-others" / LOCK).touch()
-    os.chown(there / "own-others", 12345, 12345)
-    OwnFolder("own-").close()
+    (there / "own-others" / LOCK).write_text(gethostname())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: there.stat().st_uid + 1)
+        OwnFolder("own-").close()
     assert (there / "own-others" / LOCK).exists()
+    OwnFolder("own-").close()
+    assert not list(there.iterdir()), "with its own user it goes"
