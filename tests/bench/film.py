@@ -93,7 +93,7 @@ def frame(page: Page, card: str, name: str) -> None:
     """Save the page with this card at its top."""
     found = page.get_by_role("heading", name=card, exact=True)
     found.evaluate("node => scrollTo(0, node.closest('.card').getBoundingClientRect().top + scrollY - 90)")
-    page.wait_for_function("() => document.getAnimations().every((one) => one.playState === 'finished')")
+    page.evaluate("() => Promise.all(document.getAnimations().map((one) => one.finished))")
     save(page, name, FILM)
 
 

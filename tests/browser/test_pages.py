@@ -156,7 +156,7 @@ def test_tree_keeps_its_place_when_it_is_read_again(page: Visit) -> None:
     zoomed = crumbs.all_text_contents()
     with page.page.expect_response(re.compile("/prefixes")):
         pass
-    page.page.wait_for_function("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
+    page.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
     assert crumbs.all_text_contents() == zoomed
     assert page.page.evaluate("document.activeElement.classList.contains('node')")
 
@@ -275,7 +275,7 @@ def test_requests_of_one_id_have_a_line_each_and_no_more(page: Visit) -> None:
     for _ in range(2):
         with page.page.expect_response(re.compile("/decisions")):
             pass
-        page.page.wait_for_function("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
+        page.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
     assert lines.count() == 3
 
 
