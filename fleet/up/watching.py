@@ -103,6 +103,9 @@ class Watcher:
 
     def _changed(self, replica: ReplicaView, before: ReplicaView | None) -> None:
         name = replica.name
+        if why := self._died(replica, before):
+            self.failed = True
+            self._say(f"{name} {why}; it is started again. Its last words:{_last_words(replica)}")
         if replica.life in ("placing", "starting"):
             self._began_s.setdefault(name, time.monotonic())
         if replica.life == "lost" or (replica.why and replica.life == "placing"):
@@ -117,10 +120,16 @@ class Watcher:
             self._ready.add(name)
         elif replica.life in ("leaving", "draining"):
             self._say(f"{name} drains")
-        is_new = replica.why and (before is None or replica.why != before.why)
-        if is_new and name in self._ready and replica.life in ("failing", "starting"):
-            self.failed = True
-            self._say(f"{name} {replica.why}; it is started again. Its last words:{_last_words(replica)}")
+
+    def _died(self, replica: ReplicaView, before: ReplicaView | None) -> str:
+        """Say how a replica that was ready has ended since the last look, if it did."""
+        if replica.name not in self._ready:
+            return ""
+        if replica.why:
+            is_new = before is None or replica.why != before.why
+            return replica.why if is_new and replica.life in ("failing", "starting") else ""
+        missed = before is not None and not before.why and replica.starts > before.starts
+        return "has ended" if missed else ""  # and was ready again before this look
 
     def _refuse_what_cannot_start(self, view: View) -> None:
         for replica in view.replicas:

@@ -210,8 +210,9 @@ def worker_of(served: RouterProcess, connection: HTTPConnection) -> int:
     """The worker that has accepted this connection."""
     assert connection.sock is not None
     ends = [f":{place[1]:04X}" for place in (connection.sock.getpeername(), connection.sock.getsockname())]
-    found = [line.split() for line in tcp_lines()]  # an older one from this port may be there, too
-    [inode] = [parts[9] for parts in found if [parts[1][-5:], parts[2][-5:]] == ends]
+    found = [line.split() for line in tcp_lines()]
+    # The kernel may print a line twice while others come and go, and an older connection of this port has no owner.
+    [inode] = {parts[9] for parts in found if [parts[1][-5:], parts[2][-5:]] == ends} - {"0"}
     [number] = [number for number, pid in enumerate(workers(served)) if inode in sockets(pid)]
     return number
 

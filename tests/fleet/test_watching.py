@@ -10,7 +10,13 @@ import pytest
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.up.watching import Watcher
 
-READY = View(models=(ModelView(name="demo"),), replicas=(ReplicaView(name="demo-0", model="demo", life="ready"),))
+
+def ready(starts: int = 1, last_words: tuple[str, ...] = ()) -> View:
+    replica = ReplicaView(name="demo-0", model="demo", life="ready", starts=starts, last_words=last_words)
+    return View(models=(ModelView(name="demo"),), replicas=(replica,))
+
+
+READY = ready()
 
 
 class ScriptOver(Exception):
@@ -54,6 +60,18 @@ async def test_a_replica_that_is_begun_again_is_told_of_again() -> None:
     await follow(watcher)
     assert said[1:] == [said[1], "demo-0 is ready", "The controller is back"]
     assert said[1].startswith("The controller is away")
+
+
+async def test_a_replica_that_dies_and_is_ready_again_between_two_looks_is_told_of() -> None:
+    said: list[str] = []
+    watcher = watching(said, READY, ready(starts=2, last_words=("out of memory",)), ready(starts=2))
+    await follow(watcher)
+    assert said == [
+        "demo-0 is ready",
+        "demo-0 has ended; it is started again. Its last words:\n  | out of memory",
+        "demo-0 is ready",
+    ]
+    assert watcher.failed
 
 
 async def test_a_fleet_that_was_begun_again_has_its_own_time_to_answer() -> None:
