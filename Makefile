@@ -30,11 +30,12 @@ LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/te
 	tests/k8s/test_drain.py tests/replica/test_native.py tests/replica/test_golden.py tests/bench/test_parts.py \
 	tests/replica/test_scheduler_property.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py \
 	tests/chaos/test_router_random_schemas.py tests/gpu/test_run.py tests/compatibility/test_page.py
-# What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.
-PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/chaos/test_router_engines.py \
-	tests/chaos/test_router_openai.py tests/chaos/test_incident_replay.py tests/hostile/test_silence.py \
-	tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py tests/chaos/test_router_otlp.py \
-	tests/chaos/test_router_picker.py
+# What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it. The long
+# ones come first.
+PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_silence.py \
+	tests/chaos/test_fleet_rolling.py tests/chaos/test_router_picker.py tests/hostile/test_connections.py \
+	tests/chaos/test_incident_replay.py tests/chaos/test_router_otlp.py tests/chaos/test_router_engines.py \
+	tests/chaos/test_router_openai.py tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py
 # This takes all of the processors' time while it lasts, which the others would not survive.
 GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_nothing_off
 # These try many requests, and no answer is late.
@@ -42,7 +43,7 @@ BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tes
 	tests/chaos/test_router_agents.py tests/chaos/test_kv_tiers.py tests/chaos/test_prefill_kill.py \
 	tests/chaos/test_router_workers.py tests/chaos/test_router_shares.py tests/chaos/test_router_usage.py
 # These look at the clock, and want the machine for themselves; the calm ones come first.
-CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py tests/hostile/test_connections.py
+CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py
 CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
 	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
@@ -74,7 +75,8 @@ test-busy: $(INSTALLED)
 		-m "($(SLOW)) and not ($(HARDWARE))" $(LONG) $(filter-out $(PATIENT) $(CLOCKED) $(LONG),$(SLOW_FILES))
 
 test-patient: $(INSTALLED)
-	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST) \
+		-m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
 
 test-clocked: $(INSTALLED)
 	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(CLOCKED)

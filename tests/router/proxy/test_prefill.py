@@ -165,8 +165,9 @@ async def test_a_prefill_replica_that_is_not_there() -> None:
 
 async def _is_lost_at(port: int) -> None:
     async with pair() as two:
-        member = two.running.member("e0")
-        member.upstream.target = member.upstream.target._replace(port=port)
+        upstream = two.running.member("e0").upstream
+        upstream.target = upstream.target._replace(port=port)
+        upstream.break_all("it is elsewhere")  # and what polls have left
         assert said(await two.ask()) == "e1"
         assert await two.outcome() == "lost"
         assert said(await two.ask()) == "e1"

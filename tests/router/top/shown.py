@@ -43,8 +43,12 @@ class Shown:
         return [line.split()[0] for line in self.lines[top : view.region.bottom] if line.strip()]
 
     async def press(self, *keys: str) -> None:
+        """Press them; return when the screen stands still: what is shown is laid out after what was pressed for it."""
         await self.pilot.press(*keys)
-        await self.pilot.pause()
+        before = ""
+        while before != self.text:
+            before = self.text
+            await self.pilot.pause()
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         try:

@@ -108,16 +108,21 @@ async def test_a_table_with_few_rows_leaves_its_lines_to_the_others(rows: int, h
 
 async def test_each_table_can_have_the_screen_for_itself() -> None:
     async with watched(3, *QUESTIONS) as (screen, _):
-        for key, title in (("1", "replica"), ("2", "replica"), ("3", "prefix tokens"), ("4", "decided")):
+
+        async def shows(key: str, first: str, tables: int) -> None:
+            def shown() -> bool:
+                displayed = sum(view.display for view in screen.app.views.values())
+                return screen.lines[3].startswith(first) and displayed == tables
+
             await screen.press(key)
-            assert screen.lines[3].startswith(title)
-            assert sum(view.display for view in screen.app.views.values()) == 1
-        await screen.press("2")
+            await screen.until(shown, f"{key}: {tables} tables, {first} first")
+
+        for key, title in (("1", "replica"), ("2", "replica"), ("3", "prefix tokens"), ("4", "decided")):
+            await shows(key, title, 1)
+        await shows("2", "replica", 1)
         assert "restarts" in screen.lines[3] and "digests" in screen.lines[3]
-        await screen.press("escape")
-        assert sum(view.display for view in screen.app.views.values()) == 3
-        await screen.press("0")
-        assert screen.lines[3].startswith("replica")
+        await shows("escape", "replica", 3)
+        await shows("0", "replica", 3)
 
 
 # ---- rows
