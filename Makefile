@@ -21,7 +21,7 @@ SLOWEST := --durations 15 --durations-min 4
 SLOW := chaos or browser or peers or grid
 HARDWARE := bench or gpu or live
 # Tests wait for other processes half of the time.
-WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
+WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) )))
 # Of these tests more compute, and what is late is a failure.
 BUSY_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
 # Files of some minutes are begun first, so that no worker ends long after the others.

@@ -118,15 +118,21 @@ ENDLESS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("source", ENDLESS.values(), ids=list(ENDLESS))
-def test_a_template_without_end_is_refused(source: str) -> None:
-    began = time.monotonic()
-    assert refusal(source)
-    assert time.monotonic() - began < BACK_WITHIN_S
+@pytest.mark.parametrize("name", list(ENDLESS)[::8])
+def test_a_template_without_end_is_refused(name: str) -> None:
+    said, took_s = refusal(ENDLESS[name])
+    assert said
+    assert took_s < BACK_WITHIN_S
 
 
-def refusal(source: str) -> str | None:
-    """At the start; or, where Jinja's own limits stop it, with each request."""
+def refusal(source: str) -> tuple[str | None, float]:
+    """At the start; or, where Jinja's own limits stop it, with each request. And how many seconds that took."""
+    began_s = time.monotonic()
+    said = _refusal(source)
+    return said, time.monotonic() - began_s
+
+
+def _refusal(source: str) -> str | None:
     try:
         ChatTemplate(source, {}, "t.jinja").render(Conversation(messages=[USER]))
     except ValueError as error:
@@ -137,7 +143,7 @@ def refusal(source: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def refusals() -> dict[str, str | None]:
+def refusals() -> dict[str, tuple[str | None, float]]:
     """Each template's, from one process that gets little memory."""
     code = (
         "import json; from tests.hostile.test_templates import ENDLESS, refusal; "
@@ -156,16 +162,17 @@ def refusals() -> dict[str, str | None]:
         timeout=len(ENDLESS) * BACK_WITHIN_S,
     )
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, str | None] = json.loads(ended.stdout)
+    found: dict[str, tuple[str | None, float]] = json.loads(ended.stdout)
     return found
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_template_without_end_takes_no_gigabyte(name: str, refusals: dict[str, str | None]) -> None:
-    said = refusals[name]
+def test_a_template_without_end_takes_no_gigabyte(name: str, refusals: dict[str, tuple[str | None, float]]) -> None:
+    said, took_s = refusals[name]
     assert said
+    assert took_s < BACK_WITHIN_S
     assert "MemoryError" not in said
     assert not said.strip().endswith(":"), "a MemoryError has no message"
 

@@ -42,7 +42,7 @@ def test_an_independent_simulator_has_found_the_same(policy: str, hits: float, m
 @pytest.mark.parametrize(
     ("name", "coarser", "least_hits", "most_mean_s"),
     [
-        ("mooncake_conversation", 1, 0.139, 1.8),
+        pytest.param("mooncake_conversation", 1, 0.139, 1.8, marks=pytest.mark.grid),
         pytest.param("weka_agentic_a", 16, 0.70, 4.2, marks=pytest.mark.grid),
         pytest.param("azure_conv_noreuse", 1, 0, 11.95, marks=pytest.mark.grid),
     ],

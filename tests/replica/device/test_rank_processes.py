@@ -31,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("llama-odd", 2), pytest.param("qwen3", 4, marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize(("name", "ranks"), [("llama-odd", 2), ("qwen3", 4)])
 def test_blocks_come_back_from_host_and_disk_also_after_a_restart(
     name: str, ranks: int, folder: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ while True:
 """
 
 
+@pytest.mark.chaos
 def test_a_rank_that_dies_ends_the_engine(folder: Path) -> None:
     script = ENGINE.format(folder=str(saved("qwen3", folder)))
     with subprocess.Popen([sys.executable, "-c", script], stdout=PIPE, stderr=PIPE, text=True) as engine:

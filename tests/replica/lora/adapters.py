@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import peft
 import torch
 from torch import Tensor
 
 from tests.replica.models import reference
+
+if TYPE_CHECKING:
+    import peft
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -34,6 +36,8 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 @cache
 def adapted(model: str, adapter: str) -> "peft.PeftModel":
     """The model with the adapter, as peft computes it."""
+    import peft  # it takes seconds, which each test process would need
+
     torch.manual_seed(sum((model + adapter).encode()))
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **ADAPTERS[adapter])
     made = peft.get_peft_model(deepcopy(reference(model)), config)

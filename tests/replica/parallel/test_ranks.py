@@ -19,7 +19,14 @@ from tests.replica.parallel.conftest import Started, closing_engine
 from tests.replica.test_golden import assert_is_transformers, prompts
 
 # Biases, tied embeddings, odd sizes, and more ranks than KV heads (2).
-SHARED = [("llama-biased", 2), ("llama-odd", 2), ("llama3", 2), ("mistral", 2), ("qwen2", 4), ("qwen3", 4)]
+SHARED = [
+    ("llama-odd", 2),
+    ("qwen3", 4),
+    *(
+        pytest.param(name, ranks, marks=pytest.mark.grid)
+        for name, ranks in (("llama-biased", 2), ("llama3", 2), ("mistral", 2), ("qwen2", 4))
+    ),
+]
 HARD = [
     pytest.param({"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200}, id="chunks"),
     pytest.param({"max_num_batched_tokens": 64, "num_blocks": 14}, id="preemption"),
