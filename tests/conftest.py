@@ -7,6 +7,7 @@ try one example of each property, since the slow ones try many.
 
 import fcntl
 import gc
+import logging
 import os
 import re
 import signal
@@ -61,11 +62,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Ten thousand tests and all that they import live until the end: no collection of garbage need look at them."""
+    """Ten thousand tests and all that they import live until the end: no collection of garbage need look at them.
+
+    And pytest listens to each logger whose messages go no further, for each test; torch has forty of them.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+                logger.propagate = True
         gc.freeze()
         gc.enable()
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from events.native import Load
 from fleet.host.report import ReplicaAddress
+from router.asking import options
 from router.members.facts import scraped_queues
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
@@ -40,12 +41,7 @@ _decode = msgspec.json.Decoder(_LoadResponse).decode
 class Probe:
     def __init__(self, place: ReplicaAddress, key: str | None) -> None:
         self._place = place
-        self._http = httpx2.AsyncClient(
-            base_url=place.url,
-            timeout=TIMEOUT_S,
-            trust_env=False,
-            headers={"authorization": f"Bearer {key}"} if key else {},
-        )
+        self._http = httpx2.AsyncClient(base_url=place.url, **options(key or None, TIMEOUT_S))
 
     async def look(self) -> dict[str, Any] | None:
         """Return the measured fields of a Report; None without a good answer in time."""
