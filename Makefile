@@ -54,7 +54,7 @@ PROPERTIES = -m "hypothesis and not ($(SLOW) or $(HARDWARE))" $(shell grep -lr h
 
 .DEFAULT_GOAL := help
 .PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-greedy test-thorough search test-all lint \
-	fmt types k8s-check k8s-scan triton-check environment collect kubectl bench gpu-kit lock clean
+	fmt types k8s-check k8s-scan triton-check environment tools collect kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -123,7 +123,7 @@ $(CHECKOV): tests/k8s/requirements.txt
 	build/k8s/bin/pip install -q --no-compile -r tests/k8s/requirements.txt
 	@touch $@
 
-triton-check: $(TRITON)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time
+triton-check: $(TRITON) $(INSTALLED)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time
 	TRITON_INTERPRET=1 $(PYTEST_TRITON) tests/kernels/gpu
 	$(PYTEST_TRITON) tests/kernels/gpu
 
@@ -131,7 +131,7 @@ PYTEST_TRITON := OMP_NUM_THREADS=1 TRITON_CACHE_DIR=build/triton/cache PYTEST_DI
 	build/triton/bin/python -m pytest -q -n 2 -c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu
 
 # A .pth file adds the other environment's packages, torch among them, behind its own.
-$(TRITON): tests/kernels/gpu/requirements.txt $(INSTALLED)
+$(TRITON): tests/kernels/gpu/requirements.txt | $(BIN)/python
 	$(BIN)/python -m venv --clear build/triton
 	build/triton/bin/pip install -q --no-compile -r tests/kernels/gpu/requirements.txt
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
@@ -160,12 +160,17 @@ clean:  ## remove everything that make and the tests have built
 
 environment: $(INSTALLED)
 
+# What only the checks need, each in an environment of its own.
+tools: $(CHECKOV) $(TRITON)
+
 # pip would compile on one processor, and also half of it that is never imported here. Some files are templates, no Python.
 NEVER_IMPORTED := /(ray/(data|llm|rllib|serve|train|tune)|torch/(_dynamo|_inductor|onnx|testing)|transformers/models|networkx|pip|setuptools|sympy)/
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(BIN)/python:
 	$(call need_python)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev,ray,replica]'
 	$(BIN)/python -m compileall -qq -j 0 -x '$(NEVER_IMPORTED)' $(VENV)/lib || true
 	@touch $@

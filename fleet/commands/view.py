@@ -39,6 +39,10 @@ class ReplicaView(Said, frozen=True, kw_only=True):
         """True if its figures are current."""
         return self.life in ("ready", "draining", "leaving") and self.measured_at > 0
 
+    def died_since(self, before: "ReplicaView | None") -> bool:
+        """Return True if it ended after this look, and was started again and ready before the next one."""
+        return before is not None and not (before.why or self.why) and 0 < before.starts < self.starts
+
     @property
     def number(self) -> int:
         """The number in its name: sorts `demo-10` after `demo-9`."""

@@ -27,8 +27,12 @@ def _change(was: ReplicaView | None, now: ReplicaView, *, first: bool) -> list[s
         return []
     if was is not None and (was.life, was.why, was.starts or 1) == (now.life, now.why, now.starts or 1):
         return []
-    words = now.last_words if now.life == "failing" else ()
-    return [f"{now.name} {happened(now)}", *(f"  | {word}" for word in words)]
+    words = [f"  | {word}" for word in now.last_words]
+    if now.life == "failing":
+        return [f"{now.name} {happened(now)}", *words]
+    if now.life == "ready" and now.died_since(was):
+        return [f"{now.name} has ended", *words, f"{now.name} is ready again"]
+    return [f"{now.name} {happened(now)}"]
 
 
 def happened(replica: ReplicaView) -> str:

@@ -128,8 +128,7 @@ class Watcher:
         if replica.why:
             is_new = before is None or replica.why != before.why
             return replica.why if is_new and replica.life in ("failing", "starting") else ""
-        missed = before is not None and not before.why and replica.starts > before.starts
-        return "has ended" if missed else ""  # and was ready again before this look
+        return "has ended" if replica.died_since(before) else ""
 
     def _refuse_what_cannot_start(self, view: View) -> None:
         for replica in view.replicas:

@@ -103,6 +103,12 @@ def test_a_failure_comes_with_last_words() -> None:
     ]
 
 
+def test_a_failure_that_is_over_at_the_next_look_is_reported() -> None:
+    before = typed(view([], demos("ready", starts=1)))
+    now = typed(view([], demos("ready", starts=2, last_words=["one"])))
+    assert changes(before, now) == ["demo-0 has ended", "  | one", "demo-0 is ready again"]
+
+
 def test_the_first_start_of_a_process_is_no_second_news() -> None:
     before, now = (typed(view([], demos("starting", starts=starts))) for starts in (0, 1))
     assert changes(before, now) == []

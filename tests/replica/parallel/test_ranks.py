@@ -31,7 +31,7 @@ HARD = [
     pytest.param({"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200}, id="chunks"),
     pytest.param({"max_num_batched_tokens": 64, "num_blocks": 14}, id="preemption"),
     pytest.param(
-        {"max_num_batched_tokens": 300, "num_blocks": 128, "threads": 4}, id="threads", marks=pytest.mark.grid
+        {"max_num_batched_tokens": 300, "num_blocks": 128, "threads": 2}, id="threads", marks=pytest.mark.grid
     ),
 ]
 
