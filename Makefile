@@ -48,7 +48,9 @@ CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/tes
 	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
 # tests/test_layout.py demands that each test is found so.
-FAST := --ignore tests/browser --ignore tests/chaos -m "not ($(SLOW) or $(HARDWARE))"
+# The router's tests wait most, so they come first: at the end, every worker has something to compute.
+FAST := tests/router $(filter-out tests/router tests/browser tests/chaos tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
+	$(wildcard tests/test_*.py) -m "not ($(SLOW) or $(HARDWARE))"
 SLOW_FILES = tests/browser $(shell grep -lrE 'mark\.(chaos|peers|grid)' tests --include 'test_*.py')
 PROPERTIES = -m "hypothesis and not ($(SLOW) or $(HARDWARE))" $(shell grep -lr hypothesis tests --include 'test_*.py')
 

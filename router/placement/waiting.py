@@ -5,6 +5,7 @@ alike, and only entries that come within STEP_S times the difference of the prio
 sorted list: a place is found in O(log n), and n is small enough that moving pointers does not count.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -69,17 +70,19 @@ class Waiting(Generic[Entry]):
     ) -> Entry | None:
         """Queue an entry; lower priority goes first. Return the refused entry, if any: the worst or `entry`.
 
-        `since_s`: its first arrival, if it has waited before. `group`: entries of one group wait for the same replicas,
-        except those that they have tried.
+        `since_s`: its first arrival, if it has waited before or was begun; it then goes before a new entry of its rank.
+        `group`: entries of one group wait for the same replicas, except those that they have tried.
         """
         if entry in self._tickets:
             raise ValueError(f"{entry!r} already waits; cancel it first")
-        rank = (now_s if since_s is None else since_s) + STEP_S * priority
+        came_s = now_s if since_s is None else since_s
+        rank = came_s + STEP_S * priority
         refused = None
         if len(self._places) >= self.capacity:
-            if not self._places or self._places[-1][0] <= rank:
+            worst, number = self._places[-1] if self._places else (-math.inf, 0)
+            if rank > worst or (rank == worst and came_s >= now_s):
                 return entry
-            refused = self._entries[self._places[-1][1]]
+            refused = self._entries[number]
             self.cancel(refused)
         if not self._places and not (self._taken_s and now_s - self._taken_s[-1] < IDLE_S):
             self._taken_s.clear()

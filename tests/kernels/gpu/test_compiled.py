@@ -154,11 +154,14 @@ def test_what_is_launched_compiles_and_fits(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 89, 100, 120])
-def test_attention_compiles_and_fits_on_others(capability: int) -> None:
-    """Some of its products there want a few registers more than there are."""
+def test_every_kernel_compiles_and_fits_on_others(capability: int) -> None:
+    """Some of attention's products there want a few registers more than there are."""
     with noted() as asked:
         for model in (MODELS[0], LARGE):
             _attend(GPUS[capability], torch.bfloat16, *model, EITHER)
+        _fuse(torch.bfloat16, *MODELS[0])
+        _draw(151936)
+    assert {launch.kernel.__name__ for launch in asked} == launched_kernels()
     for launch in different(asked):
         check(launch, capability, most_spilled=192)
 

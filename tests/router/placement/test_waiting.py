@@ -27,6 +27,15 @@ def test_a_full_queue_refuses_the_newcomer_or_the_worst_if_the_newcomer_is_bette
     assert drained(waiting) == ["urgent", "first"]
 
 
+def test_of_two_that_came_in_one_moment_the_one_that_comes_again_stays() -> None:
+    """The router's clock counts milliseconds."""
+    waiting: Waiting[str] = Waiting(1)
+    waiting.offer("new", 0, 1.0, since_s=1.0)
+    assert waiting.offer("as new", 0, 1.0, since_s=1.0) == "as new"
+    assert waiting.offer("begun", 0, 2.0, since_s=1.0) == "new"
+    assert drained(waiting) == ["begun"]
+
+
 def test_no_request_waits_without_any_room() -> None:
     waiting: Waiting[str] = Waiting(0)
     assert waiting.offer("first", 0, 1.0) == "first" and len(waiting) == 0
