@@ -27,9 +27,9 @@ from tests.chaos.envoy import (
     port_of_picker,
     trusting_clients,
 )
-from tests.chaos.replicas import free_ports
-from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, router
+from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, router, steady_ports
 from tests.events.processes import DEADLINE_S, wait_until
+from tests.router.scripted import refused_port
 
 pytestmark = pytest.mark.chaos
 
@@ -319,7 +319,7 @@ def test_a_request_waits_for_room_as_long_as_it_may(replicas: Fleet) -> None:
 
 
 def test_without_replicas_nothing_is_picked() -> None:
-    nobody = f"http://127.0.0.1:{free_ports(1)}"
+    nobody = f"http://127.0.0.1:{refused_port()}"
     listen = ("--picker-listen", "127.0.0.1:0", "--log-level", "error")
     with router("--replica", nobody, *listen, ready=False) as running, gateway(port_of_picker(running)) as envoy:
         answer = envoy.post(CHAT, asked("Nobody."), **JSON)
@@ -339,7 +339,7 @@ def states(picker: RouterProcess) -> set[str]:
 
 
 def test_running_streams_outlive_the_picker_and_the_next_one_is_exact_again(replicas: Fleet) -> None:
-    port = free_ports(1)
+    port = steady_ports(1)
     long = "A prefix that outlives the picker. " * 1600
     with gateway(port) as envoy:
         with picking(replicas, port=port) as (picker, _):
@@ -373,7 +373,7 @@ def test_a_picker_that_ends_in_order_waits_for_its_streams(replicas: Fleet) -> N
 
 
 def test_without_a_picker_the_gateways_mode_decides(replicas: Fleet) -> None:
-    nobody = free_ports(1)
+    nobody = refused_port()
     knows_all = overriding(replicas.urls)
     for changes, status in (((fails_closed,), 500), ((), 503), ((knows_all,), 200), ((knows_all, fails_closed), 500)):
         with gateway(nobody, *changes) as envoy:
@@ -382,7 +382,7 @@ def test_without_a_picker_the_gateways_mode_decides(replicas: Fleet) -> None:
 
 def test_no_client_names_its_own_endpoint(replicas: Fleet) -> None:
     named = {"x-gateway-destination-endpoint": address_of(replicas, 0)}
-    nobody = free_ports(1)
+    nobody = refused_port()
     with gateway(nobody) as envoy:
         assert envoy.post(CHAT, asked("Straight to r0."), **JSON, **named).status == 503
     with gateway(nobody, trusting_clients) as envoy:

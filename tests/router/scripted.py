@@ -1,6 +1,7 @@
 """A whole router between real sockets, with scripted replicas and hand-written clients."""
 
 import asyncio
+import atexit
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -347,8 +348,12 @@ def up(front: Front, names: dict[str, Scripted]) -> bool:
 
 
 def refused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
+    """A port that refuses connections until a test listens there, and that no other program is given meanwhile."""
+    taken = socket.socket()
+    atexit.register(taken.close)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    taken.bind(("127.0.0.1", 0))
+    port: int = taken.getsockname()[1]
     return port
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -158,15 +157,9 @@ async def test_a_prompt_that_is_not_computed_there_is_computed_here(handler: Any
 
 
 async def test_a_prefill_replica_that_is_not_there() -> None:
-    with socket.socket() as held:  # bound, so that no other test listens there; it refuses connections
-        held.bind(("127.0.0.1", 0))
-        await _is_lost_at(held.getsockname()[1])
-
-
-async def _is_lost_at(port: int) -> None:
     async with pair() as two:
         upstream = two.running.member("e0").upstream
-        upstream.target = upstream.target._replace(port=port)
+        upstream.target = upstream.target._replace(port=refused_port())
         upstream.break_all("it is elsewhere")  # and what polls have left
         assert said(await two.ask()) == "e1"
         assert await two.outcome() == "lost"
