@@ -13,16 +13,9 @@ import msgspec
 from api import chatml
 from api.billing import without_billing
 from api.breakpoints import ended_at, retained, without_control
+from api.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
 from api.errors import ApiError, context_length, invalid, too_long
-from api.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Message,
-    RetainRequest,
-    SamplingFields,
-    TokenizeRequest,
-)
+from api.requests import ChatRequest, CompletionRequest, Message, SamplingFields
 from api.retention import Breakpoint, Retain, common_tokens, shows_end, tokens_within
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation

@@ -1,4 +1,4 @@
-"""The requests that clients may send. Unknown fields are ignored, as in vLLM.
+"""The requests for completions and chats that clients may send. Unknown fields are ignored, as in vLLM.
 
 Where a rule spans several fields, say it in `api.schema` too: a test compares the two. Numbers stay within what the
 engine's messages can hold.
@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from api.constraint_fields import Choices, ResponseFormat, Schema, StructuredOutputs, ToolChoice
-from api.errors import ApiError, invalid
+from api.errors import invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
-from api.retention import MAX_TTL_S, CacheControl
+from api.retention import CacheControl
 from api.unsupported import Unsupported, check_neutral
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class SamplingFields(Unsupported, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _fill_nulls(self)
+        fill_nulls(self)
         if self.top_k == -1:
             self.top_k = 0
         if self.candidates < self.n:
@@ -324,71 +324,8 @@ def check_conversation(messages: list[Message], generation_prompt: bool | None, 
         )
 
 
-class TokenizeRequest(Struct, kw_only=True):
-    """A prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None  # None: for a prompt, and not for messages, whose template writes them
-    add_generation_prompt: bool | None = None
-    continue_final_message: Nullable[bool] = False
-    tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
-    chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
-    reasoning_effort: str | None = None
-    return_token_strs: Nullable[bool] = False
-
-    def __post_init__(self) -> None:
-        _fill_nulls(self)
-        check_tools(self.tools)
-        if (self.prompt is None) == (self.messages is None):
-            raise _not_one(self.prompt)
-        if self.messages is not None:
-            check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
-
-
-class RetainRequest(Struct, kw_only=True):
-    """A prompt or messages whose cached beginning is to be given up last, until nobody has used it for `ttl_s`."""
-
-    model: str
-    ttl_s: Annotated[float, Meta(ge=0, le=MAX_TTL_S)]  # 0: no longer
-    prompt: str | TokenIds | None = None
-    messages: Messages | None = None
-    tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)
-    chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
-
-    def __post_init__(self) -> None:
-        _fill_nulls(self)
-        check_tools(self.tools)
-        if (self.prompt is None) == (self.messages is None):
-            raise _not_one(self.prompt)
-        if self.messages is not None:
-            check_conversation(self.messages, None, continued=False)
-
-
-class LoadAdapterRequest(Struct, kw_only=True):
-    """A LoRA adapter to serve from now on, as a model of this name."""
-
-    lora_name: AdapterName
-    lora_path: Annotated[str, Meta(max_length=4096, pattern=NO_CONTROL_CODES)]
-
-
-class UnloadAdapterRequest(Struct, kw_only=True):
-    lora_name: AdapterName
-
-
-class DetokenizeRequest(Struct, kw_only=True):
-    model: str | None = None
-    tokens: list[TokenId]
-
-
-def _not_one(prompt: object) -> ApiError:
-    found = "neither" if prompt is None else "both"
-    return invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
-
-
-def _fill_nulls(request: Struct) -> None:
+def fill_nulls(request: Struct) -> None:
+    """Put defaults in the place of nulls."""
     for name, default in _defaults(type(request)):
         if getattr(request, name) is None:
             setattr(request, name, default() if callable(default) else default)

@@ -6,8 +6,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from api.engine_requests import LoadAdapterRequest, UnloadAdapterRequest
 from api.errors import ApiError, invalid, quoted
-from api.requests import LoadAdapterRequest, UnloadAdapterRequest, read
+from api.requests import read
 from replica.client import EngineClient
 
 

@@ -15,6 +15,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
+from api.engine_requests import (
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    RetainRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from api.errors import ApiError, draining, unauthorized
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi
 from api.http import documents
@@ -31,16 +38,7 @@ from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import REFERENCE, ResponsesRequest, response_of
 from api.parsing.formats import answer_formats
 from api.prompts import Prompts
-from api.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    RetainRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-    read,
-)
+from api.requests import ChatRequest, CompletionRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
 from replica.client import EngineClient
 from replica.config import ReplicaConfig

@@ -7,10 +7,11 @@ from typing import Any
 from msgspec import Struct
 
 from api import schema
+from api.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
 from api.generation_apis import APIS
 from api.http.documents import Operation, described
 from api.http.routes import Route
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, RetainRequest, TokenizeRequest
+from api.requests import ChatRequest, CompletionRequest
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.errors import ApiError
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
+from api.requests import ChatRequest, CompletionRequest, read
 from api.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from tests.api.tokenizers import byte_level, saved
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from api.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.errors import ApiError
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, SamplingFields, TokenizeRequest, read
+from api.requests import ChatRequest, CompletionRequest, SamplingFields, read
 from api.unsupported import UNSUPPORTED, Unsupported
 from tests.api.bodies import JSON, REQUIRED, bodies
 

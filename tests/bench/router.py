@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import uvloop
 import zmq
 
+from api.engine_requests import TokenizeRequest
 from api.prompts import Prompts
 from api.reading import read
-from api.requests import TokenizeRequest
 from api.tokenizer import load_tokenizer
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved

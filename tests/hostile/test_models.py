@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from api.engine_requests import TokenizeRequest
 from api.errors import ApiError
 from api.model_files import MOST_BYTES
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, TokenizeRequest, read
+from api.requests import ChatRequest, CompletionRequest, read
 from api.special_tokens import CODE
 from api.tokenizer import HfTokenizer
 from events.blocks import pack_tokens

@@ -3,8 +3,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.engine_requests import TokenizeRequest
 from api.prompts import Prompts
-from api.requests import TokenizeRequest, read
+from api.requests import read
 from api.tokenizer import ByteTokenizer
 from router.prompts.tokenizer_probe import Probe, conversations, probes, verdict
 from tests.router.families import prompts
