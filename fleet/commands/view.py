@@ -40,7 +40,7 @@ class ReplicaView(Said, frozen=True, kw_only=True):
         return self.life in ("ready", "draining", "leaving") and self.measured_at > 0
 
     def died_since(self, before: "ReplicaView | None") -> bool:
-        """Return True if it ended after this look, and was started again and ready before the next one."""
+        """Return True if it has ended and was started again since this earlier look, which did not see that."""
         return before is not None and not (before.why or self.why) and 0 < before.starts < self.starts
 
     @property
