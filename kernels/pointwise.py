@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.adapters import Table
+from kernels.adapters import Table, Tiles
 from kernels.paged import LayerCache, Step
 from kernels.spans import Copy
 
@@ -28,6 +28,7 @@ class Heads(NamedTuple):
 
 class Pointwise:
     name = "torch"
+    adapts_in_graphs = False  # it asks the device which rows have adapters
 
     def add_norm(self, rows: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return the rows plus `delta`, and their RMSNorm computed in float32. May reuse `rows`."""
@@ -60,11 +61,11 @@ class Pointwise:
             else:  # on a device, where a block has all layers in one piece
                 memory[step.slots // memory.shape[1], step.slots % memory.shape[1]] = rows
 
-    def adapt(self, inputs: Tensor, product: Tensor, table: Table, slots: Tensor) -> None:
-        """Add to each row of the product what the adapter in its slot changes."""
-        for slot, change in enumerate(table.changes):
-            if change is not None:
-                change.add(inputs, product, (slots == slot).nonzero()[:, 0])
+    def adapt(self, inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int) -> None:  # noqa: ARG002
+        """Add to the rows of the product what their adapters change, whose ranks are `room` together at most."""
+        for slot, rows in tiles.by_slot():
+            if (change := table.change(slot)) is not None:
+                change.add(inputs, product, rows)
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
         """Copy within all layers, in this order. No source is the target of an earlier copy."""

@@ -1,7 +1,7 @@
 """Adapters' changes of a product in Triton, in two launches, for rows that each have any adapter or none.
 
-A row's program reads the factors of its own adapter, whose addresses are in a table. That suits decoding, where a step
-has few rows for each adapter; many rows of one are better served by a matrix product.
+The rows of one adapter are computed in tiles, as matrix products, with its factors, whose addresses are in a table. So
+one pair of kernels serves prompts, which have many rows of an adapter, and decoding, where each may have its own.
 """
 
 import torch
@@ -9,92 +9,125 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.adapters import ADDRESSES, NUMBERS, PARTS, ROOM, Table
-from kernels.gpu.jit import jit
+from kernels.adapters import ADDRESSES, ALIGNED, EVEN, NUMBERS, PARTS, TILE, Table, Tiles
+from kernels.gpu.jit import jit_for_any
 
-RANKS = 16  # of a program, and of a step of one
-COLUMNS = 256  # of a product that a program computes
-DEPTH = 128  # inputs that a program adds up at a time
+RANKS = 64  # that a program computes at a time
+DEPTH = 64  # inputs that it adds up at a time
+COLUMNS = 128  # of a product, of a program
+RANK_STEP = 32  # ranks that it adds up at a time
+SPLITS = 8  # of the inputs among programs, at most: few tiles would leave most of the device idle
+PROGRAMS = 512  # that fill a device
 
 
-def adapt(inputs: Tensor, product: Tensor, table: Table, slots: Tensor) -> None:
-    """Add to each row of the product what the adapter in its slot changes."""
-    rows, width = inputs.shape
-    if not rows:
+def adapt(inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int) -> None:
+    """Add to the rows of the product what their adapters change, whose ranks are `room` together at most."""
+    count, width = len(tiles.tiles), inputs.shape[1]
+    if not count:
         return
-    lowered = torch.empty(rows, ROOM, dtype=torch.float32, device=inputs.device)
-    lower_row[rows, ROOM // RANKS](
-        *(inputs, lowered, slots, table.addresses, table.numbers, inputs.stride(0), width),
-        *(ADDRESSES, NUMBERS, ROOM, RANKS, DEPTH),
+    splits = max(1, min(SPLITS, PROGRAMS // count))
+    lowered = torch.empty(splits, count * TILE, room, dtype=torch.float32, device=inputs.device)
+    lower_tile[count, splits](
+        *(inputs, lowered, *tiles, table.addresses, table.numbers, inputs.stride(0), room),
+        *(width, ADDRESSES, NUMBERS, ALIGNED, TILE, RANKS, DEPTH),
     )
-    raise_row[rows, triton.cdiv(product.shape[1], COLUMNS)](
-        *(lowered, product, slots, table.addresses, table.numbers, product.stride(0), product.shape[1]),
-        *(ADDRESSES, NUMBERS, PARTS, ROOM, RANKS, COLUMNS),
+    raise_tile[count, triton.cdiv(product.shape[1], COLUMNS)](
+        *(lowered, product, *tiles, table.addresses, table.numbers, product.stride(0), room, splits),
+        *(ADDRESSES, NUMBERS, PARTS, ALIGNED, EVEN, table.even, TILE, RANK_STEP, COLUMNS),
     )
 
 
-@jit
-def lower_row(
+@jit_for_any("room")
+def lower_tile(
     inputs: tl.tensor,
-    lowered: tl.tensor,
-    slots: tl.tensor,
+    lowered: tl.tensor,  # [splits, tiles, tile_rows, room]
+    rows: tl.tensor,
+    tiles: tl.tensor,
     addresses: tl.tensor,
     numbers: tl.tensor,
     row_stride: tl.tensor,
+    room: tl.tensor,
     width: tl.constexpr,
     address_count: tl.constexpr,
     number_count: tl.constexpr,
-    room: tl.constexpr,
+    aligned: tl.constexpr,
+    tile_rows: tl.constexpr,
     ranks: tl.constexpr,
     depth: tl.constexpr,
 ) -> None:
-    row, rank = tl.program_id(0).to(tl.int64), tl.program_id(1) * ranks + tl.arange(0, ranks)
-    slot = tl.load(slots + row)
-    count = tl.load(numbers + slot * number_count)
-    if tl.program_id(1) * ranks < count:
-        down = tl.load(addresses + slot * address_count).to(tl.pointer_type(inputs.dtype.element_ty))
-        total = tl.zeros([ranks], tl.float32)
-        for begin in range(0, width, depth):
-            column = begin + tl.arange(0, depth)
-            given = tl.load(inputs + row * row_stride + column, mask=column < width, other=0.0).to(tl.float32)
-            inside = (rank < count)[:, None] & (column < width)[None, :]
-            factors = tl.load(down + rank[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-            total += tl.sum(factors * given[None, :], axis=1)
-        tl.store(lowered + row * room + rank, total, mask=rank < count)
+    tile, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    slot, first_row = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
+    row_count = tl.load(tiles + 3 * tile + 2) - first_row
+    rank_count = tl.load(numbers + slot * number_count)
+    down = tl.load(addresses + slot * address_count).to(tl.pointer_type(inputs.dtype.element_ty))
+    down = tl.multiple_of(down, aligned)
+    lane = tl.arange(0, tile_rows)
+    row = tl.load(rows + first_row + lane, mask=lane < row_count, other=0).to(tl.int64)
+    share = tl.cdiv(tl.cdiv(width, depth), splits) * depth
+    begin, end = split * share, tl.minimum((split + 1) * share, width)
+    for first in range(0, rank_count, ranks):
+        rank = first + tl.arange(0, ranks)
+        total = tl.zeros([tile_rows, ranks], tl.float32)
+        for at in range(begin, end, depth):
+            column = at + tl.arange(0, depth)
+            inside = (lane < row_count)[:, None] & (column < width)[None, :]
+            given = tl.load(inputs + row[:, None] * row_stride + column[None, :], mask=inside, other=0.0)
+            inside = (rank < rank_count)[:, None] & (column < width)[None, :]
+            factors = tl.load(down + rank[:, None] * width + column[None, :], mask=inside, other=0.0)
+            total = tl.dot(given, factors.T, total, input_precision="ieee")
+        place = (split * tl.num_programs(0) + tile) * tile_rows + lane
+        inside = (lane < row_count)[:, None] & (rank < rank_count)[None, :]
+        tl.store(lowered + place.to(tl.int64)[:, None] * room + rank[None, :], total, mask=inside)
 
 
-@jit
-def raise_row(
-    lowered: tl.tensor,
+@jit_for_any("room", "splits")
+def raise_tile(
+    lowered: tl.tensor,  # [splits, tiles, tile_rows, room]
     product: tl.tensor,
-    slots: tl.tensor,
+    rows: tl.tensor,
+    tiles: tl.tensor,
     addresses: tl.tensor,
     numbers: tl.tensor,
     row_stride: tl.tensor,
-    width: tl.constexpr,
+    room: tl.tensor,
+    splits: tl.tensor,
     address_count: tl.constexpr,
     number_count: tl.constexpr,
     parts: tl.constexpr,
-    room: tl.constexpr,
-    ranks: tl.constexpr,
+    aligned: tl.constexpr,
+    even_rank: tl.constexpr,
+    even_column: tl.constexpr,
+    tile_rows: tl.constexpr,
+    rank_step: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
-    slot = tl.load(slots + row)
-    if tl.load(numbers + slot * number_count) > 0:
-        total = tl.zeros([columns], tl.float32)
-        for part in tl.static_range(parts):
-            about = numbers + slot * number_count + 1 + 4 * part
-            first, count = tl.load(about), tl.load(about + 1)
-            begin, end = tl.load(about + 2), tl.load(about + 3)
+    tile, first_column = tl.program_id(0), tl.program_id(1) * columns
+    slot, first_row = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
+    row_count = tl.load(tiles + 3 * tile + 2) - first_row
+    lane, column = tl.arange(0, tile_rows), first_column + tl.arange(0, columns)
+    row = tl.load(rows + first_row + lane, mask=lane < row_count, other=0).to(tl.int64)
+    for part in tl.static_range(parts):
+        about = numbers + slot * number_count + 1 + 4 * part
+        first, count = tl.multiple_of(tl.load(about), even_rank), tl.multiple_of(tl.load(about + 1), even_rank)
+        begin = tl.multiple_of(tl.load(about + 2), even_column)
+        end = tl.multiple_of(tl.load(about + 3), even_column)
+        if (count > 0) & (begin < first_column + columns) & (end > first_column):
             up = tl.load(addresses + slot * address_count + 1 + part).to(tl.pointer_type(product.dtype.element_ty))
-            for tile in range(0, count, ranks):
-                rank = tile + tl.arange(0, ranks)
-                given = tl.load(lowered + row * room + first + rank, mask=rank < count, other=0.0)
-                inside = ((column >= begin) & (column < end))[:, None] & (rank < count)[None, :]
-                places = up + (column - begin)[:, None].to(tl.int64) * count + rank[None, :]
-                factors = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-                total += tl.sum(factors * given[None, :], axis=1)
-        places = product + row * row_stride + column
-        before = tl.load(places, mask=column < width, other=0.0).to(tl.float32)
-        tl.store(places, (before + total).to(product.dtype.element_ty), mask=column < width)
+            up = tl.multiple_of(up, aligned)
+            inside = (column >= begin) & (column < end)
+            total = tl.zeros([tile_rows, columns], tl.float32)
+            for at in range(0, count, rank_step):
+                rank = at + tl.arange(0, rank_step)
+                given = tl.zeros([tile_rows, rank_step], tl.float32)
+                known = (lane < row_count)[:, None] & (rank < count)[None, :]
+                for split in range(splits):
+                    place = (split * tl.num_programs(0) + tile) * tile_rows + lane
+                    places = lowered + place.to(tl.int64)[:, None] * room + (first + rank)[None, :]
+                    given += tl.load(places, mask=known, other=0.0)
+                places = up + (column - begin)[:, None] * count + rank[None, :]
+                factors = tl.load(places, mask=inside[:, None] & (rank < count)[None, :], other=0.0)
+                total = tl.dot(given.to(factors.dtype), factors.T, total, input_precision="ieee")
+            places = product + row[:, None] * row_stride + column[None, :]
+            changed = (lane < row_count)[:, None] & inside[None, :]
+            before = tl.load(places, mask=changed, other=0.0).to(tl.float32)
+            tl.store(places, (before + total).to(product.dtype.element_ty), mask=changed)

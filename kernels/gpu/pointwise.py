@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.adapters import Table
+from kernels.adapters import Table, Tiles
 from kernels.gpu.adapters import adapt
 from kernels.gpu.jit import jit, jit_for_any, power_of_two
 from kernels.paged import LayerCache, Step
@@ -25,6 +25,7 @@ COLUMNS = 1024  # of a program
 
 class TritonPointwise(Pointwise):
     name = "triton"
+    adapts_in_graphs = True
 
     def add_norm(self, rows: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         count, width = rows.shape
@@ -55,8 +56,8 @@ class TritonPointwise(Pointwise):
         queries: Tensor = qkv[:, : heads.queries * heads.head_dim].unflatten(1, (heads.queries, heads.head_dim))
         return queries
 
-    def adapt(self, inputs: Tensor, product: Tensor, table: Table, slots: Tensor) -> None:
-        adapt(inputs, product, table, slots)
+    def adapt(self, inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int) -> None:
+        adapt(inputs, product, table, tiles, room)
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
         if not copies:

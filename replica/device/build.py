@@ -76,7 +76,10 @@ def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> De
     team.wait_loaded()
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
     has_graphs = config.graphs and parts.attention.name != "torch"
-    sizes = sizes_of(limits_of(config), parts.model.own) if has_graphs else ()
+    limits = limits_of(config)
+    if not parts.model.pointwise.adapts_in_graphs:
+        limits = limits._replace(adapters=0)
+    sizes = sizes_of(limits, parts.model.own) if has_graphs else ()
 
     needs = measured(team.runner(parts, config, accelerator, 1), sizes, accelerator)
     spans = [Span(before, accelerator.memory()), *team.spans()]
@@ -93,15 +96,12 @@ def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> De
 
 
 def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
-    """The sizes of all graphs, the largest first: the others find room in the memory that it took.
-
-    Steps with adapters have graphs where all decode: prompts are better served by matrix products.
-    """
+    """The sizes of all graphs, the largest first: the others find room in the memory that it took."""
     sizes = [Size(True, rows) for rows in mixed_sizes(limits.rows, config.parameters // config.num_layers)]
     sizes += [Size(False, requests) for requests in decode_sizes(limits.requests)]
     if limits.adapters:
-        sizes += [Size(False, requests, adapted=True) for requests in decode_sizes(limits.requests)]
-    return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
+        sizes += [size._replace(adapted=True) for size in sizes]
+    return tuple(sorted(sizes, key=lambda size: (size.rows, size.adapted), reverse=True))
 
 
 def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Accelerator) -> Needs:
@@ -118,10 +118,12 @@ def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Acceler
 
 def rehearse(runner: DeviceRunner) -> None:
     """Run the largest possible steps, and small ones, cold and warm, since each shape compiles other code."""
-    rows, requests, longest, _ = runner.limits
+    rows, requests, longest, adapters = runner.limits
     prompt = min(rows, longest - 1)
+    prompts = min(requests, max(1, rows // prompt))
     batches = [
-        [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))],
+        [made_up(prompt, runner) for _ in range(prompts)],
+        [made_up(prompt, runner, adapter="") for _ in range(prompts if adapters else 0)],
         [made_up(1, runner) for _ in range(requests)],
         *([made_up(tokens, runner)] for tokens in doubled(prompt)),
         *([made_up(longest - 1, runner, computed=longest - 1 - tokens)] for tokens in doubled(min(prompt, WARM))),
@@ -139,9 +141,9 @@ def doubled(most: int) -> list[int]:
     return [*(1 << power for power in range(1, (most - 1).bit_length())), most]
 
 
-def made_up(tokens: int, runner: DeviceRunner, computed: int = 0) -> Request:
+def made_up(tokens: int, runner: DeviceRunner, computed: int = 0, adapter: str | None = None) -> Request:
     """A made-up request with all KV in the first block; its results are not used."""
-    chain = Chain(array("I", bytes(4 * tokens)), runner.block_size, "")
+    chain = Chain(array("I", bytes(4 * tokens)), runner.block_size, "", lora_name=adapter)
     request = Request(id(chain), chain, tokens, Sampling(max_tokens=1, top_p=0.5), (0.0, 0))
     request.blocks = [0] * -(-tokens // runner.block_size)
     request.computed = request.launched = computed

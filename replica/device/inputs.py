@@ -18,6 +18,7 @@ class Counts(NamedTuple):
 
     rows: int
     sequences: int
+    tiles: int = 0  # of rows with adapters
 
 
 class Inputs(NamedTuple):
@@ -36,7 +37,8 @@ class Inputs(NamedTuple):
     min_ps: Tensor
     points: Tensor  # in [0, 1): where the tokens are drawn
     decoding: Tensor  # one number: sequences
-    adapters: Tensor  # by row: slots
+    adapted: Tensor  # of `kernels.adapters.Tiles`: the rows
+    tiles: Tensor  # and the tiles, three numbers each
 
 
 TYPES: dict[str, type[np.generic]] = {
@@ -53,15 +55,17 @@ TYPES: dict[str, type[np.generic]] = {
     "min_ps": np.float32,
     "points": np.float64,
     "decoding": np.int32,
-    "adapters": np.int32,
+    "adapted": np.int32,
+    "tiles": np.int32,
 }
-BY_ROW = ("token_ids", "positions", "slots", "adapters")
+BY_ROW = ("token_ids", "positions", "slots")
 
 
 def length_of(name: str, counts: Counts) -> int:
     if name in BY_ROW:
         return counts.rows
-    return 1 if name == "decoding" else counts.sequences + (name == "starts")
+    lengths = {"decoding": 1, "adapted": counts.rows if counts.tiles else 0, "tiles": 3 * counts.tiles}
+    return lengths.get(name, counts.sequences + (name == "starts"))
 
 
 class ByteRange(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from kernels.adapters import most_tiles
 from kernels.spans import Copy
 from replica.device.inputs import Counts
 
@@ -26,10 +27,17 @@ class Limits(NamedTuple):
     rows: int
     requests: int
     tokens: int
-    adapters: int = 0  # loaded at a time, where graphs are to compute with them
+    adapters: int = 0  # loaded at a time
+
+    @property
+    def largest(self) -> Counts:
+        return self._counts(self.rows, adapted=self.adapters > 0)
 
     def counts(self, size: Size) -> Counts:
-        return Counts(size.rows, min(size.rows, self.requests))
+        return self._counts(size.rows, adapted=size.adapted)
+
+    def _counts(self, rows: int, *, adapted: bool) -> Counts:
+        return Counts(rows, min(rows, self.requests), most_tiles(rows, self.adapters) if adapted else 0)
 
 
 class Order(Struct, tag=True, array_like=True):
@@ -40,11 +48,11 @@ class Order(Struct, tag=True, array_like=True):
     news: memoryview  # `block_tables.BlockTables.news`
     copies: Sequence[Copy]
     size: Size | None  # of the graph to replay
+    adapters: Sequence[str]  # each takes a slot now, in this order, if it has none
     # For steps without one:
     decoding: int = 0  # sequences
     longest_prefill: int = 0  # rows of a sequence that does not
     longest: int = 0  # tokens of a sequence, with what is cached
-    adapters: Sequence[tuple[str | None, int]] = ()  # by sequence, and its rows; empty: none has one
 
 
 class Capture(Struct, tag=True, array_like=True):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.adapters import ROOM, Cut, cut
 from replica import prompt_logprobs
 from replica.block_memory import BlockMemory
 from replica.device.accelerator import Accelerator
@@ -24,6 +25,7 @@ from replica.runner import Finish, SampledToken
 from replica.sampling import GREEDY_BELOW, bits_of, is_shaped, logprobs_of, shaped, uniform
 
 MOST = 2**31 - 1  # tokens in a vocabulary
+NO_TILES = cut(np.zeros(0, np.int32))
 
 
 class DeviceRunner:
@@ -88,23 +90,20 @@ class DeviceRunner:
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
-        adapters = [(scheduled.request.chain.lora_name, scheduled.tokens) for scheduled in ordered]
-        is_adapted = any(name is not None for name, _ in adapters)
+        adapters = list(dict.fromkeys(name for one in ordered if (name := one.request.chain.lora_name) is not None))
+        tiles = self._tiles(ordered)
         size = None
-        if not scores and (not is_adapted or self._fit([name for name, _ in adapters])):
-            size = self.steps.size_for(rows, sequences - decoding, adapted=is_adapted)
-        slots = [0] * len(ordered)
-        if size is not None and size.adapted and self.steps.slots is not None:
-            slots = [self.steps.slots.of(name) for name, _ in adapters]
-        counts = Counts(rows, sequences) if size is None else self.limits.counts(size)
+        if not scores and self._fit(adapters):
+            size = self.steps.size_for(rows, sequences - decoding, adapted=bool(adapters))
+        counts = Counts(rows, sequences, len(tiles.tiles)) if size is None else self.limits.counts(size)
         order = Order(
             counts,
-            packed(counts, self._arrays(counts, ordered, table_rows, slots)),
+            packed(counts, self._arrays(counts, ordered, table_rows, tiles)),
             self._tables.news(),
             # In the batch's order: a block that one request copies from may be a later one's to write on.
             [scheduled.copy for scheduled in batch if scheduled.copy is not None],
             size,
-            adapters=adapters if is_adapted else (),
+            adapters,
         )
         if size is None:
             order.decoding = decoding
@@ -112,8 +111,18 @@ class DeviceRunner:
             order.longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         return order
 
-    def _fit(self, adapters: Sequence[str | None]) -> bool:
-        return self.steps.slots is not None and self.steps.slots.fits(adapters)
+    def _fit(self, adapters: Sequence[str]) -> bool:
+        """Tell whether graphs can compute with these."""
+        return not adapters or (self.steps.slots is not None and self.steps.slots.room(adapters) <= ROOM)
+
+    def _tiles(self, ordered: Sequence[Scheduled]) -> Cut:
+        """The rows with adapters."""
+        slots = self.steps.slots
+        if slots is None:
+            return NO_TILES
+        names = [scheduled.request.chain.lora_name for scheduled in ordered]
+        of_each = [-1 if name is None else slots.of(name) for name in names]
+        return cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
 
     def _mask(self, drawing: Mapping[int, Scheduled]) -> bool:
         """Rule out what may not come next in constrained answers; return False if there are none."""
@@ -163,7 +172,7 @@ class DeviceRunner:
     # ---- its inputs
 
     def _arrays(
-        self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers, slots: Sequence[int]
+        self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers, tiles: Cut
     ) -> dict[str, NDArray[Any]]:
         tokens = np.array([scheduled.tokens for scheduled in ordered], np.int64)
         begins = np.array([scheduled.start for scheduled in ordered], np.int64)
@@ -183,7 +192,8 @@ class DeviceRunner:
             "starts": _and(np.append(0, ends), missing, len(of_row)),
             "last_rows": ends - 1,
             "decoding": np.array([np.count_nonzero(tokens == 1)]),
-            "adapters": np.repeat(np.array(slots, np.int32), tokens),
+            "adapted": tiles.rows,
+            "tiles": tiles.tiles.ravel(),
             **_of_draws(ordered),
         }
 
@@ -207,7 +217,7 @@ class DeviceRunner:
     def capture(self, size: Size) -> None:
         """Larger ones have to come first."""
         counts = self.limits.counts(size)
-        self.steps.capture(Capture(size, packed(counts, self._arrays(counts, (), np.zeros(0, np.int64), ()))))
+        self.steps.capture(Capture(size, packed(counts, self._arrays(counts, (), np.zeros(0, np.int64), NO_TILES))))
 
 
 def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:

@@ -11,13 +11,14 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from kernels.adapters import Tiles
 from kernels.paged import Attention, LayerCache
 from kernels.spans import Copy
 from kernels.tables import Mixed, TableStep
 from replica.device.accelerator import Accelerator, Replay
 from replica.device.block_tables import DeviceTables
 from replica.device.graph_sizes import MIXED_PROMPTS, size_for
-from replica.device.inputs import Counts, Inputs, Staging
+from replica.device.inputs import Inputs, Staging
 from replica.device.orders import Capture, Limits, Order, Size
 from replica.lora.adapter import Changing
 from replica.lora.slots import Slots, SlottedRows
@@ -51,7 +52,7 @@ class Steps:
         self.limits = limits
         self.accelerator = accelerator
         self._tables = DeviceTables(limits.requests, -(-limits.tokens // self.block_size), accelerator)
-        self._staging = Staging(Counts(limits.rows, limits.requests), accelerator)
+        self._staging = Staging(limits.largest, accelerator)
         self._draw = draw
         logits = (limits.requests if draw else 0, model.config.vocab_size)
         self.logits = torch.zeros(logits, device=accelerator.device)
@@ -61,7 +62,7 @@ class Steps:
         self._pool = accelerator.pool()
         self.slots: Slots | None = None
         if limits.adapters:
-            self.slots = Slots(model.adapters, model.config.num_layers, limits.adapters, accelerator.device)
+            self.slots = Slots(model.adapters, limits.adapters, accelerator.device)
 
     @property
     def own_bytes(self) -> int:
@@ -74,14 +75,14 @@ class Steps:
         if order.copies:
             self.model.pointwise.copy(self.caches, order.copies)
         inputs = self._staging.send(order.counts, order.inputs)
+        if self.slots is not None:
+            for name in order.adapters:
+                self.slots.of(name)
         if order.size is not None:
-            if self.slots is not None:
-                for name, _ in order.adapters:
-                    self.slots.of(name)
             self.graphs[order.size]()
             return Computed(inputs, None)
         step = self._step(inputs, order.longest, order.decoding, order.longest_prefill)
-        return Computed(inputs, self._run(inputs, step, self.model.adapters.rows(order.adapters)))
+        return Computed(inputs, self._run(inputs, step, self._adapted(inputs, order.adapters)))
 
     def rehearse_copy(self) -> None:
         """Run in the final memory, whose size is part of the compiled code."""
@@ -111,13 +112,9 @@ class Steps:
         mixed = Mixed(inputs.decoding, MIXED_PROMPTS) if size.mixed else None
         decoding, longest_prefill = (0, size.rows) if size.mixed else (size.rows, 0)
 
-        adapted: SlottedRows | None = None
-        if size.adapted:
-            assert self.slots is not None, "there are adapters"
-            adapted = SlottedRows(self.slots, inputs.adapters, self.model.pointwise)
-
         def run() -> None:
-            self._run(inputs, self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed), adapted)
+            step = self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed)
+            self._run(inputs, step, self._adapted(inputs))
 
         run()  # compiles, and lets libraries take the memory they want
         self.graphs[size] = self.accelerator.capture(run, self._pool)
@@ -130,6 +127,14 @@ class Steps:
         tables = self._tables.table[inputs.table_rows, : -(-longest // self.block_size)]
         arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
         return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
+
+    def _adapted(self, inputs: Inputs, names: Sequence[str] = ()) -> SlottedRows | None:
+        """The rows with adapters; without names whichever fit into a graph."""
+        if not len(inputs.tiles):
+            return None
+        assert self.slots is not None, "there are adapters"
+        tiles = Tiles(inputs.adapted, inputs.tiles.view(-1, 3))
+        return SlottedRows(self.slots, tiles, self.slots.room(names), self.model.pointwise)
 
     def _run(self, inputs: Inputs, step: TableStep, adapted: Changing | None = None) -> Tensor:
         """The model and the draw; what the rows came to."""

@@ -6,6 +6,7 @@ products are `kernels.linear`'s (decision 0009).
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from math import gcd
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
 
 LEAST_RANK = 8
+MOST_EVEN = 16
 
 
 class Place(Enum):
@@ -45,7 +47,7 @@ class Adapter:
             converted = _padded(Factors(*(_converted(factor, like, name) for factor in own)))
             by_place.setdefault((layer, place), []).append((start, converted))
         self.changes = {where: _change(parts) for where, parts in by_place.items()}
-        self.fits_tables = all(change.fits for change in self.changes.values())
+        self.room = max((change.ranks for change in self.changes.values()), default=0)
 
 
 def _padded(factors: Factors) -> Factors:
@@ -67,6 +69,14 @@ def _starts(config: ModelConfig) -> dict[str, tuple[Place, int]]:
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     columns = {"k_proj": queries, "v_proj": queries + keys, "up_proj": config.intermediate_size}
     return {part: (place, columns.get(part, 0)) for place in Place for part in place.value}
+
+
+def _evenness(config: ModelConfig) -> dict[Place, int]:
+    """A power of two that divides the columns where a product's projections begin and end."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    width, inner = config.hidden_size, config.intermediate_size
+    columns = {Place.QKV: (queries, keys), Place.OUTPUT: (width,), Place.GATE_UP: (inner,), Place.DOWN: (width,)}
+    return {place: gcd(MOST_EVEN, *of) for place, of in columns.items()}
 
 
 def _converted(factor: Tensor, like: Tensor, name: str) -> Tensor:
@@ -102,6 +112,8 @@ class Adapters:
 
     def __init__(self, config: ModelConfig, like: Tensor, ranks: Ranks = ALONE) -> None:
         self.loaded: dict[str, Adapter] = {}
+        self.layers = config.num_layers
+        self.evenness = _evenness(ranks.own(config))
         self._config = config
         self._ranks = ranks
         self._like = like  # a weight of the model

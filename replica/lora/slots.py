@@ -1,35 +1,39 @@
-"""The adapters that a device's graphs can compute with, each in a slot of tables that graphs read."""
+"""The adapters that a device computes with, each in a slot of tables that kernels and graphs read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from kernels.adapters import Table
+from kernels.adapters import ROOM, Table, Tiles
 from kernels.pointwise import Pointwise
 from replica.lora.adapter import Adapter, Adapters, Place
 
-NONE = 0  # the slot of rows without an adapter
+NONE = 0  # the slot of adapters that change nothing
 
 
 class Slots:
     """Adapters come into a slot when a step first has rows of them, and stay while they are loaded."""
 
-    def __init__(self, adapters: Adapters, layers: int, most: int, device: torch.device) -> None:
+    def __init__(self, adapters: Adapters, most: int, device: torch.device) -> None:
         """`most`: adapters that may be loaded at a time."""
-        self.tables = {(layer, place): Table(1 + most, device) for layer in range(layers) for place in Place}
+        self.tables = {
+            (layer, place): Table(1 + most, device, even)
+            for place, even in adapters.evenness.items()
+            for layer in range(adapters.layers)
+        }
         self._adapters = adapters
         # An adapter that is unloaded gives its memory back at once. Its slot has no rows from then on.
         self._held: list[Callable[[], Adapter | None]] = [lambda: None] * (1 + most)
 
-    def fits(self, names: Sequence[str | None]) -> bool:
-        """Tell whether graphs can compute with all of these."""
-        return all(self._adapters.loaded[name].fits_tables for name in names if name is not None)
+    def room(self, names: Iterable[str]) -> int:
+        """Return how many ranks all projections of a product have together, or what graphs have room for if less."""
+        return max([ROOM, *(self._adapters.loaded[name].room for name in names if name)])
 
-    def of(self, name: str | None) -> int:
-        """Return the adapter's slot, which it takes now if it has none."""
-        if name is None:
+    def of(self, name: str) -> int:
+        """Return the adapter's slot, which it takes now if it has none. None of this name is loaded: it is ''."""
+        if not name:
             return NONE
         adapter = self._adapters.loaded[name]
         for slot, held in enumerate(self._held):
@@ -44,12 +48,13 @@ class Slots:
 
 
 class SlottedRows:
-    """The rows of a graph's step, whose adapters are known only when it is replayed."""
+    """The rows of a device's step with adapters; a graph knows them only when it is replayed."""
 
-    def __init__(self, slots: Slots, of_rows: Tensor, pointwise: Pointwise) -> None:
+    def __init__(self, slots: Slots, tiles: Tiles, room: int, pointwise: Pointwise) -> None:
         self._tables = slots.tables
-        self._of_rows = of_rows
+        self._tiles = tiles
+        self._room = room
         self._pointwise = pointwise
 
     def add(self, layer: int, place: Place, inputs: Tensor, product: Tensor) -> None:
-        self._pointwise.adapt(inputs, product, self._tables[layer, place], self._of_rows)
+        self._pointwise.adapt(inputs, product, self._tables[layer, place], self._tiles, self._room)

@@ -3,7 +3,6 @@
 Adapters have rank 16 in every projection. Rounds go by turns, in one process, on one thread.
 """
 
-import json
 import random
 import statistics
 import tempfile
@@ -11,20 +10,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 from events.blocks import pack_tokens
 from replica.clock import WallClock
 from replica.config import EngineConfig, LoraModule
 from replica.engine import Engine
-from replica.lora.files import CONFIG_FILE, WEIGHTS_FILE, shapes_of
 from replica.lora.shelf import Shelf
 from replica.messages import Output, Sampling, Submit
 from replica.model.config import read_config
 from replica.native import build_on_cpu
 from tests.bench.measure import heading, row
 from tests.bench.native import QWEN3, SMALL, make_model
+from tests.replica.lora.random_adapter import write_adapter
 
 RANK = 16
 BATCH, PROMPT, NEW = 8, 512, 32
@@ -55,7 +51,9 @@ def run(rounds: int) -> None:
 
 def made(folder: Path) -> Engine:
     make_model(folder, QWEN3 | SMALL)
-    modules = tuple(LoraModule(f"a{number}", str(adapter(folder, number))) for number in range(BATCH))
+    shape = read_config(folder)
+    folders = [write_adapter(folder / f"adapter{number}", shape, RANK, number) for number in range(BATCH)]
+    modules = tuple(LoraModule(f"a{number}", str(one)) for number, one in enumerate(folders))
     config = EngineConfig(
         model="bench",
         model_path=str(folder),
@@ -69,23 +67,6 @@ def made(folder: Path) -> Engine:
     runner = build_on_cpu(config)
     assert runner.adapters is not None
     return Engine(config, runner, WallClock(), None, Shelf(runner.adapters, BATCH))
-
-
-def adapter(model: Path, number: int) -> Path:
-    """Write an adapter with random weights, as peft does."""
-    folder, config = model / f"adapter{number}", read_config(model)
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(number)
-    weights = {}
-    for layer in range(config.num_layers):
-        for part, (inputs, outputs) in shapes_of(config).items():
-            inside = "mlp" if part in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-            for letter, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
-                name = f"base_model.model.model.layers.{layer}.{inside}.{part}.lora_{letter}.weight"
-                weights[name] = torch.empty(shape).normal_(0, 0.02, generator=generator)
-    save_file(weights, folder / WEIGHTS_FILE)
-    (folder / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
-    return folder
 
 
 def measured(engine: Engine, adapters: Sequence[str | None], seed: int) -> tuple[float, float]:

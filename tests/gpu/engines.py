@@ -122,6 +122,7 @@ def config_of(runner: Any, limits: Limits, **changes: Any) -> EngineConfig:
 class Asked(NamedTuple):
     prompt: Sequence[int]
     sampling: Sampling
+    adapter: str | None = None
 
 
 def tokens(chance: random.Random, count: int, vocabulary: int) -> list[int]:
@@ -135,7 +136,8 @@ def greedy(prompt: Sequence[int], max_tokens: int) -> Asked:
 def submit(engine: Engine, asked: Sequence[Asked], first: int = 0) -> None:
     """Numbered from the first."""
     for number, one in enumerate(asked, first):
-        refused = engine.submit(Submit(number, pack_tokens(one.prompt), one.sampling, priority=float(number)))
+        prompt = pack_tokens(one.prompt)
+        refused = engine.submit(Submit(number, prompt, one.sampling, lora_name=one.adapter, priority=float(number)))
         if refused is not None:
             raise ValueError(f"request {number}: {refused.message}")
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.adapters import ROOM, Table, Tiles, change_of, cut
 from kernels.paged import KvShape, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from kernels.spans import Copy
@@ -19,6 +21,7 @@ WIDTHS = (64, 112, 1001, 1024, 4096, 5120)
 COUNTS = (1, 3, 129)
 ROWS = 37
 BLOCKS = (1, 5, 16, 32)  # their sizes
+PRODUCTS = ((72, (128, 40, 40)), (1024, (2048, 1024, 1024)), (300, (520, 520)))  # inputs, and outputs by projection
 EXACT = Pointwise()
 
 
@@ -48,6 +51,7 @@ def errors(place: Place, dtype: torch.dtype) -> Iterator[Error]:
         ("SwiGLU", gates),
         ("rotary, with and without norms, and KV write", turns),
         ("copies", copies),
+        ("adapters' changes, of one and many rows", changes),
     ):
         for found, expected in cases(place, kernels, dtype):
             yield Error(what, dtype, worst_of(found, expected, dtype))
@@ -120,7 +124,47 @@ def copies(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
             yield from ((part, other.float()) for part, other in zip(found, expected, strict=True))
 
 
+def changes(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
+    """Changes of adapters of odd and usual sizes, in rows that have them or not."""
+    for width, columns in place.size(PRODUCTS, PRODUCTS[:1]):
+        wholes = [adapter(place, width, columns, rank) for rank in (8, 64)]
+        tables = []
+        for kind in (dtype, torch.float32):
+            table = Table(3, place.device, even=8)
+            made = [change_of(*converted(whole, dtype, kind)) for whole in wholes]
+            for slot, change in enumerate(made, start=1):
+                table.put(slot, change)
+            tables.append((table, made))
+        for slots in ([1, -1, 2, 0, 2, 1, 1], [2] * 70 + [-1] * 9 + [1] * 500):
+            rows, found = cut(np.array(slots, np.int32))
+            tiles = Tiles(*(torch.from_numpy(array).to(place.device, torch.int32) for array in (rows, found)))
+            inputs, product = noise(place, dtype, len(slots), width), noise(place, dtype, len(slots), sum(columns))
+            exact = product.float()
+            with poisoned():
+                kernels.adapt(inputs, product, tables[0][0], tiles, ROOM)
+            EXACT.adapt(inputs.float(), exact, tables[1][0], tiles, ROOM)
+            yield product, exact
+
+
 # ---- inputs
+
+
+Factors = list[tuple[Tensor, slice, slice]]
+
+
+def adapter(place: Place, width: int, columns: Sequence[int], rank: int) -> tuple[Tensor, Factors]:
+    """An adapter in float32 that changes every part."""
+    ups, begin = [], 0
+    for number, count in enumerate(columns):
+        up = noise(place, torch.float32, count, rank) / rank**0.5
+        ups.append((up, slice(rank * number, rank * (number + 1)), slice(begin, begin + count)))
+        begin += count
+    return noise(place, torch.float32, rank * len(columns), width) / width**0.5, ups
+
+
+def converted(whole: tuple[Tensor, Factors], rounded: torch.dtype, kind: torch.dtype) -> tuple[Tensor, Factors]:
+    down, ups = whole
+    return down.to(rounded).to(kind), [(up.to(rounded).to(kind), inputs, outputs) for up, inputs, outputs in ups]
 
 
 def noise(place: Place, dtype: torch.dtype, *size: int) -> Tensor:

@@ -44,6 +44,7 @@ PARTS = (
     Part("ttft", 20, 60),
     Part("host", 20, 90),
     Part("steps", 20, 60),
+    Part("adapters", 25, 90),
     Part("serving", 40, 150),
     Part("fleet", 35, 100),
 )

@@ -115,12 +115,27 @@ def run(place: Place, table: Table) -> None:
 
 
 def steps_of(
-    runner: Watched, accelerator: Patient, limits: Limits, batch: int, context: int, *, prompt: int = 0
+    runner: Watched,
+    accelerator: Patient,
+    limits: Limits,
+    batch: int,
+    context: int,
+    *,
+    prompt: int = 0,
+    adapters: Sequence[str | None] = (None,),
 ) -> Split:
-    """Times of steps in which `batch` requests decode; with `prompt`, each step also gets a new one-token request."""
+    """Times of steps in which `batch` requests decode, with these adapters by turns.
+
+    With `prompt`, each step also gets a new one-token request.
+    """
     engine, chance = engine_of(runner, limits), random.Random(0)
-    asked = [greedy(tokens(chance, context, runner.vocab_size), STEPS) for _ in range(batch)]
-    submit(engine, asked)
+
+    def ask(number: int, length: int, outputs: int) -> None:
+        one = greedy(tokens(chance, length, runner.vocab_size), outputs)
+        submit(engine, [one._replace(adapter=adapters[number % len(adapters)])], first=number)
+
+    for number in range(batch):
+        ask(number, context, STEPS)
     while any(request.generated == 0 for request in engine.scheduler.requests.values()):
         engine.step()
     for _ in range(IN_BETWEEN):
@@ -130,7 +145,7 @@ def steps_of(
     asked_ids = set(engine.scheduler.requests)
     while asked_ids <= engine.scheduler.requests.keys():
         if prompt:
-            submit(engine, [greedy(tokens(chance, prompt, runner.vocab_size), 1)], first=batch + len(split.whole))
+            ask(batch + len(split.whole), prompt, 1)
         step_once(engine, accelerator, split)
     split.device.extend(runner.device_s())
     while engine.busy:

@@ -41,6 +41,7 @@ class Compiled(NamedTuple):
     shared: int
     registers: int
     stack: int  # registers that did not fit
+    ptx: str
 
 
 def kind_of(value: Any) -> Any:
@@ -83,7 +84,7 @@ def compiled(launch: Launch, capability: int = 90) -> Compiled:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    return Compiled(kernel.asm["cubin"], kernel.metadata.shared, *_usage(kernel.asm["cubin"]))
+    return Compiled(kernel.asm["cubin"], kernel.metadata.shared, *_usage(kernel.asm["cubin"]), kernel.asm["ptx"])
 
 
 def _type(value: Any) -> str:

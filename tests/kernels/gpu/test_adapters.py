@@ -1,7 +1,10 @@
 """Triton's changes by adapters equal torch's, for rows of any adapters and of none."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="there is no Triton here: see `make triton-check`")
@@ -9,21 +12,29 @@ pytest.importorskip("triton", reason="there is no Triton here: see `make triton-
 import torch
 from torch import Tensor
 
-from kernels.adapters import ROOM, Change, Table, change_of
+from kernels.adapters import ROOM, TILE, Change, Table, Tiles, change_of, cut
 from kernels.gpu.pointwise import TritonPointwise
-from tests.kernels.gpu.device import DEVICE, needs_device
+from kernels.pointwise import Pointwise
+from tests.kernels.gpu.device import DEVICE, HALF, needs_device
+from tests.kernels.poison import poisoned
 
 pytestmark = needs_device
 
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
+TOLERANCES = {torch.float32: 2e-5, HALF: 1.5e-1 if torch.bfloat16 == HALF else 2e-2}
 SHAPES = {
     "one part": (96, (64,)),
     "queries, keys and values": (72, (128, 40, 40)),
     "wider than a program": (300, (520, 520)),
+    "odd": (50, (35, 21)),
+}
+BATCHES = {
+    "each has its own": [-1, 1, 3, 3, 2, 1, -1, 1, 3, 1, 0],
+    "a prompt of several tiles among others": [3, -1, *[1] * (2 * TILE + 5), *[3] * TILE, -1, 1],
+    "one row": [3],
 }
 
 
-def change(width: int, columns: tuple[int, ...], ranks: tuple[int, ...], dtype: torch.dtype) -> Change:
+def change(width: int, columns: Sequence[int], ranks: Sequence[int], dtype: torch.dtype) -> Change:
     """A rank of 0: the part is not changed."""
     ups, first, begin = [], 0, 0
     for count, rank in zip(columns, ranks, strict=True):
@@ -34,43 +45,62 @@ def change(width: int, columns: tuple[int, ...], ranks: tuple[int, ...], dtype: 
     down = random_matrix(first, width).to(dtype)
     made = change_of(down, ups)
     # Kept on a CPU, too: the interpreter reads its memory.
-    return made._replace(
-        weight=down, ups=[one._replace(weight=up) for one, (up, *_) in zip(made.ups, ups, strict=True)]
-    )
+    kept = [one._replace(weight=up) for one, (up, *_) in zip(made.ups, ups, strict=True)]
+    return replace(made, weight=down, ups=kept)
 
 
 def random_matrix(*size: int) -> Tensor:
     return torch.randn(*size, device=DEVICE) / 8
 
 
+def tiles_of(slots: Sequence[int], spare: int = 0) -> Tiles:
+    """With spare tiles, as a graph has."""
+    rows, tiles = cut(np.array(slots, np.int32))
+    tiles = np.pad(tiles, ((0, spare), (0, 0)))
+    return Tiles(*(torch.from_numpy(array).to(DEVICE, torch.int32) for array in (rows, tiles)))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_get_what_their_adapters_change(dtype: torch.dtype, shape: str) -> None:
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rows_get_what_their_adapters_change(dtype: torch.dtype, shape: str, batch: str) -> None:
     torch.manual_seed(1)
     chance = random.Random(shape)
-    width, columns = SHAPES[shape]
-    table = Table(4, torch.device(DEVICE))
-    changes = {}  # nothing was ever in slot 2
+    (width, columns), slots = SHAPES[shape], BATCHES[batch]
+    table = Table(4, torch.device(DEVICE), even=1 if shape == "odd" else 8)
+    changes = {}  # nothing was ever in slots 0 and 2
     for slot in (1, 3):
         ranks = tuple(chance.choice((0, 8, 16, 24)) for _ in columns[1:])
         changes[slot] = change(width, columns, (chance.choice((8, 64)), *ranks), dtype)
         table.put(slot, changes[slot])
-    inputs, product = (random_matrix(11, size).to(dtype) for size in (width, sum(columns)))
-    slots = torch.tensor([0, 1, 3, 3, 2, 1, 0, 1, 3, 1, 0], dtype=torch.int32, device=DEVICE)
-    expected = product.clone()
-    for slot, made in changes.items():
-        made.add(inputs, expected, (slots == slot).nonzero()[:, 0])
-    untouched = product.clone()
-    TritonPointwise().adapt(inputs, product, table, slots)
+    before = random_matrix(len(slots), sum(columns)).to(dtype)
+    inputs = random_matrix(len(slots), width).to(dtype)
+    expected, product = before.clone(), before.clone()
+    Pointwise().adapt(inputs, expected, table, tiles_of(slots), ROOM)
+    with poisoned():
+        TritonPointwise().adapt(inputs, product, table, tiles_of(slots, spare=2), ROOM)
     torch.testing.assert_close(product, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
-    assert torch.equal(product[slots % 2 == 0], untouched[slots % 2 == 0])
-    assert not torch.equal(product, untouched)
+    untouched = torch.tensor([slot in (-1, 0, 2) for slot in slots], device=DEVICE)
+    assert torch.equal(product[untouched], before[untouched])
+    assert not torch.equal(product, before)
     table.put(1, None)
     table.put(3, None)
-    TritonPointwise().adapt(inputs, untouched, table, slots)
-    assert torch.equal(untouched[slots % 2 == 0], product[slots % 2 == 0])
+    TritonPointwise().adapt(inputs, before, table, tiles_of(slots), ROOM)
+    assert torch.equal(before[untouched], product[untouched])
 
 
-def test_what_a_table_cannot_have_is_known() -> None:
-    assert change(8, (4,), (ROOM,), torch.float32).fits
-    assert not change(8, (4,), (ROOM + 1,), torch.float32).fits
+@pytest.mark.parametrize("rank", [8, 256, 600])
+def test_every_rank_and_number_of_tiles_is_computed(rank: int) -> None:
+    """Many tiles read whole rows, and few divide them among programs."""
+    torch.manual_seed(rank)
+    table = Table(3, torch.device(DEVICE), even=8)
+    changes = [change(136, (24, 16), (rank, 8), torch.float32) for _ in range(2)]
+    for slot, one in enumerate(changes, start=1):
+        table.put(slot, one)
+    for rows in (5, 600 if rank == 8 else 40):
+        slots = [random.Random(row).choice((1, 2, -1)) for row in range(rows)]
+        inputs, product = random_matrix(rows, 136), random_matrix(rows, 40)
+        expected = product.clone()
+        Pointwise().adapt(inputs, expected, table, tiles_of(slots), rank + 8)
+        TritonPointwise().adapt(inputs, product, table, tiles_of(slots), rank + 8)
+        torch.testing.assert_close(product, expected, atol=1e-4, rtol=1e-4)

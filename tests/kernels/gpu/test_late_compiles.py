@@ -20,7 +20,7 @@ from events.blocks import pack_tokens
 from kernels.backends import ChosenAttention
 from kernels.gpu.attention import TritonAttention
 from replica.clock import WallClock
-from replica.config import EngineConfig
+from replica.config import EngineConfig, LoraModule
 from replica.device import build, parts
 from replica.device.accelerator import Memory
 from replica.device.runner import DeviceRunner
@@ -33,6 +33,7 @@ from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles
 from tests.kernels.gpu.test_compiled import H200
 from tests.replica.device.hosts import HostAccelerator
+from tests.replica.lora.random_adapter import write_adapter
 
 pytestmark = needs_compiler
 
@@ -48,11 +49,12 @@ SMALL = {
     "rope_theta": 10_000.0,
     "max_position_embeddings": LONGEST,
 }
-# Heads, KV heads, head_dim, tokens in the vocabulary, requests and tokens in a step.
+RANKS = {"usual": 16, "wide": 300}  # of adapters: graphs have no room for the second
+# Heads, KV heads, head_dim, tokens in the vocabulary, requests and tokens in a step, whether there are graphs.
 SHAPES = {
-    "Qwen3-0.6B's heads": (16, 8, 128, 384, 24, 2048),
-    "Qwen2.5-0.5B's heads, odd numbers": (14, 2, 64, 331, 7, 777),
-    "one KV head": (8, 1, 64, 384, 16, 512),
+    "Qwen3-0.6B's heads": (16, 8, 128, 384, 24, 2048, True),
+    "Qwen2.5-0.5B's heads, odd numbers": (14, 2, 64, 331, 7, 777, True),
+    "one KV head, no graphs": (8, 1, 64, 384, 16, 512, False),
 }
 
 
@@ -69,12 +71,14 @@ class NoDevice(HostAccelerator):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads, kv_heads, head_dim, vocabulary, requests, rows = SHAPES[shape]
+    heads, kv_heads, head_dim, vocabulary, requests, rows, graphs = SHAPES[shape]
     fields = SMALL | {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     folder = saved(fields | {"vocab_size": vocabulary}, tmp_path / "model")
     chosen = ChosenAttention(TritonAttention(H200), {})
     monkeypatch.setattr(parts, "choose", lambda *_: chosen)
     monkeypatch.setattr(build, "say", lambda *_: None)
+    shape_of = parse_config(fields | {"vocab_size": vocabulary}, "the shape")
+    folders = {name: write_adapter(tmp_path / name, shape_of, rank, rank) for name, rank in RANKS.items()}
     config = EngineConfig(
         model="model",
         model_path=str(folder),
@@ -83,6 +87,8 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
         max_num_seqs=requests,
         max_num_batched_tokens=rows,
         max_model_len=LONGEST,
+        lora_modules=tuple(LoraModule(name, str(one)) for name, one in folders.items()),
+        graphs=graphs,
         events=None,
     )
     with noted_compiles() as compiles:
@@ -121,7 +127,9 @@ def serve(engine: Engine, runner: DeviceRunner, chance: Random) -> None:
             prompt_logprobs=chance.choice((None, None, None, 1)),
             ignore_eos=True,
         )
-        assert engine.submit(Submit(number, pack_tokens(prompt), sampling, priority=float(number))) is None
+        adapter = chance.choice((None, None, *RANKS))
+        submit = Submit(number, pack_tokens(prompt), sampling, priority=float(number), lora_name=adapter)
+        assert engine.submit(submit) is None
         for _ in range(chance.choice((0, 0, 0, 1, 5, 40))):
             engine.step()
     while engine.busy:

@@ -13,13 +13,17 @@ from kernels.paged import KvShape
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
+from replica.clock import WallClock
+from replica.config import LoraModule
 from replica.device import parts
-from replica.device.build import doubled, rehearse, sizes_of
-from replica.device.orders import Limits
+from replica.device.build import Team, build_with, doubled, rehearse, sizes_of
+from replica.device.orders import Limits, Size
 from replica.device.parts import kernels_for
-from replica.model.config import parse_config
+from replica.engine import Engine
+from replica.model.config import parse_config, read_config
 from tests.replica.device.hosts import HostAccelerator, runner_of
-from tests.replica.models import config_of, saved
+from tests.replica.lora.random_adapter import write_adapter
+from tests.replica.models import config_of, finish, native, saved, submit
 from tests.replica.shapes import QWEN3_06B
 
 
@@ -54,6 +58,33 @@ def test_graphs_are_captured_from_the_largest_on() -> None:
     assert {size.rows for size in sizes if not size.mixed} == {1, 2, 4, 8, 16, 24, 32, 40}
     assert {size.rows for size in sizes if size.mixed} == {16, 32, 64, 96, 128, 160, 192, 224, 256, 300}
     assert len(set(sizes)) == len(sizes)
+
+
+def test_graphs_with_adapters_come_before_those_of_the_same_size() -> None:
+    """They take more memory, in which the others then find room."""
+    shape = parse_config(QWEN3_06B, "the shape")
+    limits = Limits(rows=300, requests=40, tokens=512)
+    plain, sizes = (sizes_of(one, shape) for one in (limits, limits._replace(adapters=4)))
+    assert sizes[:2] == (Size(True, 300, adapted=True), Size(True, 300))
+    assert sorted(sizes) == sorted([*plain, *(size._replace(adapted=True) for size in plain)])
+    assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
+
+
+def test_torchs_changes_by_adapters_are_in_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask the device which rows have one, as no capture may."""
+    attention = PlainAttention()
+    monkeypatch.setattr(attention, "name", "flash3")
+    monkeypatch.setattr(parts, "choose", lambda *_: ChosenAttention(attention, {}))
+    monkeypatch.setattr(parts, "kernels_for", lambda *_: (Pointwise(), draw))
+    model = saved("qwen3", tmp_path)
+    module = LoraModule("a", str(write_adapter(tmp_path / "a", read_config(model), 8, 1, 0.15)))
+    config = config_of(model, num_blocks=20, max_num_batched_tokens=32, max_num_seqs=2, lora_modules=(module,))
+    runner = build_with(config, HostAccelerator(), Team())
+    assert runner.steps.graphs and not any(size.adapted for size in runner.steps.graphs)
+    engine = Engine(config, runner, WallClock())
+    submit(engine, 1, range(10), lora_name="a")
+    submit(expected := native(model, lora_modules=(module,)), 1, range(10), lora_name="a")
+    assert finish(engine)[1].token_ids == finish(expected)[1].token_ids
 
 
 def test_without_triton_all_is_torchs() -> None:

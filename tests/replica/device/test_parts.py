@@ -109,14 +109,14 @@ def test_new_blocks_are_not_written_where_the_device_may_still_read() -> None:
 
 
 def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
-    staging = Staging(Counts(9, 4), HostAccelerator())
-    for counts in (Counts(9, 4), Counts(5, 3), Counts(1, 1)):
+    staging = Staging(Counts(9, 4, 3), HostAccelerator())
+    for counts in (Counts(9, 4, 3), Counts(9, 4), Counts(5, 3, 1), Counts(1, 1)):
         arrays = {name: np.arange(1, 2) for name in TYPES}
         inputs = staging.send(counts, packed(counts, arrays))
         for name, found in inputs._asdict().items():
-            expected = [1] + [0] * (len(found) - 1)
-            assert found.tolist() == expected, name
+            assert found.tolist() == [1, *[0] * counts.rows][: len(found)], name
         assert len(inputs.positions) == counts.rows and len(inputs.starts) == counts.sequences + 1
+        assert len(inputs.tiles) == 3 * counts.tiles and len(inputs.adapted) == (counts.rows if counts.tiles else 0)
 
 
 def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
@@ -136,7 +136,7 @@ def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
 
 
 def test_arrays_are_aligned_and_do_not_overlap() -> None:
-    for counts in (Counts(1, 1), Counts(7, 3), Counts(2048, 256)):
+    for counts in (Counts(1, 1), Counts(7, 3), Counts(7, 3, 2), Counts(2048, 256)):
         end = 0
         for place in places_of(counts).values():
             assert place.begin % 16 == 0 and place.begin >= end

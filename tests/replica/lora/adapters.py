@@ -29,6 +29,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"layers.0.self_attn.k_proj": 7, "gate_proj": 2},
         "alpha_pattern": {"mlp.up_proj": 20},
     },
+    "wide": {"r": 100, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj"]},
     "some layers": {"r": 8, "lora_alpha": 16, "target_modules": ALL, "layers_to_transform": [1]},
 }
 

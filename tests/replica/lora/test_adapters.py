@@ -112,9 +112,20 @@ def test_the_runner_of_a_device_says_the_same(graphs: bool, folder: Path) -> Non
         found = answers(device, asked)
         assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
     assert (accelerator.replays > replays) == graphs
-    replays = accelerator.replays
-    answers(device, [("all", prompt(9))] * 2)  # decodes in graphs with adapters alone
-    assert accelerator.replays - replays >= (15 if graphs else 0)
+
+
+@pytest.mark.parametrize(("name", "in_graphs"), [("all", True), ("wide", False)])
+def test_steps_with_adapters_are_in_graphs_but_for_very_wide_ones(name: str, in_graphs: bool, folder: Path) -> None:
+    modules = (LoraModule(name, str(saved_adapter(MODEL, name, folder))),)
+    accelerator = HostAccelerator()
+    device = on_device(saved(MODEL, folder), accelerator, lora_modules=modules)
+    asked, plain, replays = [(name, prompt(9)), (name, prompt(40))], [(None, prompt(5))], accelerator.replays
+    (expected, found) = (answers(engine, asked) for engine in (engine_with(folder, name), device))
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    steps = len(expected[0].token_ids)
+    assert accelerator.replays - replays == (steps if in_graphs else 0)
+    answers(device, plain)
+    assert accelerator.replays - replays >= len(plain)
 
 
 def test_prompt_logprobs_are_those_of_the_adapter(folder: Path) -> None:

@@ -53,11 +53,11 @@ def change(engine: Engine, load: str, unload: str, folder: Path) -> None:
 def test_a_slot_is_kept_while_its_adapter_is_loaded(folder: Path) -> None:
     adapters = engine_with(folder, None, "all", "attention", most=2).runner.adapters
     assert adapters is not None
-    slots = Slots(adapters, 3, 2, torch.device("cpu"))
-    assert [slots.of(name) for name in ("attention", None, "all", "attention")] == [1, NONE, 2, 1]
+    slots = Slots(adapters, 2, torch.device("cpu"))
+    assert [slots.of(name) for name in ("attention", "", "all", "attention")] == [1, NONE, 2, 1]
     changes = [adapters.loaded[name].changes.get((0, Place.QKV)) for name in ("attention", "all")]
-    assert slots.tables[0, Place.QKV].changes == [None, *changes]
-    assert slots.fits(["all", None]) and slots.fits([])
+    table = slots.tables[0, Place.QKV]
+    assert [table.change(slot) for slot in range(3)] == [None, *changes]
     adapters.loaded["rslora"] = adapters.loaded.pop("attention")
     assert slots.of("rslora") == 1  # the same one under another name
     adapters.loaded["other"] = adapters.read("other", saved_adapter(MODEL, "attention", folder))
