@@ -72,8 +72,11 @@ def check_combinations(ctx: click.Context) -> None:
             f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
             "the native engine asks its model"
         )
-    if values["tensor_parallel_size"] > 1:
-        _check_parallel(values)
+    if values["tensor_parallel_size"] > 1 and values["engine"] == "simulated":
+        raise Unusable(
+            f"--tensor-parallel-size {values['tensor_parallel_size']} is only for the native engine; leave it out: a "
+            "simulated engine computes nothing"
+        )
     disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
     if values["disk_kv"] is None and not is_default:
         raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
@@ -85,14 +88,6 @@ def check_combinations(ctx: click.Context) -> None:
             f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
             "give --engine simulated"
         )
-
-
-def _check_parallel(values: Mapping[str, Any]) -> None:
-    given = f"--tensor-parallel-size {values['tensor_parallel_size']}"
-    if values["engine"] == "simulated":
-        raise Unusable(f"{given} is only for the native engine; leave it out: a simulated engine computes nothing")
-    if values["lora_dir"]:
-        raise Unusable(f"{given} and --lora-dir: ranks load adapters only at the start; name them with --lora-modules")
 
 
 def _check_curve(values: Mapping[str, Any]) -> None:

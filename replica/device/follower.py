@@ -18,8 +18,9 @@ from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
 from replica.device.ranks_memory import Keeper, opened
 from replica.device.steps import Steps
 from replica.model.config import read_config
+from replica.parallel.adapters import OwnAdapters
 from replica.parallel.following import Channel, follow_with, tried
-from replica.parallel.messages import Logits, encode
+from replica.parallel.messages import Logits, OfAdapters, encode
 from replica.parallel.ranks import GroupRanks
 from replica.parallel.shares import Share
 
@@ -35,6 +36,7 @@ class Follower:
         for end in (start.reads, start.writes):
             os.close(end.window)
         self._parts: Parts
+        self._adapters: OwnAdapters
         self._steps: Steps | None = None
         self._memory: DeviceMemory | None = None
         self._keepers: list[Keeper] = []
@@ -44,6 +46,7 @@ class Follower:
         group = DeviceGroup(self._share, file, self._accelerator, backend)
         ranks = GroupRanks(self._share, read_config(Path(self._config.model_path)), group)
         self._parts = load(self._config, self._accelerator, self._share, ranks)
+        self._adapters = OwnAdapters(self._parts.model.adapters)
 
     def build(self, blocks: int) -> None:
         self._let_go()
@@ -81,6 +84,8 @@ class Follower:
             elif isinstance(order, Measure):
                 self._let_go()  # as the engine has
                 channel.send_bytes(encode(Measured(Span(self._before, self._accelerator.memory()))))
+            elif isinstance(order, OfAdapters):
+                self._adapters.obey(order, channel)
             else:
                 self._compute(order)
 

@@ -19,6 +19,7 @@ from replica.device.ranks_memory import Lane, RanksMemory
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Computed, Steps
 from replica.model.config import read_config
+from replica.parallel.adapters import OthersAdapters
 from replica.parallel.followers import NOTICED_AFTER_S, Followers, Start
 from replica.parallel.group import RankLostError
 from replica.parallel.messages import Logits, decode_answer
@@ -44,10 +45,12 @@ def lead_with(
     """Start the followers, and load what each of them computes."""
     leader = Leader(config, accelerator, program, backend)
     try:
-        return build_with(config, accelerator, leader)
+        runner = build_with(config, accelerator, leader)
     except BaseException:
         leader.close()
         raise
+    runner.adapters.others = OthersAdapters(leader.followers)
+    return runner
 
 
 class Leader(Team):

@@ -10,6 +10,7 @@ Build                  ->                         take so many blocks of KV
 Capture, Order, Logits ->                         take part in their collectives
 Measure                ->
                        <-           Measured
+ReadAdapter, AddAdapter, DropAdapter               as in `replica.parallel.messages`
 """
 
 from typing import TypeAlias
@@ -21,7 +22,7 @@ from replica.config import EngineConfig
 from replica.device.accelerator import Span
 from replica.device.orders import Capture, Order
 from replica.device.ranks_memory import End
-from replica.parallel.messages import Failed, Logits
+from replica.parallel.messages import Failed, Logits, OfAdapters
 
 
 class Load(Struct, tag=True, array_like=True):
@@ -47,7 +48,7 @@ class Measured(Struct, tag=True, array_like=True):
     span: Span
 
 
-ToFollower: TypeAlias = Load | Meet | Build | Order | Capture | Logits | Measure
+ToFollower: TypeAlias = Load | Meet | Build | Order | Capture | Logits | Measure | OfAdapters
 
 decode_order = msgspec.msgpack.Decoder(ToFollower).decode
 decode_measured = msgspec.msgpack.Decoder(Measured | Failed).decode

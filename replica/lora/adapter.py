@@ -107,11 +107,22 @@ class AdaptedRows:
                 change.add(inputs, product, rows)
 
 
+class Others(Protocol):
+    """The other ranks of a model, each of which has its own share of every adapter."""
+
+    def read(self, name: str, folder: Path) -> None: ...
+
+    def add(self, name: str, digest: str) -> str: ...
+
+    def drop(self, name: str) -> None: ...
+
+
 class Adapters:
     """The adapters of one model by their names, as a runner computes with them."""
 
     def __init__(self, config: ModelConfig, like: Tensor, ranks: Ranks = ALONE) -> None:
         self.loaded: dict[str, Adapter] = {}
+        self.others: Others | None = None
         self.layers = config.num_layers
         self.evenness = _evenness(ranks.own(config))
         self._config = config
@@ -121,6 +132,25 @@ class Adapters:
     def read(self, name: str, folder: Path) -> Adapter:
         """Read an adapter, which is not among the loaded ones yet; ValueError or OSError if it does not fit."""
         return Adapter(name, read_adapter(folder, self._config), self._config, self._like, self._ranks)
+
+    def begin(self, name: str, folder: Path) -> None:
+        """Let other ranks read what this one begins to read; then it is added or dropped."""
+        if self.others is not None:
+            self.others.read(name, folder)
+
+    def add(self, adapter: Adapter) -> str:
+        """Have an adapter, here and on other ranks, or return why one of them cannot."""
+        failure = "" if self.others is None else self.others.add(adapter.name, adapter.digest)
+        if failure:
+            self.drop(adapter.name)
+        else:
+            self.loaded[adapter.name] = adapter
+        return failure
+
+    def drop(self, name: str) -> None:
+        self.loaded.pop(name, None)
+        if self.others is not None:
+            self.others.drop(name)
 
     def rows(self, sequences: Iterable[tuple[str | None, int]]) -> AdaptedRows | None:
         """Group the rows of a step by the adapters of its sequences, so many rows each; None if none has one."""

@@ -39,7 +39,9 @@ class Shelf:
         """Begin to read an adapter, or say why not."""
         if why_not := self._why_not(asked.name):
             return AdapterChanged(asked.id, why_not)
-        self._reading[asked.name] = asked, self._thread.submit(self._adapters.read, asked.name, Path(asked.folder))
+        folder = Path(asked.folder)
+        self._adapters.begin(asked.name, folder)
+        self._reading[asked.name] = asked, self._thread.submit(self._adapters.read, asked.name, folder)
         return None
 
     def _why_not(self, name: str) -> str:
@@ -65,17 +67,19 @@ class Shelf:
         """Between steps: drop adapters that leave and that no request has, and add those that have been read."""
         for name in self._leaving - in_use:
             self._leaving.remove(name)
-            del self._adapters.loaded[name]
-        return [AdapterChanged(asked.id, self._add(found, pool)) for asked, found in self._take_read()]
+            self._adapters.drop(name)
+        return [AdapterChanged(asked.id, self._add(asked.name, found, pool)) for asked, found in self._take_read()]
 
-    def _add(self, found: "Adapter | str", pool: BlockPool) -> str:
+    def _add(self, name: str, found: "Adapter | str", pool: BlockPool) -> str:
         """Return why it could not be added, or nothing."""
         if isinstance(found, str):
-            return found
-        if not pool.forget_other_adapter(found.name, found.digest):
-            return f"neighbours still read blocks of another adapter named {found.name!r}; try again"
-        self._adapters.loaded[found.name] = found
-        return ""
+            why_not = found
+        elif not pool.forget_other_adapter(name, found.digest):
+            why_not = f"neighbours still read blocks of another adapter named {name!r}; try again"
+        else:
+            return self._adapters.add(found)
+        self._adapters.drop(name)
+        return why_not
 
     def _take_read(self) -> "Iterator[tuple[LoadAdapter, Adapter | str]]":
         for name, (asked, reading) in list(self._reading.items()):

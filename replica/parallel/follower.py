@@ -14,6 +14,7 @@ from replica.block_memory import ArrayMemory
 from replica.model.config import read_config
 from replica.native import NativeRunner, load
 from replica.parallel import memory
+from replica.parallel.adapters import OwnAdapters
 from replica.parallel.following import Channel, follow_with, tried
 from replica.parallel.group import Group, RankLostError
 from replica.parallel.memory import KvForm
@@ -50,13 +51,15 @@ def loaded(start: Start) -> NativeRunner:
 @torch.inference_mode()
 def serve(channel: Channel, runner: NativeRunner) -> None:
     """Take part in each computation until the engine has ended."""
-    model = runner.model
+    model, adapters = runner.model, OwnAdapters(runner.model.adapters)
     while True:
         order = receive_order(channel)
         if isinstance(order, Compute):
             runner.compute(np.frombuffer(order.token_ids, np.int64).copy(), order.spans, order.copies, order.adapters)
         elif isinstance(order, Logits):
             model.logits(torch.empty(order.rows, model.config.hidden_size, dtype=model.dtype))
+        elif not isinstance(order, Start):
+            adapters.obey(order, channel)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn, TypeVar
@@ -63,15 +63,19 @@ class Followers:
     def answers(self, decode: Callable[[bytes], Answer | Failed]) -> list[Answer]:
         """Wait for an answer of each. ValueError, OSError: one of them has failed, or died."""
         answers = []
-        for follower in self._followers:
-            try:
-                answer = decode(follower.channel.recv_bytes())
-            except (EOFError, ConnectionError) as error:
-                raise OSError(self._ended(follower, follower.process.wait())) from error
+        for answer in self.all_answers(decode):
             if isinstance(answer, Failed):
                 raise ValueError(answer.message)
             answers.append(answer)
         return answers
+
+    def all_answers(self, decode: Callable[[bytes], Answer]) -> Iterator[Answer]:
+        """Wait for an answer of each, whatever it is. OSError: one of them has died."""
+        for follower in self._followers:
+            try:
+                yield decode(follower.channel.recv_bytes())
+            except (EOFError, ConnectionError) as error:
+                raise OSError(self._ended(follower, follower.process.wait())) from error
 
     def watch(self, patience_s: float = 0.0) -> None:
         """From now on a death ends the engine; after so long, in which a better reason may be found."""

@@ -4,6 +4,10 @@ engine                        follower
 Start            ->                         load your share of the model
                  <-           Ready         or Failed, and it ends
 Compute, Logits  ->                         take part in the collectives of this computation
+ReadAdapter      ->                         begin to read your share of an adapter
+AddAdapter       ->                         from now on there is this adapter
+                 <-           Ready         or Failed, and there is none
+DropAdapter      ->                         there is no such adapter any more
 """
 
 from collections.abc import Sequence
@@ -41,6 +45,22 @@ class Logits(Struct, tag=True, array_like=True):
     rows: int
 
 
+class ReadAdapter(Struct, tag=True, array_like=True):
+    name: str
+    folder: str
+
+
+class AddAdapter(Struct, tag=True, array_like=True):
+    """Have an adapter whose files have this digest, and which was to be read."""
+
+    name: str
+    digest: str
+
+
+class DropAdapter(Struct, tag=True, array_like=True):
+    name: str
+
+
 class Ready(Struct, tag=True, array_like=True):
     pass
 
@@ -49,7 +69,8 @@ class Failed(Struct, tag=True, array_like=True):
     message: str
 
 
-ToFollower: TypeAlias = Start | Compute | Logits
+OfAdapters: TypeAlias = ReadAdapter | AddAdapter | DropAdapter
+ToFollower: TypeAlias = Start | Compute | Logits | OfAdapters
 FromFollower: TypeAlias = Ready | Failed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -19,6 +19,7 @@ from replica.model.config import ModelConfig
 from replica.model.transformer import Transformer
 from replica.native import NativeRunner, load, refuse_too_large
 from replica.parallel import followers, memory
+from replica.parallel.adapters import OthersAdapters
 from replica.parallel.followers import Followers
 from replica.parallel.group import Group, connected, memory_size
 from replica.parallel.memory import KvForm
@@ -52,6 +53,7 @@ def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[C
         model = load(config, model_config, share, ranks)
         others.answers(decode_answer)
         others.watch()
+        model.adapters.others = OthersAdapters(others)
         undo.pop_all()
     caches = memory.own_caches(array, form, share), ArrayMemory(array)
     return ParallelRunner(model, attention, config.num_blocks, config.block_size, caches, others, group)

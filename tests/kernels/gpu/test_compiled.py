@@ -175,7 +175,7 @@ def check(launch: Launch, capability: int, most_spilled: int) -> None:
 
 
 def test_changes_by_adapters_are_read_and_written_by_sixteen_bytes() -> None:
-    """Of what the host knows of their addresses, nothing may be lost on the way."""
+    """The compiler has to be told what the host knows of addresses from a table."""
     inputs, product = (torch.zeros(64, width, dtype=torch.bfloat16) for width in (2048, 4096))
     with noted() as asked:
         TritonPointwise().adapt(inputs, product, Table(2, torch.device("cpu"), even=16), TILES, ROOM)

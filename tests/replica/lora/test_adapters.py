@@ -14,14 +14,14 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.chain import Chain
 from replica.config import LoraModule
 from replica.engine import Engine
-from replica.lora.shelf import Shelf
-from replica.messages import AdapterChanged, LoadAdapter, Sampling, Submit, UnloadAdapter
+from replica.messages import Sampling, Submit
 from replica.neighbours.messages import encode
 from replica.neighbours.source import chain_of
 from replica.neighbours.wanted import Wanted
 from tests.events.processes import wait_until
 from tests.replica.device.hosts import HostAccelerator, on_device
 from tests.replica.lora.adapters import ADAPTERS, adapted_logits, saved_adapter
+from tests.replica.lora.loading import load, shelf_of, unload
 from tests.replica.models import VOCABULARY, Answer, finish, native, saved, submit
 
 MODEL = "qwen3"
@@ -153,33 +153,6 @@ def engine(folder: Path) -> Iterator[Engine]:
     made = engine_with(folder, max_loras=2, events="tcp://127.0.0.1:0", host_blocks=64)
     yield made
     shelf_of(made).close()
-
-
-def shelf_of(engine: Engine) -> Shelf:
-    assert engine.shelf is not None
-    return engine.shelf
-
-
-def load(engine: Engine, name: str, folder: Path) -> str:
-    """Load, and return why it could not be, or nothing."""
-    refused = shelf_of(engine).load(LoadAdapter(7, name, str(folder)))
-    if refused is not None:
-        return refused.error
-    done: list[AdapterChanged] = []
-
-    def is_done() -> bool:
-        done.extend(engine.settle_adapters())
-        return bool(done)
-
-    wait_until(is_done, "it has been read")
-    assert [changed.id for changed in done] == [7]
-    return done[0].error
-
-
-def unload(engine: Engine, name: str) -> str:
-    error = shelf_of(engine).unload(UnloadAdapter(8, name)).error
-    engine.settle_adapters()
-    return error
 
 
 def refusal(engine: Engine, name: str) -> str:

@@ -34,10 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replicas(folder: Path) -> Iterator[list[Native]]:
-    """Each has one adapter from the start, and may load more."""
+    """Each has one adapter from the start, and may load more. The second one is two ranks."""
     options = [*SMALL, "--events", "--events-port", 0, "--lora-dir", folder, "--max-loras", 3, "--log-level", "info"]
     options += ["--lora-modules", f"first={saved_adapter(MODEL, 'attention', folder)}"]
-    with native(saved(MODEL, folder), *options) as one, native(saved(MODEL, folder), *options) as other:
+    two = [*options, "--tensor-parallel-size", 2]
+    with native(saved(MODEL, folder), *options) as one, native(saved(MODEL, folder), *two) as other:
         yield [one, other]
 
 
