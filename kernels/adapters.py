@@ -3,8 +3,8 @@
 A graph of a step reads the tables when it is replayed, so it serves whatever adapters are in them then.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import NamedTuple
 from weakref import ref
@@ -17,9 +17,9 @@ from torch import Tensor
 from kernels.linear import Linear, linear
 
 PARTS = 3  # projections of one product, at most
-ADDRESSES = 1 + PARTS  # of the first factors and of each part's second one
-# The rank of all parts together; and of each part its first rank there, its rank, and where its columns begin and end.
-NUMBERS = 1 + 4 * PARTS
+# Of a slot in a table: the rank of all parts together, and where the first factors lie; and of each part its first rank
+# there, its rank, where its columns begin and end, and where the second factor lies.
+NUMBERS = 2 + 5 * PARTS + 1  # and one more, so that tables are aligned
 EVEN = 8  # divides every rank in a table
 ALIGNED = 16  # bytes: where a factor in a table begins
 ROOM = 256  # for ranks of all parts together, in a graph
@@ -65,51 +65,58 @@ def _kept(weight: Tensor) -> Tensor | None:
     return None if weight.device.type == "cpu" else weight.contiguous()
 
 
+def blank(tables: int, slots: int, device: torch.device) -> Tensor:
+    """The numbers of tables without changes."""
+    return torch.zeros(tables, slots, NUMBERS, dtype=torch.int64, device=device)
+
+
 class Table:
     """One product's changes by slot, which belong to whoever loaded them; slot 0 has none."""
 
-    def __init__(self, slots: int, device: torch.device, even: int = 1) -> None:
+    def __init__(self, numbers: Tensor, even: int = 1) -> None:
         """`even` divides the columns where the product's projections begin and end."""
-        self._changes: list[ref[Change] | None] = [None] * slots
+        self.numbers = numbers
         self.even = even
-        self.addresses = torch.zeros(slots, ADDRESSES, dtype=torch.int64, device=device)
-        self.numbers = torch.zeros(slots, NUMBERS, dtype=torch.int32, device=device)
+        self._changes: list[ref[Change] | None] = [None] * len(numbers)
 
     def change(self, slot: int) -> Change | None:
         held = self._changes[slot]
         return None if held is None else held()
 
-    def put(self, slot: int, change: Change | None) -> None:
-        """Write it in the order of the device's work."""
+    def put(self, slot: int, change: Change | None) -> list[int]:
+        """Return what is to be written into the slot's numbers."""
         self._changes[slot] = None if change is None else ref(change)
-        addresses, numbers = [0] * ADDRESSES, [0] * NUMBERS
-        if change is not None and change.weight is not None:
-            weights = [change.weight, *(up.weight for up in change.ups)]
-            for place, weight in enumerate(weights):
-                assert weight is not None and weight.data_ptr() % ALIGNED == 0, "all are kept where kernels expect them"
-                addresses[place] = weight.data_ptr()
-            numbers[0] = change.ranks
-            for place, up in enumerate(change.ups):
-                rank = up.inputs.stop - up.inputs.start
-                columns = up.outputs.start, up.outputs.stop
-                assert rank % EVEN == 0 and not any(column % self.even for column in columns), (rank, columns)
-                numbers[1 + 4 * place : 5 + 4 * place] = up.inputs.start, rank, *columns
-        self.addresses[slot] = torch.tensor(addresses)
-        self.numbers[slot] = torch.tensor(numbers, dtype=torch.int32)
+        if change is None or change.weight is None:
+            return [0] * NUMBERS
+        numbers = [change.ranks, _address(change.weight)]
+        for up in change.ups:
+            rank, columns = up.inputs.stop - up.inputs.start, (up.outputs.start, up.outputs.stop)
+            assert rank % EVEN == 0 and not any(column % self.even for column in columns), (rank, columns)
+            numbers += [up.inputs.start, rank, *columns, _address(up.weight)]
+        return numbers + [0] * (NUMBERS - len(numbers))
 
 
-class Tiles(NamedTuple):
+def _address(weight: Tensor | None) -> int:
+    assert weight is not None and weight.data_ptr() % ALIGNED == 0, "all are kept where kernels expect them"
+    return weight.data_ptr()
+
+
+@dataclass(frozen=True)
+class Tiles:
     """The rows of a step that have adapters, cut into tiles whose rows have the same one."""
 
     rows: Tensor  # their numbers, adapter by adapter
     tiles: Tensor  # [tiles, 3]: an adapter's slot, and where the tile begins and ends among the rows; zeros: none
 
-    def by_slot(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield each adapter's slot and rows; this asks the device."""
+    @cached_property
+    def by_slot(self) -> list[tuple[int, Tensor]]:
+        """Each adapter's slot and rows; the first time this asks the device."""
         there = [(slot, begin, end) for slot, begin, end in self.tiles.tolist() if end]
+        found = []
         for slot, group in groupby(there, key=lambda tile: tile[0]):
             tiles = list(group)
-            yield slot, self.rows[tiles[0][1] : tiles[-1][2]]
+            found.append((slot, self.rows[tiles[0][1] : tiles[-1][2]]))
+        return found
 
 
 def most_tiles(rows: int, adapters: int) -> int:

@@ -63,7 +63,7 @@ class Pointwise:
 
     def adapt(self, inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int) -> None:  # noqa: ARG002
         """Add to the rows of the product what their adapters change, whose ranks are `room` together at most."""
-        for slot, rows in tiles.by_slot():
+        for slot, rows in tiles.by_slot:
             if (change := table.change(slot)) is not None:
                 change.add(inputs, product, rows)
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.adapters import ADDRESSES, ALIGNED, EVEN, NUMBERS, PARTS, TILE, Table, Tiles
+from kernels.adapters import ALIGNED, EVEN, NUMBERS, PARTS, TILE, Table, Tiles
 from kernels.gpu.jit import jit_for_any
 
 RANKS = 64  # that a program computes at a time
@@ -28,12 +28,12 @@ def adapt(inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int
     splits = max(1, min(SPLITS, PROGRAMS // count))
     lowered = torch.empty(splits, count * TILE, room, dtype=torch.float32, device=inputs.device)
     lower_tile[count, splits](
-        *(inputs, lowered, *tiles, table.addresses, table.numbers, inputs.stride(0), room),
-        *(width, ADDRESSES, NUMBERS, ALIGNED, TILE, RANKS, DEPTH),
+        *(inputs, lowered, tiles.rows, tiles.tiles, table.numbers, inputs.stride(0), room),
+        *(width, NUMBERS, ALIGNED, TILE, RANKS, DEPTH),
     )
     raise_tile[count, triton.cdiv(product.shape[1], COLUMNS)](
-        *(lowered, product, *tiles, table.addresses, table.numbers, product.stride(0), room, splits),
-        *(ADDRESSES, NUMBERS, PARTS, ALIGNED, EVEN, table.even, TILE, RANK_STEP, COLUMNS),
+        *(lowered, product, tiles.rows, tiles.tiles, table.numbers, product.stride(0), room, splits),
+        *(NUMBERS, PARTS, ALIGNED, EVEN, table.even, TILE, RANK_STEP, COLUMNS),
     )
 
 
@@ -43,12 +43,10 @@ def lower_tile(
     lowered: tl.tensor,  # [splits, tiles, tile_rows, room]
     rows: tl.tensor,
     tiles: tl.tensor,
-    addresses: tl.tensor,
     numbers: tl.tensor,
     row_stride: tl.tensor,
     room: tl.tensor,
     width: tl.constexpr,
-    address_count: tl.constexpr,
     number_count: tl.constexpr,
     aligned: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -58,8 +56,10 @@ def lower_tile(
     tile, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     slot, first_row = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
     row_count = tl.load(tiles + 3 * tile + 2) - first_row
-    rank_count = tl.load(numbers + slot * number_count)
-    down = tl.load(addresses + slot * address_count).to(tl.pointer_type(inputs.dtype.element_ty))
+    if row_count == 0:
+        return
+    rank_count = tl.load(numbers + slot * number_count).to(tl.int32)
+    down = tl.load(numbers + slot * number_count + 1).to(tl.pointer_type(inputs.dtype.element_ty))
     down = tl.multiple_of(down, aligned)
     lane = tl.arange(0, tile_rows)
     row = tl.load(rows + first_row + lane, mask=lane < row_count, other=0).to(tl.int64)
@@ -86,12 +86,10 @@ def raise_tile(
     product: tl.tensor,
     rows: tl.tensor,
     tiles: tl.tensor,
-    addresses: tl.tensor,
     numbers: tl.tensor,
     row_stride: tl.tensor,
     room: tl.tensor,
     splits: tl.tensor,
-    address_count: tl.constexpr,
     number_count: tl.constexpr,
     parts: tl.constexpr,
     aligned: tl.constexpr,
@@ -104,15 +102,18 @@ def raise_tile(
     tile, first_column = tl.program_id(0), tl.program_id(1) * columns
     slot, first_row = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
     row_count = tl.load(tiles + 3 * tile + 2) - first_row
+    if row_count == 0:
+        return
     lane, column = tl.arange(0, tile_rows), first_column + tl.arange(0, columns)
     row = tl.load(rows + first_row + lane, mask=lane < row_count, other=0).to(tl.int64)
     for part in tl.static_range(parts):
-        about = numbers + slot * number_count + 1 + 4 * part
-        first, count = tl.multiple_of(tl.load(about), even_rank), tl.multiple_of(tl.load(about + 1), even_rank)
-        begin = tl.multiple_of(tl.load(about + 2), even_column)
-        end = tl.multiple_of(tl.load(about + 3), even_column)
+        about = numbers + slot * number_count + 2 + 5 * part
+        first = tl.multiple_of(tl.load(about).to(tl.int32), even_rank)
+        count = tl.multiple_of(tl.load(about + 1).to(tl.int32), even_rank)
+        begin = tl.multiple_of(tl.load(about + 2).to(tl.int32), even_column)
+        end = tl.multiple_of(tl.load(about + 3).to(tl.int32), even_column)
         if (count > 0) & (begin < first_column + columns) & (end > first_column):
-            up = tl.load(addresses + slot * address_count + 1 + part).to(tl.pointer_type(product.dtype.element_ty))
+            up = tl.load(about + 4).to(tl.pointer_type(product.dtype.element_ty))
             up = tl.multiple_of(up, aligned)
             inside = (column >= begin) & (column < end)
             total = tl.zeros([tile_rows, columns], tl.float32)

@@ -17,6 +17,7 @@ from replica.device.orders import Limits, Size
 from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
+from replica.lora.slots import ANY
 from replica.messages import Sampling
 from replica.model.config import ModelConfig
 from replica.model.progress import progress_of
@@ -105,15 +106,15 @@ def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
 
 
 def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Accelerator) -> Needs:
-    """By the largest steps there can be, and the two largest graphs, over a single block of KV."""
+    """By the largest steps there can be, the largest graph and a smaller one, over a single block of KV."""
     rehearse(runner)  # compiles
     step = accelerator.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
     taken = []
-    for size in sizes[:2]:
+    for size in (*sizes[:1], *[size for size in sizes if size.rows < sizes[0].rows][:1]):
         before = accelerator.memory().own
         runner.capture(size)
         taken.append(accelerator.memory().own - before)
-    return Needs(step, graphs_bytes(taken, len(sizes)))
+    return Needs(step, graphs_bytes(taken, sizes))
 
 
 def rehearse(runner: DeviceRunner) -> None:
@@ -123,7 +124,7 @@ def rehearse(runner: DeviceRunner) -> None:
     prompts = min(requests, max(1, rows // prompt))
     batches = [
         [made_up(prompt, runner) for _ in range(prompts)],
-        [made_up(prompt, runner, adapter="") for _ in range(prompts if adapters else 0)],
+        [made_up(prompt, runner, adapter=ANY) for _ in range(prompts if adapters else 0)],
         [made_up(1, runner) for _ in range(requests)],
         *([made_up(tokens, runner)] for tokens in doubled(prompt)),
         *([made_up(longest - 1, runner, computed=longest - 1 - tokens)] for tokens in doubled(min(prompt, WARM))),
@@ -199,9 +200,10 @@ def blocks_that_fit(span: Span, utilization: float, needs: Needs, block_size: in
     return blocks
 
 
-def graphs_bytes(taken: Sequence[int], count: int) -> int:
-    """By what the largest and the next took, in this order: they share what they compute in, and the rest take less."""
-    return sum(taken) + (taken[-1] * (count - len(taken)) if taken else 0) + count * GRAPH_BYTES
+def graphs_bytes(taken: Sequence[int], sizes: Sequence[Size]) -> int:
+    """By what the largest and a smaller one took: they share what they compute in, and the rest take less."""
+    shared = sum(taken) + (taken[-1] * (len(sizes) - len(taken)) if taken else 0)
+    return shared + sum(GRAPH_BYTES * (1 + size.adapted) for size in sizes)  # with adapters there are more launches
 
 
 def _gb(size: float) -> str:

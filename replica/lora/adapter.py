@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.adapters import Change, change_of
+from kernels.adapters import EVEN, Change, change_of
 from replica.lora.files import AdapterFiles, Factors, read_adapter
 from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
 
-LEAST_RANK = 8
 MOST_EVEN = 16
 
 
@@ -52,7 +51,7 @@ class Adapter:
 
 def _padded(factors: Factors) -> Factors:
     """Fill the rank up with zeros to a power of two: oneDNN keeps code for every shape that it meets."""
-    missing = max(LEAST_RANK, 1 << (len(factors.down) - 1).bit_length()) - len(factors.down)
+    missing = max(EVEN, 1 << (len(factors.down) - 1).bit_length()) - len(factors.down)
     return Factors(functional.pad(factors.down, (0, 0, 0, missing)), functional.pad(factors.up, (0, missing)))
 
 
@@ -162,4 +161,4 @@ class Adapters:
             first += tokens
         if not groups:
             return None
-        return AdaptedRows((self.loaded[name], torch.cat(rows).to(self._like.device)) for name, rows in groups.items())
+        return AdaptedRows((self.loaded[name], torch.cat(rows)) for name, rows in groups.items())

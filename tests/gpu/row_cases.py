@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.adapters import ROOM, Table, Tiles, change_of, cut
+from kernels.adapters import ROOM, Table, Tiles, blank, change_of, cut
 from kernels.paged import KvShape, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from kernels.spans import Copy
@@ -130,16 +130,16 @@ def changes(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
         wholes = [adapter(place, width, columns, rank) for rank in (8, 64)]
         tables = []
         for kind in (dtype, torch.float32):
-            table = Table(3, place.device, even=8)
+            table = Table(blank(1, 3, place.device)[0], even=8)
             made = [change_of(*converted(whole, dtype, kind)) for whole in wholes]
             for slot, change in enumerate(made, start=1):
-                table.put(slot, change)
+                table.numbers[slot] = torch.tensor(table.put(slot, change))
             tables.append((table, made))
         for slots in ([1, -1, 2, 0, 2, 1, 1], [2] * 70 + [-1] * 9 + [1] * 500):
             rows, found = cut(np.array(slots, np.int32))
             tiles = Tiles(*(torch.from_numpy(array).to(place.device, torch.int32) for array in (rows, found)))
             inputs, product = noise(place, dtype, len(slots), width), noise(place, dtype, len(slots), sum(columns))
-            exact = product.float()
+            exact = product.clone().float()
             with poisoned():
                 kernels.adapt(inputs, product, tables[0][0], tiles, ROOM)
             EXACT.adapt(inputs.float(), exact, tables[1][0], tiles, ROOM)

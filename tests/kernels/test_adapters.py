@@ -26,6 +26,6 @@ def test_each_row_with_an_adapter_is_in_one_tile_of_its_adapter(slots: list[int]
 def test_a_whole_adapters_rows_are_found_again(slots: list[int]) -> None:
     rows, tiles = cut(np.array(slots, np.int32))
     spare = np.pad(tiles, ((0, 2), (0, 0)))  # as graphs have them
-    of_slots = Tiles(torch.from_numpy(rows), torch.from_numpy(spare)).by_slot()
+    of_slots = Tiles(torch.from_numpy(rows), torch.from_numpy(spare)).by_slot
     found = [(slot, sorted(of_slot.tolist())) for slot, of_slot in of_slots]
     assert found == [(slot, [row for row, one in enumerate(slots) if one == slot]) for slot in sorted({*slots} - {-1})]

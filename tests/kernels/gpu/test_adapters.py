@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="there is no Triton here: see `make triton-
 import torch
 from torch import Tensor
 
-from kernels.adapters import ROOM, TILE, Change, Table, Tiles, change_of, cut
+from kernels.adapters import ROOM, TILE, Change, Table, Tiles, blank, change_of, cut
 from kernels.gpu.pointwise import TritonPointwise
 from kernels.pointwise import Pointwise
 from tests.kernels.gpu.device import DEVICE, HALF, needs_device
@@ -49,6 +49,10 @@ def change(width: int, columns: Sequence[int], ranks: Sequence[int], dtype: torc
     return replace(made, weight=down, ups=kept)
 
 
+def put(table: Table, slot: int, change: Change | None) -> None:
+    table.numbers[slot] = torch.tensor(table.put(slot, change))
+
+
 def random_matrix(*size: int) -> Tensor:
     return torch.randn(*size, device=DEVICE) / 8
 
@@ -67,12 +71,12 @@ def test_rows_get_what_their_adapters_change(dtype: torch.dtype, shape: str, bat
     torch.manual_seed(1)
     chance = random.Random(shape)
     (width, columns), slots = SHAPES[shape], BATCHES[batch]
-    table = Table(4, torch.device(DEVICE), even=1 if shape == "odd" else 8)
+    table = Table(blank(1, 4, torch.device(DEVICE))[0], even=1 if shape == "odd" else 8)
     changes = {}  # nothing was ever in slots 0 and 2
     for slot in (1, 3):
         ranks = tuple(chance.choice((0, 8, 16, 24)) for _ in columns[1:])
         changes[slot] = change(width, columns, (chance.choice((8, 64)), *ranks), dtype)
-        table.put(slot, changes[slot])
+        put(table, slot, changes[slot])
     before = random_matrix(len(slots), sum(columns)).to(dtype)
     inputs = random_matrix(len(slots), width).to(dtype)
     expected, product = before.clone(), before.clone()
@@ -83,8 +87,8 @@ def test_rows_get_what_their_adapters_change(dtype: torch.dtype, shape: str, bat
     untouched = torch.tensor([slot in (-1, 0, 2) for slot in slots], device=DEVICE)
     assert torch.equal(product[untouched], before[untouched])
     assert not torch.equal(product, before)
-    table.put(1, None)
-    table.put(3, None)
+    put(table, 1, None)
+    put(table, 3, None)
     TritonPointwise().adapt(inputs, before, table, tiles_of(slots), ROOM)
     assert torch.equal(before[untouched], product[untouched])
 
@@ -93,10 +97,10 @@ def test_rows_get_what_their_adapters_change(dtype: torch.dtype, shape: str, bat
 def test_every_rank_and_number_of_tiles_is_computed(rank: int) -> None:
     """Many tiles read whole rows, and few divide them among programs."""
     torch.manual_seed(rank)
-    table = Table(3, torch.device(DEVICE), even=8)
+    table = Table(blank(1, 3, torch.device(DEVICE))[0], even=8)
     changes = [change(136, (24, 16), (rank, 8), torch.float32) for _ in range(2)]
     for slot, one in enumerate(changes, start=1):
-        table.put(slot, one)
+        put(table, slot, one)
     for rows in (5, 600 if rank == 8 else 40):
         slots = [random.Random(row).choice((1, 2, -1)) for row in range(rows)]
         inputs, product = random_matrix(rows, 136), random_matrix(rows, 40)

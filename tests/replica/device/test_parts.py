@@ -12,6 +12,7 @@ from replica.device.block_tables import UPDATE_BYTES, BlockTables, DeviceTables
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
 from replica.device.graph_sizes import LEAST_MIXED, MOST_MIXED, decode_sizes, mixed_sizes, size_for
 from replica.device.inputs import TYPES, Counts, Staging, length_of, packed, places_of
+from replica.device.orders import Size
 from replica.messages import Sampling
 from replica.request import Request
 from tests.replica.device.hosts import HostAccelerator
@@ -214,6 +215,7 @@ def test_without_memory_left_the_error_names_its_users() -> None:
 
 
 def test_graphs_are_counted_by_the_two_largest() -> None:
-    assert graphs_bytes([100, 7], 10) == 100 + 9 * 7 + 10 * GRAPH_BYTES
-    assert graphs_bytes([100], 1) == 100 + GRAPH_BYTES
-    assert graphs_bytes([], 0) == 0
+    sizes = [Size(True, rows, adapted=adapted) for rows in range(5, 0, -1) for adapted in (True, False)]
+    assert graphs_bytes([100, 7], sizes) == 100 + 9 * 7 + 15 * GRAPH_BYTES
+    assert graphs_bytes([100], sizes[1:2]) == 100 + GRAPH_BYTES
+    assert graphs_bytes([], []) == 0

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.adapters import ROOM
 from replica.config import LoraModule
 from replica.engine import Engine
 from replica.lora.adapter import Place
-from replica.lora.slots import NONE, Slots
+from replica.lora.slots import ANY, NONE, Slots
 from replica.messages import LoadAdapter, UnloadAdapter
 from tests.events.processes import wait_until
 from tests.replica.device.hosts import HostAccelerator, on_device
@@ -54,7 +55,7 @@ def test_a_slot_is_kept_while_its_adapter_is_loaded(folder: Path) -> None:
     adapters = engine_with(folder, None, "all", "attention", most=2).runner.adapters
     assert adapters is not None
     slots = Slots(adapters, 2, torch.device("cpu"))
-    assert [slots.of(name) for name in ("attention", "", "all", "attention")] == [1, NONE, 2, 1]
+    assert [slots.of(name) for name in ("attention", ANY, "all", "attention")] == [1, NONE, 2, 1]
     changes = [adapters.loaded[name].changes.get((0, Place.QKV)) for name in ("attention", "all")]
     table = slots.tables[0, Place.QKV]
     assert [table.change(slot) for slot in range(3)] == [None, *changes]
@@ -63,6 +64,14 @@ def test_a_slot_is_kept_while_its_adapter_is_loaded(folder: Path) -> None:
     adapters.loaded["other"] = adapters.read("other", saved_adapter(MODEL, "attention", folder))
     del adapters.loaded["rslora"]
     assert [slots.of("other"), slots.of("all")] == [1, 2]
+
+
+def test_the_widest_adapter_is_rehearsed(folder: Path) -> None:
+    adapters = engine_with(folder, None, "all", "wide", most=2).runner.adapters
+    assert adapters is not None
+    slots = Slots(adapters, 2, torch.device("cpu"))
+    assert [slots.room(names) for names in ([], ["all"], ["all", "wide"], [ANY])] == [ROOM, ROOM, 384, 384]
+    assert slots.of(ANY) == NONE
 
 
 def test_graphs_compute_with_an_adapter_that_took_anothers_slot(folder: Path) -> None:
