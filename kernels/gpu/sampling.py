@@ -1,9 +1,12 @@
-"""From logits to tokens in Triton: one launch, one program per row.
+"""From logits to tokens in Triton, in two launches.
 
-A row is too long to be kept, so it is read as seldom as can be: for its peak; for the sum of its weights; for the draw.
-What `top_k` and `top_p` leave is bounded first. A program's lanes each know the highest logit that they have met, and
-those are tokens of the row: if k of them reach a logit, or if those that reach it weigh enough, then what is looked for
-does not lie below. The few tokens above such a floor are noted in their order, and what is exact is done on them.
+The first surveys the rows, many programs for each: the peak of each chunk, what its weights sum up to, and the highest
+logit of each group of neighbours. In the second a row has one program, which reads little: to draw from all tokens, the
+sums and one chunk.
+
+What `top_k`, `top_p` and `min_p` leave is bounded first. The groups' highest logits are logits of tokens: if k of them
+reach a logit, or if those that reach it weigh enough, then what is looked for does not lie below. The few tokens above
+such a floor are noted in their order, and what is exact is done on them.
 
 A `row` is a tuple: where the logits lie, how many they are, the peak, log2(e) over the temperature, and `min_p`.
 
@@ -11,14 +14,19 @@ Thresholds are found by bisection over keys, integers in the order of the floats
 """
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.jit import jit
+from kernels.gpu.jit import jit, power_of_two
 from kernels.sampling import GREEDY_BELOW
 
+CHUNK = 4096  # logits
+GROUP = 32  # logits
 LANES = 4096
-NOTED = 8192  # of a row; where more are left than this, the whole row is searched
+NOTED = 32768  # of a row; where more are left than this, the whole row is searched
+SLACK = tl.constexpr(0.01)  # of a weight's logarithm, for what rounds
+FAR = tl.constexpr(-1e30)  # from the peak: no weight, at any temperature
 LOG2_E = tl.constexpr(1.4426950408889634)
 GREEDY = tl.constexpr(GREEDY_BELOW)
 HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -31,14 +39,63 @@ def draw(
 ) -> None:
     """The same as `kernels.sampling.draw`, with float32 weights and float64 sums."""
     rows, vocab = logits.shape
-    noted = logits.new_empty(rows, NOTED)
-    ids = out.new_empty(rows, NOTED, dtype=torch.int32)
-    if rows:
-        draw_row[(rows,)](
-            *(logits, temperatures, top_ks, top_ps, min_ps, wheres, out, noted, ids, logits.stride(0), vocab),
-            *(LANES, NOTED),
-            num_warps=16,
-        )
+    if not rows:
+        return
+    chunks = triton.cdiv(vocab, CHUNK)
+    groups = chunks * (CHUNK // GROUP)
+    peaks, highest = logits.new_empty(rows, chunks), logits.new_empty(rows, groups)
+    sums = logits.new_empty(rows, chunks, dtype=torch.float64)
+    places, broken = out.new_empty(2, rows, chunks, dtype=torch.int32)
+    survey_chunk[rows, chunks](
+        *(logits, temperatures, peaks, sums, places, broken, highest, logits.stride(0), vocab, CHUNK, GROUP),
+        num_warps=8,
+    )
+    noted, ids = logits.new_empty(rows, NOTED), out.new_empty(rows, NOTED, dtype=torch.int32)
+    numbers = out.new_empty(rows, groups, dtype=torch.int32)
+    draw_row[(rows,)](
+        *(logits, temperatures, top_ks, top_ps, min_ps, wheres, out, peaks, sums, places, broken, highest),
+        *(numbers, noted, ids, logits.stride(0), vocab, chunks, power_of_two(chunks), CHUNK, GROUP, LANES, NOTED),
+        num_warps=16,
+    )
+
+
+@jit
+def survey_chunk(
+    logits: tl.tensor,
+    temperatures: tl.tensor,
+    peaks: tl.tensor,  # [rows, chunks]: the highest logit that is a number
+    sums: tl.tensor,  # [rows, chunks]: of weights, whose highest is 1
+    places: tl.tensor,  # [rows, chunks]: of the first that is highest
+    broken: tl.tensor,  # [rows, chunks]: how many are not finite, but for those ruled out
+    highest: tl.tensor,  # [rows, chunks, chunk / group]
+    row_stride: tl.tensor,
+    vocab: tl.tensor,
+    chunk: tl.constexpr,
+    group: tl.constexpr,
+) -> None:
+    row, number = tl.program_id(0), tl.program_id(1)
+    at = row * tl.num_programs(1) + number
+    groups: tl.constexpr = chunk // group
+    place = number * chunk + tl.arange(0, groups)[:, None] * group + tl.arange(0, group)[None, :]
+    inside = place < vocab
+    logit = tl.load(logits + row.to(tl.int64) * row_stride + place, mask=inside, other=float("-inf"))
+    # A number for what is none, as torch's nan_to_num has it.
+    sane = tl.where(logit != logit, float("-inf"), tl.minimum(tl.maximum(logit, LOWEST), HIGHEST))
+    sane = tl.where(inside, sane, float("-inf"))
+    of_groups = tl.max(sane, axis=1)
+    peak = tl.max(of_groups, axis=0)
+    first = tl.min(tl.min(tl.where(inside & (sane == peak), place, vocab), axis=1), axis=0)
+    unfit = ((logit != logit) | (logit == float("inf"))).to(tl.int32)
+    of_groups = tl.where(of_groups > LOWEST, of_groups, float("-inf"))
+    tl.store(highest + at * groups + tl.arange(0, groups), of_groups)
+    tl.store(peaks + at, peak)
+    tl.store(places + at, first)
+    count = tl.sum(tl.sum(unfit, axis=1), axis=0)
+    tl.store(broken + at, count)
+    temperature = tl.load(temperatures + row)
+    if (temperature >= GREEDY) & (count == 0):
+        weights = tl.exp2((logit - peak) * (LOG2_E / temperature)).to(tl.float64)
+        tl.store(sums + at, tl.sum(tl.sum(tl.where(inside, weights, 0.0), axis=1), axis=0))
 
 
 @jit
@@ -50,68 +107,74 @@ def draw_row(
     min_ps: tl.tensor,
     wheres: tl.tensor,
     out: tl.tensor,
-    noted: tl.tensor,
-    ids: tl.tensor,
+    peaks: tl.tensor,
+    sums: tl.tensor,
+    places: tl.tensor,
+    broken: tl.tensor,
+    highest: tl.tensor,
+    numbers: tl.tensor,  # [rows, groups]
+    noted: tl.tensor,  # [rows, room]
+    ids: tl.tensor,  # [rows, room]
     row_stride: tl.tensor,
     vocab: tl.tensor,
+    chunks: tl.tensor,
+    padded_chunks: tl.constexpr,
+    chunk: tl.constexpr,
+    group: tl.constexpr,
     lanes: tl.constexpr,
     room: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
-    noted += row * room
-    ids += row * room
+    groups = chunks * (chunk // group)
+    highest, numbers = highest + row * groups, numbers + row * groups
+    noted, ids = noted + row * room, ids + row * room
+    number = tl.arange(0, padded_chunks)
+    at, there = row * chunks + number, number < chunks
+    chunk_peaks = tl.load(peaks + at, mask=there, other=float("-inf"))
+    peak = tl.max(chunk_peaks, axis=0)
+    firsts = tl.load(places + at, mask=there, other=vocab)
+    token = tl.min(tl.where(chunk_peaks == peak, firsts, vocab), axis=0)
+    unfit = tl.sum(tl.load(broken + at, mask=there, other=0), axis=0) + (peak <= LOWEST).to(tl.int32)
     temperature, where = tl.load(temperatures + row), tl.load(wheres + row)
     top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64), tl.load(min_ps + row)
-    highest, token, broken = look(logits, vocab, lanes)
-    if (temperature >= GREEDY) & (broken == 0):
-        peak, steepness = tl.max(highest, axis=0), LOG2_E / temperature
+    if (temperature >= GREEDY) & (unfit == 0):
+        steepness = LOG2_E / temperature
         if (top_k <= 0) | (top_k >= vocab):
             top_k = 0
-        if (top_k > 0) | (top_p < 1.0):
-            total = tl.zeros([], tl.float64)
-            if top_k == 0:
-                total = amount((logits, vocab, peak, steepness, min_p), ALL, True, lanes)
-            tl.store(noted + tl.arange(0, lanes), highest)
-            tl.debug_barrier()  # what one lane has stored, another reads
+        scales = tl.exp2(tl.maximum(chunk_peaks - peak, FAR) * steepness).to(tl.float64)
+        weighed = tl.where(there, tl.load(sums + at, mask=there, other=0.0) * scales, 0.0)
+        if (top_k > 0) | (top_p < 1.0) | (min_p > 0):
+            known = highest, groups, peak, steepness, min_p
             if top_k > 0:
-                floor = cut((noted, lanes, peak, steepness, min_p), ALL, top_k.to(tl.float64), False, lanes)
+                floor = cut(known, ALL, top_k.to(tl.float64), False, lanes)
+            elif min_p > 0:
+                floor = key_of(peak + (tl.log2(min_p) - SLACK) / steepness).to(tl.int64)
             else:
-                floor = cut((noted, lanes, peak, steepness, min_p), ALL, top_p * total, True, lanes)
-            left = note(logits, vocab, floor, (noted, ids), lanes, room)
-            tl.debug_barrier()
+                floor = cut(known, ALL, top_p * tl.sum(weighed, axis=0), True, lanes)
+            left = note((logits, vocab), floor, known, (numbers, noted, ids), group, lanes, room)
             kept = tl.where(left <= room, noted, logits), tl.where(left <= room, left, vocab), peak, steepness, min_p
-            key = tl.full([], ALL, tl.int64)
+            key = floor
             if top_k > 0:
                 key = cut(kept, key, top_k.to(tl.float64), False, lanes)
-                total = amount(kept, key, True, lanes)
             if top_p < 1.0:
+                total = tl.sum(weighed, axis=0)
+                if (top_k > 0) | (min_p > 0):
+                    total = amount(kept, key, True, lanes)
                 key = cut(kept, key, top_p * total, True, lanes)
             token = pick(kept, key, where, lanes)
             if left <= room:
                 token = tl.load(ids + token)
         else:
-            token = pick((logits, vocab, peak, steepness, min_p), ALL, where, lanes)
+            goal, ends = where * tl.sum(weighed, axis=0), tl.cumsum(weighed, axis=0)
+            here = tl.min(tl.where((ends > goal) & (weighed > 0), number, padded_chunks), axis=0)
+            here = tl.minimum(here, tl.max(tl.where(weighed > 0, number, 0), axis=0))
+            own = tl.sum(tl.where(number == here, weighed, 0.0), axis=0)
+            before = tl.sum(tl.where(number < here, weighed, 0.0), axis=0)
+            its_peak, first = tl.max(tl.where(number == here, chunk_peaks, float("-inf")), axis=0), here * chunk
+            of_chunk = logits + first, tl.minimum(vocab - first, chunk), its_peak, steepness, min_p
+            token = first + pick(of_chunk, ALL, (goal - before) / own, lanes)
     tl.store(out + row, token.to(tl.int64))
-
-
-@jit
-def look(logits: tl.tensor, vocab: tl.tensor, lanes: tl.constexpr) -> tl.tensor:
-    """Each lane's highest logit, the first position of the maximum, and a count of broken logits (NaN, infinite)."""
-    lane = tl.arange(0, lanes)
-    highest, places = tl.full([lanes], float("-inf"), tl.float32), tl.zeros([lanes], tl.int32)
-    broken = tl.zeros([lanes], tl.int32)
-    for first in range(0, vocab, lanes):
-        inside = first + lane < vocab
-        logit = tl.load(logits + first + lane, mask=inside, other=float("-inf"))
-        broken += ((logit != logit) | (logit == float("inf"))).to(tl.int32)
-        # A number for what is none, as torch's nan_to_num has it.
-        sane = tl.where(logit != logit, float("-inf"), tl.minimum(tl.maximum(logit, LOWEST), HIGHEST))
-        higher = inside & (sane > highest)
-        highest, places = tl.where(higher, sane, highest), tl.where(higher, first + lane, places)
-    peak = tl.max(highest, axis=0)
-    best = tl.min(tl.where(highest == peak, places, vocab), axis=0)
-    return highest, best, tl.sum(broken, axis=0) + (peak <= LOWEST).to(tl.int32)
 
 
 @jit
@@ -158,20 +221,39 @@ def cut(row: tl.tensor, low: tl.tensor, wanted: tl.tensor, weighed: tl.constexpr
 
 @jit
 def note(
-    logits: tl.tensor, vocab: tl.tensor, floor: tl.tensor, into: tl.tensor, lanes: tl.constexpr, room: tl.constexpr
+    whole: tl.tensor,
+    floor: tl.tensor,
+    known: tl.tensor,
+    into: tl.tensor,
+    group: tl.constexpr,
+    lanes: tl.constexpr,
+    room: tl.constexpr,
 ) -> tl.tensor:
     """Write the logits and ids that reach the floor, in order, as far as they fit; return the number of all."""
-    noted, ids = into
+    logits, vocab = whole
+    highest, groups = known[0], known[1]
+    numbers, noted, ids = into
     lane = tl.arange(0, lanes)
+    found = tl.zeros([], tl.int32)
+    for first in range(0, groups, lanes):
+        of_group = tl.load(highest + first + lane, mask=first + lane < groups, other=float("-inf"))
+        reaches = ((first + lane < groups) & (key_of(of_group) >= floor)).to(tl.int32)
+        tl.store(numbers + found + tl.cumsum(reaches, axis=0) - 1, first + lane, mask=reaches > 0)
+        found += tl.sum(reaches, axis=0)
+    tl.debug_barrier()  # what one lane has stored, another reads
     count = tl.zeros([], tl.int32)
-    for first in range(0, vocab, lanes):
-        logit = tl.load(logits + first + lane, mask=first + lane < vocab, other=float("-inf"))
-        reaches = ((first + lane < vocab) & (key_of(logit) >= floor)).to(tl.int32)
+    for first in range(0, found * group, lanes):
+        number = tl.load(numbers + (first + lane) // group, mask=first + lane < found * group, other=0)
+        token = number * group + lane % group
+        inside = (first + lane < found * group) & (token < vocab)
+        logit = tl.load(logits + token, mask=inside, other=float("-inf"))
+        reaches = (inside & (key_of(logit) >= floor)).to(tl.int32)
         place = count + tl.cumsum(reaches, axis=0) - 1
         fits = (reaches > 0) & (place < room)
         tl.store(noted + place, logit, mask=fits)
-        tl.store(ids + place, first + lane, mask=fits)
+        tl.store(ids + place, token, mask=fits)
         count += tl.sum(reaches, axis=0)
+    tl.debug_barrier()
     return count
 
 

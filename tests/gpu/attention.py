@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -189,16 +190,17 @@ def pointwise(place: Place, table: Table, most: Ceilings) -> None:
 def draws(place: Place, table: Table, most: Ceilings) -> None:
     """Each row is read once at least: that is what a draw is held against."""
     draw = chosen(place, KvShape(torch.bfloat16, BLOCK, HEAD_DIM)).draw
-    rows, vocabulary = place.size((DRAWN, VOCABULARY), (3, 500))
-    logits = torch.empty(rows, vocabulary, device=place.device).normal_(0, 2)
-    points = torch.rand(rows, device=place.device, dtype=torch.float64)
-    out = torch.zeros(rows, device=place.device, dtype=torch.int64)
-    for name, temperature, top_k, top_p in (
+    most_rows, vocabulary = place.size((DRAWN, VOCABULARY), (3, 500))
+    wishes = (
         ("greedy", 0.0, 0, 1.0),
         ("temperature", 0.6, 0, 1.0),
         ("top_p 0.9", 0.6, 0, 0.9),
         ("top_k 50, top_p 0.9", 0.6, 50, 0.9),
-    ):
+    )
+    for rows, (name, temperature, top_k, top_p) in product((1, most_rows), wishes):
+        logits = torch.empty(rows, vocabulary, device=place.device).normal_(0, 2)
+        points = torch.rand(rows, device=place.device, dtype=torch.float64)
+        out = torch.zeros(rows, device=place.device, dtype=torch.int64)
         shape = (
             torch.full((rows,), temperature, device=place.device),
             torch.full((rows,), top_k, device=place.device, dtype=torch.int32),

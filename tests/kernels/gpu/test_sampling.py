@@ -22,10 +22,16 @@ def check(asked: Wishes) -> None:
     assert mine.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("vocab", [1, 33, 130, 401] if INTERPRETED else [1, 2, 33, 130, 1001])
-def test_the_same_tokens_as_torch(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LANES", 128)
-    monkeypatch.setattr(sampling, "NOTED", 256)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks in a short row, and little room."""
+    for name, size in {"CHUNK": 64, "GROUP": 8, "LANES": 64, "NOTED": 64}.items():
+        monkeypatch.setattr(sampling, name, size)
+
+
+@pytest.mark.parametrize("vocab", [1, 33, 64, 130, 401] if INTERPRETED else [1, 2, 33, 64, 130, 1001])
+@pytest.mark.usefixtures("small")
+def test_the_same_tokens_as_torch(vocab: int) -> None:
     check(wishes(14, vocab, seed=vocab))
 
 
@@ -34,17 +40,34 @@ def test_the_same_tokens_of_a_large_vocabulary(vocab: int) -> None:
     check(wishes(4 if INTERPRETED else 200, vocab, seed=vocab))
 
 
-def test_more_tokens_than_are_noted_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LANES", 64)
-    monkeypatch.setattr(sampling, "NOTED", 64)
+@pytest.mark.usefixtures("small")
+def test_more_tokens_than_are_noted_are_left() -> None:
     asked = wishes(3, 200, seed=3)
     flat = asked._replace(logits=asked.logits / 10, top_ks=asked.top_ks.fill_(0), top_ps=asked.top_ps.fill_(0.9))
     check(flat)
+    check(flat._replace(top_ps=flat.top_ps.fill_(1.0), min_ps=flat.min_ps.fill_(0.4)))
     check(flat._replace(top_ks=flat.top_ks.fill_(100)))
 
 
-def test_broken_rows_continue_with_their_likeliest_token() -> None:
-    check(wishes(6, 50, seed=2)._replace(logits=broken(50)))
+@pytest.mark.usefixtures("small")
+def test_chunks_in_which_nothing_may_be_drawn() -> None:
+    """As a grammar leaves them."""
+    asked = wishes(14, 401, seed=6)
+    ruled_out = torch.arange(401) // 100 % 2 == torch.arange(14)[:, None] % 2
+    check(asked._replace(logits=asked.logits.masked_fill(ruled_out, -torch.inf)))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("where", [0.0, 0.5, 1.0 - 2**-53])
+def test_the_first_and_the_last_that_may_be_drawn(where: float) -> None:
+    asked = wishes(14, 200, seed=7)
+    check(asked._replace(wheres=torch.full((14,), where, dtype=torch.float64)))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("vocab", [50, 150])
+def test_broken_rows_continue_with_their_likeliest_token(vocab: int) -> None:
+    check(wishes(6, vocab, seed=2)._replace(logits=broken(vocab)))
 
 
 def test_rows_of_a_wider_matrix() -> None:
