@@ -16,7 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECKOV := build/k8s/bin/checkov
-TRITON := build/triton/.installed
+TRITON_HOME := build/triton$(addprefix -,$(TRITON_VERSION))
+TRITON := $(TRITON_HOME)/.installed
 SLOWEST := --durations 15 --durations-min 4
 SLOW := chaos or browser or peers or grid
 HARDWARE := bench or gpu or live
@@ -125,19 +126,20 @@ $(CHECKOV): tests/k8s/requirements.txt
 	build/k8s/bin/pip install -q --no-compile -r tests/k8s/requirements.txt
 	@touch $@
 
-triton-check: $(TRITON) $(INSTALLED)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time
+triton-check: $(TRITON) $(INSTALLED)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time; also TRITON_VERSION=3.6.0
 	TRITON_INTERPRET=1 $(PYTEST_TRITON) tests/kernels/gpu
 	$(PYTEST_TRITON) tests/kernels/gpu
 
-PYTEST_TRITON := OMP_NUM_THREADS=1 TRITON_CACHE_DIR=build/triton/cache PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
-	build/triton/bin/python -m pytest -q -n 2 -c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu
+PYTEST_TRITON := OMP_NUM_THREADS=1 TRITON_CACHE_DIR=$(TRITON_HOME)/cache PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+	$(TRITON_HOME)/bin/python -m pytest -q -n 2 -c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu
 
 # A .pth file adds the other environment's packages, torch among them, behind its own.
 $(TRITON): tests/kernels/gpu/requirements.txt | $(BIN)/python
-	$(BIN)/python -m venv --clear build/triton
-	build/triton/bin/pip install -q --no-compile -r tests/kernels/gpu/requirements.txt
+	$(BIN)/python -m venv --clear $(TRITON_HOME)
+	$(TRITON_HOME)/bin/pip install -q --no-compile -r tests/kernels/gpu/requirements.txt
+	$(if $(TRITON_VERSION),$(TRITON_HOME)/bin/pip install -q --no-compile triton==$(TRITON_VERSION))
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> $$(build/triton/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth
+		> $$($(TRITON_HOME)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth
 	@touch $@
 
 bench: $(INSTALLED)  ## measure, and print a table
