@@ -279,3 +279,8 @@ FromEngine: TypeAlias = Outputs | Refused | ResetDone | PrefixRetained | Adapter
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def reason_of(error: Exception) -> str:
+    """Return an exception's text as it can be sent: names of files in it need not be text."""
+    return (str(error) or repr(error)).encode("utf-8", "backslashreplace").decode()

@@ -32,6 +32,7 @@ GREEDY = tl.constexpr(GREEDY_BELOW)
 HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 ALL = tl.constexpr(-(2**31))  # the key that no float is below
+NOTHING = tl.constexpr(ALL.value + 2**23)  # one above that of minus infinity, which has no weight
 
 
 def draw(
@@ -45,7 +46,7 @@ def draw(
     groups = chunks * (CHUNK // GROUP)
     peaks, highest = logits.new_empty(rows, chunks), logits.new_empty(rows, groups)
     sums = logits.new_empty(rows, chunks, dtype=torch.float64)
-    places, broken = out.new_empty(2, rows, chunks, dtype=torch.int32)
+    places, broken = (out.new_empty(rows, chunks, dtype=torch.int32) for _ in range(2))  # each aligned
     survey_chunk[rows, chunks](
         *(logits, temperatures, peaks, sums, places, broken, highest, logits.stride(0), vocab, CHUNK, GROUP),
         num_warps=8,
@@ -147,11 +148,16 @@ def draw_row(
         if (top_k > 0) | (top_p < 1.0) | (min_p > 0):
             known = highest, groups, peak, steepness, min_p
             if top_k > 0:
-                floor = cut(known, ALL, top_k.to(tl.float64), False, lanes)
-            elif min_p > 0:
-                floor = key_of(peak + (tl.log2(min_p) - SLACK) / steepness).to(tl.int64)
+                floor = cut(known, NOTHING, top_k.to(tl.float64), False, lanes)
             else:
-                floor = cut(known, ALL, top_p * tl.sum(weighed, axis=0), True, lanes)
+                total = tl.sum(weighed, axis=0)
+                # Even all tokens lighter than this weigh less than `top_p` leaves out. Likely ones may be neighbours,
+                # of which groups show one.
+                lightest = tl.where(min_p > 0, min_p, ((1.0 - top_p) * total / vocab).to(tl.float32))
+                floor = key_of(peak + (tl.log2(lightest) - SLACK) / steepness).to(tl.int64)
+                if (top_p < 1.0) & (min_p <= 0):
+                    floor = tl.maximum(floor, cut(known, NOTHING, top_p * total, True, lanes))
+                floor = tl.maximum(floor, NOTHING)
             left = note((logits, vocab), floor, known, (numbers, noted, ids), group, lanes, room)
             kept = tl.where(left <= room, noted, logits), tl.where(left <= room, left, vocab), peak, steepness, min_p
             key = floor

@@ -36,7 +36,6 @@ class Follower:
         for end in (start.reads, start.writes):
             os.close(end.window)
         self._parts: Parts
-        self._adapters: OwnAdapters
         self._steps: Steps | None = None
         self._memory: DeviceMemory | None = None
         self._keepers: list[Keeper] = []
@@ -46,7 +45,6 @@ class Follower:
         group = DeviceGroup(self._share, file, self._accelerator, backend)
         ranks = GroupRanks(self._share, read_config(Path(self._config.model_path)), group)
         self._parts = load(self._config, self._accelerator, self._share, ranks)
-        self._adapters = OwnAdapters(self._parts.model.adapters)
 
     def build(self, blocks: int) -> None:
         self._let_go()
@@ -76,6 +74,7 @@ class Follower:
 
     def serve(self, channel: Channel) -> None:
         """Take part in each computation until the engine has ended."""
+        adapters = OwnAdapters(self._parts.model.adapters, channel)
         while True:
             order = decode_order(channel.recv_bytes())
             if isinstance(order, Build):
@@ -85,7 +84,7 @@ class Follower:
                 self._let_go()  # as the engine has
                 channel.send_bytes(encode(Measured(Span(self._before, self._accelerator.memory()))))
             elif isinstance(order, OfAdapters):
-                self._adapters.obey(order, channel)
+                adapters.obey(order)
             else:
                 self._compute(order)
 

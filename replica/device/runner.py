@@ -25,6 +25,7 @@ from replica.runner import Finish, SampledToken
 from replica.sampling import GREEDY_BELOW, bits_of, is_shaped, logprobs_of, shaped, uniform
 
 MOST = 2**31 - 1  # tokens in a vocabulary
+HOTTEST = 1e30  # a temperature, in float32 too
 NO_TILES = cut(np.zeros(0, np.int32))
 
 
@@ -228,7 +229,7 @@ def _of_draws(ordered: Sequence[Scheduled]) -> dict[str, NDArray[Any]]:
     """The arrays that decide the tokens; they change nothing in rows that draw none."""
     samplings = [scheduled.request.sampling for scheduled in ordered]
     return {
-        "temperatures": np.array([sampling.temperature for sampling in samplings]),
+        "temperatures": np.array([min(sampling.temperature, HOTTEST) for sampling in samplings]),
         "top_ks": np.array([min(sampling.top_k, MOST) for sampling in samplings]),
         "top_ps": np.array([sampling.top_p for sampling in samplings]),
         "min_ps": np.array([sampling.min_p for sampling in samplings]),

@@ -111,6 +111,8 @@ class Others(Protocol):
 
     def read(self, name: str, folder: Path) -> None: ...
 
+    def have_read(self, name: str) -> bool: ...
+
     def add(self, name: str, digest: str) -> str: ...
 
     def drop(self, name: str) -> None: ...
@@ -136,6 +138,9 @@ class Adapters:
         """Let other ranks read what this one begins to read; then it is added or dropped."""
         if self.others is not None:
             self.others.read(name, folder)
+
+    def others_have_read(self, name: str) -> bool:
+        return self.others is None or self.others.have_read(name)
 
     def add(self, adapter: Adapter) -> str:
         """Have an adapter, here and on other ranks, or return why one of them cannot."""

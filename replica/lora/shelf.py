@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replica.block_pool import BlockPool
-from replica.messages import AdapterChanged, LoadAdapter, UnloadAdapter
+from replica.messages import AdapterChanged, LoadAdapter, UnloadAdapter, reason_of
 
 if TYPE_CHECKING:  # torch
     from replica.lora.adapter import Adapter, Adapters
@@ -83,13 +83,13 @@ class Shelf:
 
     def _take_read(self) -> "Iterator[tuple[LoadAdapter, Adapter | str]]":
         for name, (asked, reading) in list(self._reading.items()):
-            if reading.done():
+            if reading.done() and (reading.exception() is not None or self._adapters.others_have_read(name)):
                 del self._reading[name]
                 try:
                     yield asked, reading.result()
                 except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
                     log.warning("cannot load the adapter %s from %s: %r", name, asked.folder, error)
-                    yield asked, str(error) or repr(error)
+                    yield asked, reason_of(error)
 
     @property
     def waits(self) -> bool:

@@ -1,28 +1,27 @@
-"""Adapters that are loaded while the ranks of an engine run: each reads its own shares of the weights.
+"""Adapters that are loaded while the ranks of an engine run: each reads the files, and keeps its own shares.
 
-They read on threads beside the steps. The engine says between two steps when all are to have an adapter, and so do all
-from the same step on.
+They read on threads beside the steps, and tell the engine when they have. Once all have read the same, it says between
+two steps that there is this adapter, so all have it from the same step on.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from replica.messages import reason_of
 from replica.parallel.followers import Followers
-from replica.parallel.messages import (
-    AddAdapter,
-    DropAdapter,
-    Failed,
-    OfAdapters,
-    ReadAdapter,
-    Ready,
-    decode_answer,
-    encode,
-)
+from replica.parallel.messages import AdapterRead, AddAdapter, DropAdapter, OfAdapters, ReadAdapter, decode_read, encode
 
 if TYPE_CHECKING:  # torch
     from replica.lora.adapter import Adapter, Adapters
     from replica.parallel.following import Channel
+
+
+class Reading(NamedTuple):
+    """An adapter that followers read, and those that have."""
+
+    number: int
+    answers: list[AdapterRead]
 
 
 class OthersAdapters:
@@ -30,46 +29,64 @@ class OthersAdapters:
 
     def __init__(self, followers: Followers) -> None:
         self._followers = followers
+        self._reading: dict[str, Reading] = {}  # by name
+        self._numbered = 0
 
     def read(self, name: str, folder: Path) -> None:
         """Let them begin to read an adapter."""
-        self._followers.tell(ReadAdapter(name, str(folder)))
+        self._numbered += 1
+        self._reading[name] = Reading(self._numbered, [])
+        self._followers.tell(ReadAdapter(self._numbered, name, str(folder)))
+
+    def have_read(self, name: str) -> bool:
+        """Tell whether all are done, without waiting for them."""
+        by_number = {reading.number: reading for reading in self._reading.values()}
+        for answer in self._followers.new_answers(decode_read):
+            if (reading := by_number.get(answer.number)) is not None:  # not of one that has been dropped
+                reading.answers.append(answer)
+        return len(self._reading[name].answers) == len(self._followers.pids)
 
     def add(self, name: str, digest: str) -> str:
-        """Wait until all have read it, and return why one of them could not, or nothing."""
-        self._followers.tell(AddAdapter(name, digest))
-        failed = [one.message for one in self._followers.all_answers(decode_answer) if isinstance(one, Failed)]
-        return failed[0] if failed else ""
+        """Let all have what they have read, or return why one of them cannot."""
+        for answer in self._reading.pop(name).answers:
+            if answer.failure:
+                return answer.failure
+            if answer.digest != digest:
+                return f"the files of the adapter {name!r} changed while they were read; load it again"
+        self._followers.tell(AddAdapter(name))
+        return ""
 
     def drop(self, name: str) -> None:
+        self._reading.pop(name, None)
         self._followers.tell(DropAdapter(name))
 
 
 class OwnAdapters:
     """A follower's side."""
 
-    def __init__(self, adapters: "Adapters") -> None:
+    def __init__(self, adapters: "Adapters", channel: "Channel") -> None:
         self._adapters = adapters
-        self._reading: dict[str, Future[Adapter]] = {}  # by name
+        self._channel = channel  # on which only the thread sends
+        self._reading: dict[str, Future[Adapter | None]] = {}  # by name
         self._thread = ThreadPoolExecutor(1, "adapters")
 
-    def obey(self, order: OfAdapters, channel: "Channel") -> None:
+    def obey(self, order: OfAdapters) -> None:
         if isinstance(order, ReadAdapter):
-            self._reading[order.name] = self._thread.submit(self._adapters.read, order.name, Path(order.folder))
+            self._reading[order.name] = self._thread.submit(self._read, order)
         elif isinstance(order, AddAdapter):
-            failure = self._add(order)
-            channel.send_bytes(encode(Failed(failure) if failure else Ready()))
-        else:
-            self._reading.pop(order.name, None)
-            self._adapters.loaded.pop(order.name, None)
-
-    def _add(self, order: AddAdapter) -> str:
-        """Return why it cannot be added, or nothing."""
-        try:
             adapter = self._reading.pop(order.name).result()
+            assert adapter is not None, "the engine adds only what all have read"
+            self._adapters.loaded[order.name] = adapter
+        else:
+            self._adapters.loaded.pop(order.name, None)
+            if (reading := self._reading.pop(order.name, None)) is not None:
+                reading.cancel()
+
+    def _read(self, order: ReadAdapter) -> "Adapter | None":
+        try:
+            adapter = self._adapters.read(order.name, Path(order.folder))
         except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
-            return str(error) or repr(error)
-        if adapter.digest != order.digest:
-            return f"the files of the adapter {order.name!r} changed while they were read; load it again"
-        self._adapters.loaded[order.name] = adapter
-        return ""
+            self._channel.send_bytes(encode(AdapterRead(order.number, failure=reason_of(error))))
+            return None
+        self._channel.send_bytes(encode(AdapterRead(order.number, adapter.digest)))
+        return adapter

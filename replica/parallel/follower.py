@@ -51,7 +51,7 @@ def loaded(start: Start) -> NativeRunner:
 @torch.inference_mode()
 def serve(channel: Channel, runner: NativeRunner) -> None:
     """Take part in each computation until the engine has ended."""
-    model, adapters = runner.model, OwnAdapters(runner.model.adapters)
+    model, adapters = runner.model, OwnAdapters(runner.model.adapters, channel)
     while True:
         order = receive_order(channel)
         if isinstance(order, Compute):
@@ -59,7 +59,7 @@ def serve(channel: Channel, runner: NativeRunner) -> None:
         elif isinstance(order, Logits):
             model.logits(torch.empty(order.rows, model.config.hidden_size, dtype=model.dtype))
         elif not isinstance(order, Start):
-            adapters.obey(order, channel)
+            adapters.obey(order)
 
 
 if __name__ == "__main__":

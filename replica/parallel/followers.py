@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn, TypeVar
@@ -63,19 +64,22 @@ class Followers:
     def answers(self, decode: Callable[[bytes], Answer | Failed]) -> list[Answer]:
         """Wait for an answer of each. ValueError, OSError: one of them has failed, or died."""
         answers = []
-        for answer in self.all_answers(decode):
+        for follower in self._followers:
+            try:
+                answer = decode(follower.channel.recv_bytes())
+            except (EOFError, ConnectionError) as error:
+                raise OSError(self._ended(follower, follower.process.wait())) from error
             if isinstance(answer, Failed):
                 raise ValueError(answer.message)
             answers.append(answer)
         return answers
 
-    def all_answers(self, decode: Callable[[bytes], Answer]) -> Iterator[Answer]:
-        """Wait for an answer of each, whatever it is. OSError: one of them has died."""
+    def new_answers(self, decode: Callable[[bytes], Answer]) -> Iterator[Answer]:
+        """Yield those that have come, without waiting for more."""
         for follower in self._followers:
-            try:
-                yield decode(follower.channel.recv_bytes())
-            except (EOFError, ConnectionError) as error:
-                raise OSError(self._ended(follower, follower.process.wait())) from error
+            with suppress(EOFError, ConnectionError):  # it has died, of which its watch hears
+                while follower.channel.poll():
+                    yield decode(follower.channel.recv_bytes())
 
     def watch(self, patience_s: float = 0.0) -> None:
         """From now on a death ends the engine; after so long, in which a better reason may be found."""

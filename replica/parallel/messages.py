@@ -4,10 +4,10 @@ engine                        follower
 Start            ->                         load your share of the model
                  <-           Ready         or Failed, and it ends
 Compute, Logits  ->                         take part in the collectives of this computation
-ReadAdapter      ->                         begin to read your share of an adapter
+ReadAdapter      ->                         begin to read an adapter
+                 <-           AdapterRead   whenever that is done
 AddAdapter       ->                         from now on there is this adapter
-                 <-           Ready         or Failed, and there is none
-DropAdapter      ->                         there is no such adapter any more
+DropAdapter      ->                         there is no such adapter any more, and none is to be read
 """
 
 from collections.abc import Sequence
@@ -46,15 +46,19 @@ class Logits(Struct, tag=True, array_like=True):
 
 
 class ReadAdapter(Struct, tag=True, array_like=True):
+    number: int
     name: str
     folder: str
 
 
-class AddAdapter(Struct, tag=True, array_like=True):
-    """Have an adapter whose files have this digest, and which was to be read."""
+class AdapterRead(Struct, tag=True, array_like=True):
+    number: int
+    digest: str = ""
+    failure: str = ""  # why it could not be read
 
-    name: str
-    digest: str
+
+class AddAdapter(Struct, tag=True, array_like=True):
+    name: str  # of one that has been read
 
 
 class DropAdapter(Struct, tag=True, array_like=True):
@@ -75,6 +79,7 @@ FromFollower: TypeAlias = Ready | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_answer = msgspec.msgpack.Decoder(FromFollower).decode
+decode_read = msgspec.msgpack.Decoder(AdapterRead).decode
 _to_follower = msgspec.msgpack.Decoder(ToFollower)
 
 

@@ -70,6 +70,29 @@ def test_broken_rows_continue_with_their_likeliest_token(vocab: int) -> None:
     check(wishes(6, vocab, seed=2)._replace(logits=broken(vocab)))
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter's work can be counted")
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.9), (20, 1.0), (20, 0.9)])
+@pytest.mark.parametrize("rest", [-20.0, -torch.inf], ids=["neighbours", "a grammar's"])
+def test_few_likely_neighbours_do_not_have_the_whole_row_searched(
+    rest: float, top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As digits are, which have neighbouring numbers."""
+    asked = wishes(1, 50_000, seed=8)
+    likely = (torch.arange(50_000) >= 15) & (torch.arange(50_000) < 25)
+    logits = torch.where(likely, 0.0, rest) + asked.logits
+    weigh, blocks = sampling.weights_of, 0
+
+    def counted(*arguments: object) -> object:
+        nonlocal blocks
+        blocks += 1
+        return weigh(*arguments)
+
+    monkeypatch.setattr(sampling, "weights_of", counted)
+    shape = {"top_ks": torch.tensor([top_k]).int(), "top_ps": torch.tensor([top_p]), "min_ps": torch.zeros(1)}
+    check(asked._replace(logits=logits, temperatures=torch.ones(1), **shape))
+    assert blocks < 150
+
+
 def test_rows_of_a_wider_matrix() -> None:
     asked = wishes(3, 70, seed=4)
     wide = torch.full((3, 100), torch.inf)

@@ -15,6 +15,7 @@ CLOSE = 1e-3  # of log probabilities: sums are added in other orders
 SAMPLED: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "seed": 7},
+    {"temperature": 1e300, "seed": 7},
     {"temperature": 1.0, "top_p": 0.7, "seed": 3},
     {"temperature": 1.3, "top_k": 20, "min_p": 0.02, "seed": 11},
 ]

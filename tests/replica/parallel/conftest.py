@@ -40,3 +40,9 @@ def shared(folder: Path) -> Iterator[Started]:
             return stack.enter_context(closing_engine(engine))
 
         yield started
+
+
+def followers_of(pid: int) -> list[int]:
+    """The further ranks among a process's children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b".follower\0" in Path(f"/proc/{child}/cmdline").read_bytes()]

@@ -19,6 +19,7 @@ from replica.parallel.followers import Followers
 from tests.events.processes import wait_until
 from tests.replica.models import config_of, logits, saved
 from tests.replica.natives import SMALL, Native, completion, native, refused, tokens
+from tests.replica.parallel.conftest import followers_of
 from tests.replica.serving import is_alive
 
 TWO = ("--tensor-parallel-size", 2)
@@ -29,11 +30,6 @@ PROMPT = [1, 2, 3] * 12
 def served(folder: Path) -> Iterator[Native]:
     with native(saved("qwen3", folder), *SMALL, *TWO) as running:
         yield running
-
-
-def followers_of(engine_pid: int) -> list[int]:
-    children = Path(f"/proc/{engine_pid}/task/{engine_pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"replica.parallel.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def said(served: Native) -> list[str]:
