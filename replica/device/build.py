@@ -17,6 +17,7 @@ from replica.device.orders import Limits, Size
 from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
+from replica.lora.adapter import Adapters
 from replica.lora.slots import ANY
 from replica.messages import Sampling
 from replica.model.config import ModelConfig
@@ -45,8 +46,8 @@ class Team:
     share = WHOLE
     ranks: Ranks = ALONE
 
-    def wait_loaded(self) -> None:
-        """Wait until the others have loaded their shares of the model."""
+    def wait_loaded(self, adapters: Adapters) -> None:
+        """Wait until the others have loaded their shares of the model and of the same adapters."""
 
     def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
         kv = new_caches(parts.model, blocks + 1, config.block_size)
@@ -74,7 +75,7 @@ def build(config: EngineConfig) -> DeviceRunner:
 def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> DeviceRunner:
     before = accelerator.memory()
     parts = load(config, accelerator, team.share, team.ranks)
-    team.wait_loaded()
+    team.wait_loaded(parts.model.adapters)
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
     has_graphs = config.graphs and parts.attention.name != "torch"
     limits = limits_of(config)

@@ -18,7 +18,8 @@ from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
 from replica.device.ranks_memory import Keeper, opened
 from replica.device.steps import Steps
 from replica.model.config import read_config
-from replica.parallel.adapters import OwnAdapters
+from replica.model.transformer import Transformer
+from replica.parallel.adapters import OwnAdapters, loaded_with
 from replica.parallel.following import Channel, follow_with, tried
 from replica.parallel.messages import Logits, OfAdapters, encode
 from replica.parallel.ranks import GroupRanks
@@ -40,11 +41,12 @@ class Follower:
         self._memory: DeviceMemory | None = None
         self._keepers: list[Keeper] = []
 
-    def meet(self, file: Path, backend: str) -> None:
+    def meet(self, file: Path, backend: str) -> Transformer:
         """Join the group, and load this rank's share."""
         group = DeviceGroup(self._share, file, self._accelerator, backend)
         ranks = GroupRanks(self._share, read_config(Path(self._config.model_path)), group)
         self._parts = load(self._config, self._accelerator, self._share, ranks)
+        return self._parts.model
 
     def build(self, blocks: int) -> None:
         self._let_go()
@@ -109,7 +111,7 @@ def main(
         follower = tried(channel, lambda: Follower(start, accelerator_of(start.rank)))
         meet = decode_order(channel.recv_bytes())
         assert isinstance(meet, Meet)
-        tried(channel, lambda: follower.meet(Path(meet.file), backend))
+        tried(channel, lambda: follower.meet(Path(meet.file), backend), lambda model: loaded_with(model.adapters))
         follower.serve(channel)
 
     return follow_with(arguments, follow)

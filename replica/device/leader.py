@@ -18,8 +18,9 @@ from replica.device.parts import Parts, layers_of, limits_of, new_caches
 from replica.device.ranks_memory import Lane, RanksMemory
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Computed, Steps
+from replica.lora.adapter import Adapters
 from replica.model.config import read_config
-from replica.parallel.adapters import OthersAdapters
+from replica.parallel.adapters import OthersAdapters, refuse_other_files
 from replica.parallel.followers import NOTICED_AFTER_S, Followers, Start
 from replica.parallel.group import RankLostError
 from replica.parallel.messages import Logits, decode_answer
@@ -81,8 +82,8 @@ class Leader(Team):
         ends = zip(reads.ends, writes.ends, strict=True)
         return [Start(Load(config, rank, *both), [*both[0], *both[1]]) for rank, both in enumerate(ends, start=1)]
 
-    def wait_loaded(self) -> None:
-        self.followers.answers(decode_answer)
+    def wait_loaded(self, adapters: Adapters) -> None:
+        refuse_other_files(adapters, self.followers.answers(decode_answer))
         self.followers.patience_s = 0.0
 
     def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:

@@ -4,17 +4,43 @@ They read on threads beside the steps, and tell the engine when they have. Once 
 two steps that there is this adapter, so all have it from the same step on.
 """
 
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from replica.messages import reason_of
 from replica.parallel.followers import Followers
-from replica.parallel.messages import AdapterRead, AddAdapter, DropAdapter, OfAdapters, ReadAdapter, decode_read, encode
+from replica.parallel.messages import (
+    AdapterRead,
+    AddAdapter,
+    DropAdapter,
+    OfAdapters,
+    ReadAdapter,
+    Ready,
+    decode_read,
+    encode,
+)
 
 if TYPE_CHECKING:  # torch
     from replica.lora.adapter import Adapter, Adapters
     from replica.parallel.following import Channel
+
+
+CHANGED = "the files of the adapter {!r} changed while they were read; try again"
+
+
+def loaded_with(adapters: "Adapters") -> Ready:
+    """Tell the engine which files this rank has read at the start."""
+    return Ready({name: adapter.digest for name, adapter in adapters.loaded.items()})
+
+
+def refuse_other_files(adapters: "Adapters", others: Iterable[Ready]) -> None:
+    """ValueError: other ranks have read something else at the start."""
+    for other in others:
+        for name, adapter in adapters.loaded.items():
+            if other.adapters[name] != adapter.digest:
+                raise ValueError(CHANGED.format(name))
 
 
 class Reading(NamedTuple):
@@ -52,7 +78,7 @@ class OthersAdapters:
             if answer.failure:
                 return answer.failure
             if answer.digest != digest:
-                return f"the files of the adapter {name!r} changed while they were read; load it again"
+                return CHANGED.format(name)
         self._followers.tell(AddAdapter(name))
         return ""
 

@@ -14,7 +14,7 @@ from replica.block_memory import ArrayMemory
 from replica.model.config import read_config
 from replica.native import NativeRunner, load
 from replica.parallel import memory
-from replica.parallel.adapters import OwnAdapters
+from replica.parallel.adapters import OwnAdapters, loaded_with
 from replica.parallel.following import Channel, follow_with, tried
 from replica.parallel.group import Group, RankLostError
 from replica.parallel.memory import KvForm
@@ -26,7 +26,7 @@ from replica.parallel.shares import Share
 def follow(channel: Channel) -> None:
     start = receive_order(channel)
     assert isinstance(start, Start)
-    runner = tried(channel, lambda: loaded(start))
+    runner = tried(channel, lambda: loaded(start), lambda runner: loaded_with(runner.model.adapters))
     try:
         serve(channel, runner)
     except RankLostError:  # the engine's process hears of it, and ends

@@ -37,12 +37,14 @@ def follow_with(arguments: Sequence[str], follow: Callable[[Channel], object]) -
     return 1
 
 
-def tried(channel: Channel, prepare: Callable[[], Result]) -> Result:
+def tried(
+    channel: Channel, prepare: Callable[[], Result], answer_of: Callable[[Result], Ready] = lambda _: Ready()
+) -> Result:
     """Tell the engine that this is done, or why it cannot be."""
     try:
         result = prepare()
     except (ValueError, OverflowError, MemoryError, OSError, RuntimeError) as error:
         channel.send_bytes(encode(Failed(str(error) or "out of memory")))
         raise CannotFollow from error
-    channel.send_bytes(encode(Ready()))
+    channel.send_bytes(encode(answer_of(result)))
     return result

@@ -66,7 +66,7 @@ class DropAdapter(Struct, tag=True, array_like=True):
 
 
 class Ready(Struct, tag=True, array_like=True):
-    pass
+    adapters: dict[str, str] = {}  # that were named at the start, and the digests of their files
 
 
 class Failed(Struct, tag=True, array_like=True):

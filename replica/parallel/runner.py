@@ -19,7 +19,7 @@ from replica.model.config import ModelConfig
 from replica.model.transformer import Transformer
 from replica.native import NativeRunner, load, refuse_too_large
 from replica.parallel import followers, memory
-from replica.parallel.adapters import OthersAdapters
+from replica.parallel.adapters import OthersAdapters, refuse_other_files
 from replica.parallel.followers import Followers
 from replica.parallel.group import Group, connected, memory_size
 from replica.parallel.memory import KvForm
@@ -51,7 +51,7 @@ def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[C
         undo.callback(others.close)
         ranks = LeadingRanks(share, model_config, group, lambda rows: others.tell(Logits(rows)))
         model = load(config, model_config, share, ranks)
-        others.answers(decode_answer)
+        refuse_other_files(model.adapters, others.answers(decode_answer))
         others.watch()
         model.adapters.others = OthersAdapters(others)
         undo.pop_all()

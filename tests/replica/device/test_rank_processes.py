@@ -14,14 +14,16 @@ from subprocess import PIPE
 import pytest
 from safetensors.torch import load_file, save_file
 
+from replica.config import LoraModule
 from replica.device import leader
 from replica.device.leader import lead
 from replica.tiers.lower import DISK, HOST
 from tests.replica.device.hosts import on_devices
 from tests.replica.device.test_ranks import SMALL
 from tests.replica.device.test_runner import same
+from tests.replica.lora.adapters import saved_adapter
 from tests.replica.models import ask, config_of, native, saved
-from tests.replica.parallel.conftest import closing_engine
+from tests.replica.parallel.conftest import closing_engine, reading_other_files
 from tests.replica.parallel.test_ranks import patiently
 from tests.replica.test_golden import prompts
 
@@ -62,6 +64,13 @@ def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_pat
     save_file(weights, broken / "model.safetensors")
     with pytest.raises(ValueError, match=r"mlp\.down_proj\.weight has values that float16 cannot hold"):
         on_devices(broken, 2, dtype="float16", graphs=False, **SMALL)
+
+
+def test_ranks_that_read_other_adapters_do_not_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = LoraModule("a", str(saved_adapter("llama", "all", folder)))
+    reading_other_files(monkeypatch, saved_adapter("llama", "patterns", folder))
+    with pytest.raises(ValueError, match="'a' changed while they were read"):
+        on_devices(saved("llama", folder), 2, lora_modules=(module,), graphs=False, **SMALL)
 
 
 def test_ranks_that_cannot_meet_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

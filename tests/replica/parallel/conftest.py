@@ -9,6 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from replica.engine import Engine
+from replica.lora.adapter import Adapters
 from tests.replica.models import native, saved
 
 Started: TypeAlias = Callable[..., Engine]
@@ -40,6 +41,12 @@ def shared(folder: Path) -> Iterator[Started]:
             return stack.enter_context(closing_engine(engine))
 
         yield started
+
+
+def reading_other_files(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:
+    """In this process, which has the first rank, adapters are of another folder."""
+    read = Adapters.read
+    monkeypatch.setattr(Adapters, "read", lambda adapters, name, _: read(adapters, name, other))
 
 
 def followers_of(pid: int) -> list[int]:

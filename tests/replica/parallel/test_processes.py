@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from replica.config import LoraModule
 from replica.model.transformer import Transformer
 from replica.native import build, load
 from replica.parallel import runner
 from replica.parallel.followers import Followers
 from tests.events.processes import wait_until
+from tests.replica.lora.adapters import saved_adapter
 from tests.replica.models import config_of, logits, saved
 from tests.replica.natives import SMALL, Native, completion, native, refused, tokens
-from tests.replica.parallel.conftest import followers_of
+from tests.replica.parallel.conftest import followers_of, reading_other_files
 from tests.replica.serving import is_alive
 
 TWO = ("--tensor-parallel-size", 2)
@@ -49,6 +51,14 @@ def test_a_replica_answers_with_two_processes_and_ends_both(served: Native) -> N
     assert served.end() == 0
     wait_gone(engine, follower)
     assert not said(served)
+
+
+def test_ranks_that_read_other_adapters_do_not_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = LoraModule("a", str(saved_adapter("llama", "all", folder)))
+    reading_other_files(monkeypatch, saved_adapter("llama", "patterns", folder))
+    with pytest.raises(ValueError, match="'a' changed while they were read"):
+        build(config_of(saved("llama", folder), tensor_parallel_size=2, lora_modules=(module,)))
+    assert not followers_of(os.getpid())
 
 
 def test_a_rank_that_dies_ends_the_replica(served: Native) -> None:
