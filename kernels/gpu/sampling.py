@@ -145,12 +145,12 @@ def draw_row(
             top_k = 0
         scales = tl.exp2(tl.maximum(chunk_peaks - peak, FAR) * steepness).to(tl.float64)
         weighed = tl.where(there, tl.load(sums + at, mask=there, other=0.0) * scales, 0.0)
+        total = tl.sum(weighed, axis=0)
         if (top_k > 0) | (top_p < 1.0) | (min_p > 0):
             known = highest, groups, peak, steepness, min_p
             if top_k > 0:
                 floor = cut(known, NOTHING, top_k.to(tl.float64), False, lanes)
             else:
-                total = tl.sum(weighed, axis=0)
                 # Even all tokens lighter than this weigh less than `top_p` leaves out. Likely ones may be neighbours,
                 # of which groups show one.
                 lightest = tl.where(min_p > 0, min_p, ((1.0 - top_p) * total / vocab).to(tl.float32))
@@ -164,7 +164,6 @@ def draw_row(
             if top_k > 0:
                 key = cut(kept, key, top_k.to(tl.float64), False, lanes)
             if top_p < 1.0:
-                total = tl.sum(weighed, axis=0)
                 if (top_k > 0) | (min_p > 0):
                     total = amount(kept, key, True, lanes)
                 key = cut(kept, key, top_p * total, True, lanes)
@@ -172,7 +171,7 @@ def draw_row(
             if left <= room:
                 token = tl.load(ids + token)
         else:
-            goal, ends = where * tl.sum(weighed, axis=0), tl.cumsum(weighed, axis=0)
+            goal, ends = where * total, tl.cumsum(weighed, axis=0)
             here = tl.min(tl.where((ends > goal) & (weighed > 0), number, padded_chunks), axis=0)
             here = tl.minimum(here, tl.max(tl.where(weighed > 0, number, 0), axis=0))
             own = tl.sum(tl.where(number == here, weighed, 0.0), axis=0)
