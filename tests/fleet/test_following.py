@@ -118,7 +118,10 @@ async def test_a_plan_that_the_controller_refuses_changes_nothing(tmp_path: Path
             assert len(controller.changes) == 1, "a refused plan is not sent again"
 
 
-async def test_a_plan_that_could_not_be_handed_over_is_handed_over_later(tmp_path: Path) -> None:
+async def test_a_plan_that_could_not_be_handed_over_is_handed_over_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "AWAY_S", 60.0)  # refusals are no absence, however slowly they come
     with serving(Script(calm(1))) as controller:
         async with followed(Ray(controller.url), tmp_path) as it:
             await it.until_said("The fleet begins")
