@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ class RouterProcess(Replica):
         self._start([sys.executable, "-m", "fleet", *words])
 
     def is_ready(self) -> bool:
-        return self.get("/ready").status == 200
+        try:
+            return self.get("/ready").status == 200
+        except RemoteDisconnected:  # it had accepted, and closes what has not asked yet
+            return False
 
     def status_of(self, name: str) -> Any:
         [found] = [one for one in self.get("/replicas").json["replicas"] if one["name"] == name]
