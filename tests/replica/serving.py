@@ -98,8 +98,12 @@ class Replica:
     ) -> tuple[HTTPConnection, HTTPResponse]:
         connection = HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
         raw = json.dumps(body).encode() if isinstance(body, dict) else body
-        connection.request(method, path, raw, headers or {})
-        return connection, connection.getresponse()
+        try:
+            connection.request(method, path, raw, headers or {})
+            return connection, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         connection, response = self.open(method, path, body, headers)
