@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from api.errors import ApiError, invalid
+from api.errors import invalid
 from api.requests import (
     NO_CONTROL_CODES,
     AdapterName,
@@ -35,11 +35,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         fill_nulls(self)
-        check_tools(self.tools)
-        if (self.prompt is None) == (self.messages is None):
-            raise _not_one(self.prompt)
-        if self.messages is not None:
-            check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
+        _check(self, self.add_generation_prompt, bool(self.continue_final_message))
 
 
 class RetainRequest(Struct, kw_only=True):
@@ -55,11 +51,7 @@ class RetainRequest(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         fill_nulls(self)
-        check_tools(self.tools)
-        if (self.prompt is None) == (self.messages is None):
-            raise _not_one(self.prompt)
-        if self.messages is not None:
-            check_conversation(self.messages, None, continued=False)
+        _check(self, None, continued=False)
 
 
 class LoadAdapterRequest(Struct, kw_only=True):
@@ -78,6 +70,10 @@ class DetokenizeRequest(Struct, kw_only=True):
     tokens: list[TokenId]
 
 
-def _not_one(prompt: object) -> ApiError:
-    found = "neither" if prompt is None else "both"
-    return invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
+def _check(asked: TokenizeRequest | RetainRequest, generation_prompt: bool | None, continued: bool) -> None:
+    check_tools(asked.tools)
+    if (asked.prompt is None) == (asked.messages is None):
+        found = "neither" if asked.prompt is None else "both"
+        raise invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
+    if asked.messages is not None:
+        check_conversation(asked.messages, generation_prompt, continued)
