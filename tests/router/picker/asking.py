@@ -40,11 +40,15 @@ class Stream:
         [(name, value)] = [(field.name, value) for field, value in response.ListFields() if field.number != 8]
         return name, value, response
 
-    async def begin(self, body: bytes = b"", config: Any = DUPLEX, path: str = CHAT, **headers: str) -> None:
-        """Send a whole request."""
+    async def head(self, config: Any = DUPLEX, path: str = CHAT, **headers: str) -> None:
+        """Send a request's head, which is all that the picker takes of a request that it refuses by it."""
         named = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "gateway", **headers}
         named = {name.replace("_", "-"): value for name, value in named.items()}
         await self.send(request_headers=head(named), protocol_config=config)
+
+    async def begin(self, body: bytes = b"", config: Any = DUPLEX, path: str = CHAT, **headers: str) -> None:
+        """Send a whole request, whose head is not refused."""
+        await self.head(config, path, **headers)
         if config == BUFFERED:
             await self.reply()
         await self.send(request_body={"body": body, "end_of_stream": True})

@@ -136,7 +136,7 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_has_come() -> None:
 async def test_headers_beyond_the_limit_are_refused() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         stream = asking.stream()
-        await stream.begin(asked(), x="y" * 40_000)
+        await stream.head(x="y" * 40_000)
         assert await stream.refusal() == (431, "headers_too_large")
 
 
@@ -299,8 +299,8 @@ async def test_a_body_that_the_gateway_buffers_has_time_to_come(monkeypatch: pyt
 
 
 async def test_a_request_may_wait_for_room_longer_than_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, body_s=0.2)
-    options = {"replica_limit": 1, "queue_timeout_s": 0.6, "first_token_timeout_s": 5.0}
+    limit(monkeypatch, body_s=0.6)
+    options = {"replica_limit": 1, "queue_timeout_s": 1.0, "first_token_timeout_s": 5.0}
     async with served(named("one"), ready=True, **options, **LISTEN) as running, gateway(running) as asking:
         first, second = asking.stream(), asking.stream()
         await first.begin(asked())
@@ -320,7 +320,7 @@ async def test_paths_that_only_administrators_may_ask_stay_closed() -> None:
             ("", (400, "invalid_path")),
         ):
             stream = asking.stream()
-            await stream.begin(b"{}", path=path, host="127.0.0.1")
+            await stream.head(path=path, host="127.0.0.1")
             assert await stream.refusal() == expected, path
 
 
@@ -342,7 +342,7 @@ async def test_a_draining_router_is_not_ready_and_refuses() -> None:
         assert [await asking.health(name) for name in ("", "liveness", "readiness", service)] == [2, 1, 2, 2]
         running.router.draining = True
         stream = asking.stream()
-        await stream.begin(asked())
+        await stream.head()
         assert await stream.refusal() == (503, "draining")
         with pytest.raises(grpc.aio.AioRpcError, match="ask for liveness"):
             await asking.health("other")
@@ -417,7 +417,7 @@ async def test_an_error_of_ours_refuses_the_request(monkeypatch: pytest.MonkeyPa
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         monkeypatch.setattr(running.router.admission, "admit", fail)
         stream = asking.stream()
-        await stream.begin(asked())
+        await stream.head()
         assert await stream.refusal() == (500, "internal_error")
 
 
@@ -515,7 +515,7 @@ async def test_streams_at_once_are_limited() -> None:
             await stream.begin(asked())
             await stream.picked()
         third = asking.stream()
-        await third.begin(asked())
+        await third.head()
         assert await third.refusal() == (503, "too_many_connections")  # if it failed, a gateway might let it pass
         assert await asking.health("liveness") == 1
         for stream in streams:
