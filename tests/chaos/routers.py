@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from http.client import RemoteDisconnected
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import Replica
 from tests.router.scripted import close_at_once
 
-OWN_PORTS = 1000  # of a test process
+OWN_PORTS = 500  # of a test process
 PORTS = 5  # of a replica: HTTP, events, replay, status, snapshot
 # Parts of an answer that differ between identical requests.
 CHANCE = re.compile(rb'"id":"[^"]*"|"created":\d+|"cached_tokens":\d+')
@@ -127,19 +128,24 @@ class Fleet:
 
 
 def steady_ports(count: int) -> int:
-    """Neighbouring free ports that no outgoing connection takes while their owner is away, which many clients make."""
+    """Neighbouring free ports that no outgoing connection takes while their owner is away, which many clients make.
+
+    Who gets them need not bind them at once: they are not given again before all others were.
+    """
     own = _own_ports()
     while True:
-        first = random.randrange(own.start, own.stop - count)
-        if all(can_bind(port) for port in range(first, first + count)):
+        first = next(own)
+        rest = (next(own) for _ in range(count - 1))
+        if all(port == first + number and can_bind(port) for number, port in enumerate((first, *rest))):
             return first
 
 
 @cache
-def _own_ports() -> range:
+def _own_ports() -> Iterator[int]:
     """Ports that no other test process takes; a socket at the one before them says so, as long as this one lives."""
     first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    places = list(range(min(10_000, first_taken // 2), first_taken - OWN_PORTS, OWN_PORTS))
+    first = first_taken * 5 // 8  # above those of Ray's workers, where these are the usual ones
+    places = list(range(first, first_taken - OWN_PORTS, OWN_PORTS))
     for place in random.sample(places, len(places)):
         guard = socket.socket()
         try:
@@ -148,7 +154,7 @@ def _own_ports() -> range:
             guard.close()
             continue
         atexit.register(guard.close)
-        return range(place + 1, place + OWN_PORTS)
+        return cycle(range(place + 1, place + OWN_PORTS))
     raise AssertionError(f"every one of {len(places)} ranges of ports is another test process's")
 
 

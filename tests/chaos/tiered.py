@@ -112,9 +112,8 @@ def tiered(
             made.wait_ready()
         yield made
     finally:
-        if made.served.process.poll() is None:
-            made.served.process.kill()
-            made.served.end(None)
+        made.served.process.kill()
+        made.served.end(None)
 
 
 def text(seed: object, blocks: int = 20) -> str:
