@@ -54,6 +54,7 @@ class Health:
         self.silent_s = 0.0  # 0: not silent
         self.slowness = 1.0  # cost factor
         self._probe_at_s = now_s
+        self._rests_since_probe = False  # it said so after the last probe was sent, which may have come before
         self.tick(now_s)
 
     @property
@@ -97,13 +98,14 @@ class Health:
         if not ok:
             self.fault(f"health check: {reason}", now_s, silent=silent)
         elif self.breaker != "open":  # an open breaker waits: a replica may look well and yet fail every request
-            self.resting = None
+            if not self._rests_since_probe:
+                self.resting = None
             self._works(now_s)
             self.publish()
 
     def rests(self, reason: str) -> None:
-        """Note the replica's own word that it takes no new work; a successful probe ends it."""
-        self.resting = reason
+        """Note the replica's own word that it takes no new work; a probe that is sent from now on may end it."""
+        self.resting, self._rests_since_probe = reason, True
         self.publish()
 
     def heard(self, now_s: float) -> None:
@@ -138,7 +140,8 @@ class Health:
         self._probe_at_s = min(self._probe_at_s, now_s)
 
     def probing(self, now_s: float) -> None:
-        """Note that a probe was sent; without a result, the next one is due after the interval."""
+        """Note that a probe is sent; without a result, the next one is due after the interval."""
+        self._rests_since_probe = False
         self._probe_at_s = now_s + self._probe_interval_s()
 
     def tick(self, now_s: float) -> None:

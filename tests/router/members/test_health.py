@@ -269,3 +269,15 @@ def test_a_replica_that_says_it_drains_rests_until_a_probe_goes_well() -> None:
     assert health.probe_due(5.6)  # eagerly
     health.probed(True, "", 5.7)
     assert why(candidate) is None
+
+
+def test_a_probe_that_was_under_way_does_not_end_a_rest() -> None:
+    candidate, health = replica()
+    health.probing(1.0)
+    health.rests("it drains")  # says an answer that overtakes the probe's
+    health.probed(True, "", 1.1)
+    assert why(candidate) == "it drains"
+    assert health.probe_due(1.7)  # eagerly
+    health.probing(1.7)
+    health.probed(True, "", 1.8)
+    assert why(candidate) is None

@@ -12,6 +12,7 @@ WHAT = [
     "success",
     "fault",
     "refused",
+    "asked",
     "well",
     "ill",
     "silent",
@@ -39,6 +40,8 @@ def do(health: Health, what: str, now_s: float) -> None:
             health.refusal(now_s)
         case "excused":
             health.excuse(1.0, now_s)
+        case "asked":
+            health.probing(now_s)
         case "well" | "ill":
             health.probed(what == "well", what, now_s)
         case "heard":
@@ -89,6 +92,7 @@ def test_every_replica_that_is_well_again_becomes_available_and_fast(config: Hea
     for _ in range(3):
         health.tick(now_s)
         health.heard(now_s)
+        health.probing(now_s)
         health.probed(True, "", now_s)
         health.success(now_s)
         now_s += 40
