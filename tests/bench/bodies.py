@@ -21,7 +21,6 @@ import uvloop
 
 from tests.chaos.replicas import children, command
 from tests.chaos.routers import RouterProcess, router
-from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica
 from tests.router.scripted import CHAT, COMPLETIONS, connect
 
@@ -105,6 +104,7 @@ def posted(path: str, body: bytes) -> bytes:
 async def attack(port: int, shape: str) -> None:
     path, made = SHAPES[shape]
     raw = posted(path, made())
+    os.nice(19)  # the client that is measured shares the processors with it
     statuses: Counter[int] = Counter()
     print("ready", flush=True)
 
@@ -125,21 +125,17 @@ async def attack(port: int, shape: str) -> None:
 
 @contextmanager
 def attackers(port: int, shape: str, told: Counter[str]) -> Iterator[None]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.bodies", str(port), shape],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: os.nice(19),
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
-        yield
-    finally:
-        process.stdin.close()
-        told.update(json.loads(process.stdout.readline() or b"{}"))
-        process.stdout.close()
-        wait_until(lambda: process.poll() is not None, "the attackers end")
+    command = [sys.executable, "-m", "tests.bench.bodies", str(port), shape]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            yield
+            process.stdin.close()
+            told.update(json.loads(process.stdout.readline() or b"{}"))
+        except BaseException:
+            process.kill()
+            raise
 
 
 # ---- measured clients
