@@ -170,9 +170,9 @@ def expected_of(capture: Path) -> CacheView:
 async def heard(running: Front, name: str, seq: int) -> None:
     def is_there() -> bool:
         state = running.router.feeds.state(name)
-        return state is not None and state.seq >= seq and state.lag_batches == 0
+        return state is not None and state.seq >= seq and state.lag_batches == 0 and (state.exact or state.partial)
 
-    await until(is_there, f"{name} has played batch {seq}")
+    await until(is_there, f"{name} has played batch {seq}, and no repair is under way")
 
 
 # ---- the router's view
