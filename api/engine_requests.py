@@ -73,7 +73,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 def _check(asked: TokenizeRequest | RetainRequest, generation_prompt: bool | None, continued: bool) -> None:
     check_tools(asked.tools)
     if (asked.prompt is None) == (asked.messages is None):
-        found = "neither" if asked.prompt is None else "both"
-        raise invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
+        found = "neither prompt nor messages is given" if asked.prompt is None else "both prompt and messages are given"
+        raise invalid(f"{found}; send one of them", "prompt")
     if asked.messages is not None:
         check_conversation(asked.messages, generation_prompt, continued)

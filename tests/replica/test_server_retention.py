@@ -131,7 +131,7 @@ def test_an_operator_retains_what_is_cached_until_the_time_is_over(small: Replic
     [
         ({"ttl_s": -1, "prompt": "x"}, "ttl_s"),
         ({"ttl_s": 1e9, "prompt": "x"}, "ttl_s"),
-        ({"ttl_s": 1}, "prompt and messages"),
+        ({"ttl_s": 1}, "neither prompt nor messages"),
         ({"ttl_s": 1, "prompt": [2**31]}, "token id"),
         ({"ttl_s": 1, "prompt": "x", "model": "other"}, "other"),
     ],
