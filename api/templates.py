@@ -4,6 +4,7 @@ The sandbox keeps a template from Python's internals, and from taking more time 
 `api.template_budget` grants.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ MOST_BYTES = 1024 * 1024  # of a template; the largest in use have some ten thou
 # Stands where the text of a continued message ends: plain letters, which no filter escapes. Whether a template has
 # trimmed the message shows at the space that ends this; a message that contains it harms only its own request.
 _END_OF_MESSAGE = "END_OF_THE_CONTINUED_MESSAGE "
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")  # a tag that transformers adds
 
 
 class Conversation(Struct, kw_only=True):
@@ -74,6 +77,18 @@ class ChatTemplate:
         *earlier, last = conversation.messages
         text = self._render(conversation, [*earlier, last | {"content": last["content"] + _END_OF_MESSAGE}])
         return _cut(text, last["content"])
+
+    def renders_alone(self, messages: list[dict[str, Any]]) -> bool:
+        """Tell whether plain Jinja renders the messages: with no special tokens, and nothing that transformers adds."""
+        if _GENERATION.search(self.source):
+            return False
+        missing = {name: _ENVIRONMENT.undefined(name=name) for name in ("raise_exception", "strftime_now")}
+        try:
+            grant()
+            self._template.render(missing, messages=messages, add_generation_prompt=False)
+        except Exception:  # a template is a program: it may fail in any way
+            return False
+        return True
 
     def parsed(self) -> jinja2.nodes.Template:
         """Its syntax tree."""

@@ -43,6 +43,7 @@ ALL_EXACT = Exactness(True, True, True)
 UNSURE = "it rests on prompts just sent there that no event has confirmed"
 LOWER = "it counts on lower media, from which the replica may load less"
 PULLED = "the replica may read more from a neighbour, if that comes in time"
+SEVERAL = "it asks for several choices: later ones find the first one's blocks, and the replica tells the hit of one"
 UNPREDICTED = (
     "no hit is predicted: engines compute a prompt to score it, its form is not verified there, or its KV was fetched "
     "from another replica"
@@ -53,10 +54,12 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
     """Tell what is exact of a prediction. `index_doubt`: why the chosen replica's cache is not known."""
     tokens = prompt.exact and prompt.doubt is None
     known = tokens and index_doubt is None
-    if known and prediction is not None and prediction.sure:
+    if known and prediction is not None and prediction.sure and prompt.choices == 1:
         return ALL_EXACT
     if known:
         why: str | None = UNPREDICTED if prediction is None else _why_unsure(prediction)
+        if prompt.choices > 1:
+            why = SEVERAL
     else:
         why = index_doubt if tokens else prompt.why_not or prompt.doubt
     return Exactness(tokens, index_doubt is None, False, why)

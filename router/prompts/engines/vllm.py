@@ -332,13 +332,13 @@ def _add_fields(message: Message, role: str, made: dict[str, Any], kinds: list[s
 
 
 def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
-    """A content of parts, as one text or as the parts that a template loops over."""
+    """A content of parts, as one text without its empty parts, or as the parts that a template loops over."""
     texts: list[str] = []
     shown: list[dict[str, Any]] = []
     for part in content or ():
         kind = str(part.get("type")) if isinstance(part, dict) else "text"
         text = part.get(TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else part
-        if not isinstance(text, str):
+        if not isinstance(text, str) or (isinstance(part, dict) and part.get("uuid") is not None):
             raise invalid(f"a message has a part of type {kind[:40]!r}, whose tokens are not known here", "messages")
         texts.append(text)
         others = {name: part[name] for name in part if name not in PART_FIELDS} if isinstance(part, dict) else {}
@@ -350,7 +350,7 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
         kinds.append("nothing")
     elif not content:
         kinds.append("empty")
-    return shown if wrapped else "\n".join(texts)
+    return shown if wrapped else "\n".join(filter(None, texts))
 
 
 def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -97,17 +97,13 @@ def _inline_system(message: dict[str, Any]) -> str | None:
 
 
 def _wants_system_first(prompts: Prompts) -> bool:
-    """Return whether the template refuses a system message that is not the first; then the engine moves it."""
+    """Return whether the template refuses a system message that is not the first; then the engine moves it.
+
+    The engine tries that with plain Jinja. So it moves them, too, for a template that needs more than that.
+    """
     turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
-    for with_tools in (False, True):
-        template = prompts.template(with_tools)
-        if template is None:
-            return True
-        try:
-            template.render(Conversation(messages=turns, add_generation_prompt=False))
-        except ApiError:
-            return True
-    return False
+    templates = (prompts.template(with_tools) for with_tools in (False, True))
+    return not all(template is not None and template.renders_alone(turns) for template in templates)
 
 
 def disabled_effort(prompts: Prompts) -> str:
@@ -229,7 +225,8 @@ def of_responses(body: bytes, prompts: Prompts) -> dict[str, Any]:  # noqa: ARG0
             and last.get("type", "message") in ("message", "reasoning")
             and last.get("status") in ("in_progress", "incomplete")
         )
-    fields: dict[str, Any] = {"messages": made, **_passed_on(asked)}
+    # vLLM adds special tokens to the text of its template here, and in no other chat.
+    fields: dict[str, Any] = {"messages": made, "add_special_tokens": True, **_passed_on(asked)}
     if asked.tools:
         fields["tools"] = [_function_tool(tool) for tool in asked.tools]
         fields["tool_choice"] = asked.tool_choice

@@ -63,9 +63,10 @@ def test_a_request_alone_writes_its_fields() -> None:
 # ---- what is exact
 
 
-KNOWN: Any = SimpleNamespace(doubt=None, exact=True, why_not=None)
-UNVERIFIED: Any = SimpleNamespace(doubt="not verified", exact=True, why_not=None)
-GUESSED: Any = SimpleNamespace(doubt=None, exact=False, why_not="no tokenizer")
+KNOWN: Any = SimpleNamespace(doubt=None, exact=True, why_not=None, choices=1)
+TWICE: Any = SimpleNamespace(doubt=None, exact=True, why_not=None, choices=2)
+UNVERIFIED: Any = SimpleNamespace(doubt="not verified", exact=True, why_not=None, choices=1)
+GUESSED: Any = SimpleNamespace(doubt=None, exact=False, why_not="no tokenizer", choices=1)
 SURE = Prediction(16, 2, 2, True)
 
 
@@ -79,6 +80,7 @@ SURE = Prediction(16, 2, 2, True)
         (KNOWN, SURE, "not connected", (True, False, False), "not connected"),
         (KNOWN, None, "no events", (True, False, False), "no events"),
         (KNOWN, None, None, (True, True, False), "to score it"),
+        (TWICE, Prediction(16, 0, 0, True), None, (True, True, False), "several choices"),
         (UNVERIFIED, SURE, None, (False, True, False), "not verified"),
         (GUESSED, None, None, (False, True, False), "no tokenizer"),
         (GUESSED, None, "no events", (False, False, False), "no tokenizer"),

@@ -130,6 +130,37 @@ def test_a_template_that_wants_its_system_first_gets_inline_ones_there() -> None
 
 
 @pytest.mark.parametrize(
+    "template",
+    [
+        "{% generation %}{{ messages[0].content }}{% endgeneration %}",
+        "{{ bos_token + messages[0].content }}",
+        "{% if strftime_now('%Y') %}{% endif %}",
+    ],
+)
+def test_a_template_that_plain_jinja_cannot_render_gets_inline_ones_first(template: str) -> None:
+    shown = read(
+        template + "{% for m in messages %}{{ m.content }};{% endfor %}",
+        "messages",
+        messages=[U, {"role": "system", "content": "inline"}],
+    )
+    assert shown.endswith("inline;Hi;")
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "special"),
+    [
+        ("responses", "input", True),
+        ("completions", "prompt", True),
+        ("messages", "messages", False),
+        ("chat", "messages", False),
+    ],
+)
+def test_special_tokens_are_added_where_the_engine_adds_them(api: str, field: str, special: bool) -> None:
+    body = json.dumps({"model": "m", field: [U] if field == "messages" else "Hi"}).encode()
+    assert Vllm(Prompts(ByteTokenizer(), AS_JSON)).read(api, body).special_tokens is special
+
+
+@pytest.mark.parametrize(
     ("template", "shown"),
     [
         ("{% if reasoning_effort == 'none' %}{{ raise_exception('no') }}{% endif %}{{ reasoning_effort }}", "low"),
@@ -159,6 +190,7 @@ def test_the_tokenize_route_does_not_see_how_a_chat_is_made(api: str, fields: di
     body = json.dumps({"model": "m"} | fields).encode()
     asked = engine.tokenized(api, body)
     assert asked is not None and asked.unseen == api
-    assert json.loads(asked.body) == {"model": "m", "messages": [U]}
+    special = {"add_special_tokens": True} if api == "responses" else {}
+    assert json.loads(asked.body) == {"model": "m", "messages": [U]} | special
     render = engine.rendered(api, body)
     assert render is not None and (render.path, render.body) == (f"/v1/{api}/render", body)
