@@ -20,8 +20,9 @@ from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.placement.approximate import APPROXIMATE
 from router.placement.placement import Placement
+from router.prompts.oddities import PLAIN
 from router.prompts.prompt import UNREADABLE, Prompt
-from router.prompts.shapes import Difference, Shapes, difference
+from router.prompts.shapes import Difference, Odd, Shapes, difference
 from router.prompts.tokenizer_probe import Probe
 from router.prompts.tokens import Tokens
 
@@ -80,7 +81,8 @@ class Verification:
         shapes, name = model.tokens.shapes, prompt.shape
         assert shapes is not None and name is not None, "only such prompts come here"
         about, now_s = (name, member.server.process), self._now_s()
-        if not shapes.may_ask(name, member.server.process, now_s) or about in self._under_way:
+        odd = partial(model.tokens.odd, prompt)
+        if not shapes.may_ask(name, member.server.process, odd, now_s) or about in self._under_way:
             return
         if len(body) > MOST_BODY_BYTES or not self._may_ask(now_s):
             return
@@ -104,16 +106,16 @@ class Verification:
                 continue
             found = difference(server.name, probe.expected, theirs, self._text_of(tokens))
             if found is None:
-                shapes.verified(probe.shape, server.process)
+                shapes.verified(probe.shape, server.process, lambda: PLAIN)
             else:
-                self._differs(shapes, probe.shape, server.process, found)
+                self._differs(shapes, probe.shape, server.process, lambda: PLAIN, found)
 
     def other_length(self, member: Member, tokens: Tokens, prompt: Prompt, theirs: int) -> None:
         """Note that a replica's answer counts other tokens in its prompt than we do."""
         if tokens.shapes is not None and prompt.shape is not None:
             shortest = min(theirs, prompt.tokens)
             found = Difference(member.name, shortest, f"{prompt.tokens} tokens", f"{theirs} tokens")
-            self._differs(tokens.shapes, prompt.shape, member.server.process, found)
+            self._differs(tokens.shapes, prompt.shape, member.server.process, partial(tokens.odd, prompt), found)
 
     def _may_ask(self, now_s: float) -> bool:
         self._allowed = min(AT_A_STRETCH, self._allowed + PER_SECOND * (now_s - self._allowed_at_s))
@@ -141,7 +143,7 @@ class Verification:
         body: bytes,
         before: int,
     ) -> None:
-        name, process = prompt.shape or "", member.server.process
+        name, process, odd = prompt.shape or "", member.server.process, partial(tokens.odd, prompt)
         try:
             theirs, unseen = await self._words(member, tokens, shapes, api, body)
         except Broken:  # its health checks will tell
@@ -154,11 +156,11 @@ class Verification:
         if pack_tokens(theirs) != packed:
             found = difference(member.name, unpack_ids(packed), theirs, self._text_of(tokens))
             if found is not None:
-                self._differs(shapes, name, process, found)
+                self._differs(shapes, name, process, odd, found)
         elif (
             unseen is None or await self._is_stored(member, prompt, packed, before)
         ) and member.server.process == process:
-            shapes.verified(name, process)
+            shapes.verified(name, process, odd)
             log.debug("%s: verified: %r", member.name, name)
 
     async def _words(
@@ -185,9 +187,10 @@ class Verification:
                 shapes.unanswered(why, self._now_s())
         return None, None
 
-    def _differs(self, shapes: Shapes, name: str, process: str, found: Difference) -> None:
-        shapes.differed(name, process, found, self._now_s())
-        log.warning("%s; prompts of this shape are matched approximately: %r", found, name)
+    def _differs(self, shapes: Shapes, name: str, process: str, odd: Odd, found: Difference) -> None:
+        shapes.differed(name, process, odd, found, self._now_s())
+        which = f" that have {', '.join(sorted(oddities))}" if (oddities := odd()) else ""
+        log.warning("%s; prompts of this shape%s are matched approximately: %r", found, which, name)
 
     def _text_of(self, tokens: Tokens) -> Callable[[list[int]], str]:
         def text_of(ids: list[int]) -> str:

@@ -2,22 +2,30 @@
 
 A shape is verified by the engine's own tokens for one request of it, at each replica by itself: replicas of one model
 may differ in version and options. Until the first is verified, and as long as one differs, prompts of the shape are
-matched approximately.
+matched approximately. A difference counts for the requests that are at least as odd as the one that differed
+(`router.prompts.oddities`): whoever sends odd ones takes nothing from the others.
 
 Clients choose shapes, so all of it is bounded: how many are known, how many are asked about, and how often.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
+
+from router.prompts.oddities import PLAIN, Oddities
 
 NOT_YET = "its shape is not verified yet"
 NOT_THERE = "its shape is not verified at the chosen replica yet"
 DIFFERS = "its shape has other tokens there"
 MOST_SHAPES = 512  # of one model; the least used one makes room
 MOST_PROCESSES = 4096  # at which one shape is verified
+MOST_DIFFERENCES = 64  # of one shape
 RETRY_S, MOST_RETRY_S = 60.0, 3600.0  # after a difference, doubled each time
 CONTEXT_TOKENS = 24  # around a difference
+
+Odd: TypeAlias = Callable[[], Oddities]
 
 
 class Difference(Struct, frozen=True):
@@ -32,68 +40,87 @@ class Difference(Struct, frozen=True):
         return f"{self.replica} has another token at {self.position}"
 
 
+class Differing(Struct, frozen=True):
+    """A kind of requests of a shape that differs at a process."""
+
+    difference: Difference
+    times: int
+    again_s: float  # when it may be asked again
+
+
 class Shape(Struct, eq=False):
     name: str
-    at: set[str] = {}  # type: ignore[assignment]  # processes of replicas where it is verified
-    differs: dict[str, Difference] = {}  # by process
-    again_s: float = 0.0  # when a process that differed may be asked again
-    differences: int = 0
+    at: set[str] = msgspec.field(default_factory=set)  # processes of replicas where it is verified
+    # By process, and by what is odd about the request that differed.
+    differs: dict[tuple[str, Oddities], Differing] = msgspec.field(default_factory=dict)
     uses: int = 0  # since it was last a candidate for removal
-
-    def __post_init__(self) -> None:
-        self.at, self.differs = set(self.at), dict(self.differs)
 
 
 class Shapes:
-    """The shapes of one model. `why_not` may be called from any thread; all else belongs to the event loop."""
+    """The shapes of one model. `why_not` may be called from any thread; all else belongs to the event loop.
+
+    `odd` says what is odd about a request. It is only called where a request of the shape has differed.
+    """
 
     def __init__(self) -> None:
         self.known: dict[str, Shape] = {}
         self.silent: str | None = None  # why its replicas cannot be asked; then tokens are used, and not called exact
         self._ask_again_s = 0.0
 
-    def why_not(self, name: str) -> str | None:
+    def why_not(self, name: str, odd: Odd) -> str | None:
         """The reason why prompts of this shape are not exact; None if they are."""
         shape = self.known.get(name)
         if shape is None:
             return NOT_YET
         shape.uses += 1
         if shape.differs:
-            return DIFFERS
+            oddities = odd()
+            if any(differing <= oddities for _, differing in list(shape.differs)):
+                return DIFFERS
         return None if shape.at else NOT_YET
 
     def is_exact(self, name: str) -> bool:
+        """Tell whether plain requests of the shape are exact."""
         shape = self.known.get(name)
-        return shape is not None and bool(shape.at) and not shape.differs
+        return shape is not None and bool(shape.at) and all(oddities for _, oddities in shape.differs)
 
     def is_verified_at(self, name: str, process: str) -> bool:
         shape = self.known.get(name)
         return shape is not None and process in shape.at
 
-    def may_ask(self, name: str, process: str, now_s: float) -> bool:
+    def may_ask(self, name: str, process: str, odd: Odd, now_s: float) -> bool:
         """Return whether this process is worth a question about the shape now."""
         if self.silent is not None and now_s < self._ask_again_s:
             return False
         shape = self.known.get(name)
         if shape is None:
             return True
-        return process not in shape.at and (process not in shape.differs or now_s >= shape.again_s)
+        differing = shape.differs.get((process, odd())) if shape.differs else None
+        if differing is not None:
+            return now_s >= differing.again_s
+        return process not in shape.at and (process, PLAIN) not in shape.differs
 
     # ---- what was found
 
-    def verified(self, name: str, process: str) -> None:
+    def verified(self, name: str, process: str, odd: Odd) -> None:
+        """Note that the process agrees about a request. It is asked again about what is as odd, and differed."""
         shape = self._shape(name)
         self.silent = None
-        shape.differs.pop(process, None)
-        if len(shape.at) < MOST_PROCESSES:
+        if shape.differs:
+            shape.differs.pop((process, odd()), None)
+        if (process, PLAIN) not in shape.differs and len(shape.at) < MOST_PROCESSES:
             shape.at.add(process)
 
-    def differed(self, name: str, process: str, difference: Difference, now_s: float) -> None:
-        shape = self._shape(name)
-        shape.at.discard(process)
-        shape.differs[process] = difference
-        shape.again_s = now_s + min(MOST_RETRY_S, RETRY_S * 2**shape.differences)
-        shape.differences = min(shape.differences + 1, 16)
+    def differed(self, name: str, process: str, odd: Odd, difference: Difference, now_s: float) -> None:
+        shape, oddities = self._shape(name), odd()
+        if oddities == PLAIN:
+            shape.at.discard(process)
+        before = shape.differs.get((process, oddities))
+        times = 0 if before is None else before.times + 1
+        again_s = now_s + min(MOST_RETRY_S, RETRY_S * 2 ** min(times, 16))
+        if before is None and len(shape.differs) >= MOST_DIFFERENCES:
+            del shape.differs[next((one for one in shape.differs if one[1] != PLAIN), next(iter(shape.differs)))]
+        shape.differs[process, oddities] = Differing(difference, times, again_s)
 
     def unanswered(self, why: str, now_s: float) -> None:
         """Note that the engine does not say its tokens at all."""
@@ -103,12 +130,15 @@ class Shapes:
         """Forget a replica that has left or restarted."""
         for shape in self.known.values():
             shape.at.discard(process)
-            shape.differs.pop(process, None)
+            for one in [one for one in shape.differs if one[0] == process]:
+                del shape.differs[one]
 
     def differences(self) -> Iterator[tuple[str, Difference]]:
+        """The shapes that differ, each with what is odd about its requests that do."""
         for shape in self.known.values():
-            for difference in shape.differs.values():
-                yield shape.name, difference
+            for (_, oddities), differing in shape.differs.items():
+                odd = f"; with {', '.join(sorted(oddities))}" if oddities else ""
+                yield shape.name + odd, differing.difference
 
     def _shape(self, name: str) -> Shape:
         shape = self.known.get(name)

@@ -25,6 +25,7 @@ from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
 from router.prompts.engines.asked import Asked, Text
 from router.prompts.engines.vllm import Vllm
+from router.prompts.oddities import Oddities, oddities
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
 from router.prompts.shapes import DIFFERS, NOT_THERE, Shapes
@@ -167,12 +168,22 @@ class Tokens:
         named.counts.approximate[reason] += 1
         return approximate(self.model, named.peek, named.lora, named.salt, why)
 
-    def verdict(self, shape: str | None) -> tuple[str | None, str | None]:
-        """The reason why prompts of this shape are approximate, or else why they are not called exact."""
-        if shape is None or self.shapes is None or (why := self.shapes.why_not(shape)) is None:
+    def verdict(self, shape: str | None, peek: Peek, *, read_apart: bool = False) -> tuple[str | None, str | None]:
+        """The reason why a prompt of this shape is approximate, or else why it is not called exact."""
+        if shape is None or self.shapes is None:
+            return None, None
+        why = self.shapes.why_not(shape, partial(self._oddities, peek, read_apart))
+        if why is None:
             return None, None
         silent = self.shapes.silent
         return (why, None) if silent is None or why is DIFFERS else (None, silent)
+
+    def odd(self, prompt: Prompt) -> Oddities:
+        return self._oddities(prompt.peek, prompt.read_apart)
+
+    def _oddities(self, peek: Peek, read_apart: bool) -> Oddities:
+        special = () if self.prompts is None else self.prompts.tokenizer.special_texts
+        return oddities(peek, special, read_apart=read_apart)
 
     def is_verified_at(self, prompt: Prompt, process: str) -> bool:
         """Tell whether the prompt's shape is verified at the chosen replica; note in the prompt if only at others."""
@@ -186,7 +197,7 @@ class Tokens:
 
     def made(self, named: "Named", packed: list[bytes], asked: Asked) -> Prompt:
         """The prompt of these tokens, as far as its shape is verified."""
-        why, doubt = self.verdict(asked.shape)
+        why, doubt = self.verdict(asked.shape, named.peek)
         doubt = doubt or asked.doubt
         if why is not None:
             prompt = self._approximate(named, why, "shape")

@@ -43,7 +43,7 @@ def prompt_from(
 ) -> Prompt:
     """The prompt; `peek` is updated to describe the body that replicas get. `counts`: by default the model's."""
     tokens = model.tokens
-    why, doubt = tokens.verdict(made.shape) if made.exact else (made.why_not, None)
+    why, doubt = tokens.verdict(made.shape, peek, read_apart=True) if made.exact else (made.why_not, None)
     if made.exact and (why or doubt):
         made.counts.exact -= 1
         made.counts.approximate["shape" if why else "unverified"] += 1

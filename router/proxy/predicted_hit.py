@@ -90,6 +90,7 @@ class PredictedHit(Struct, eq=False):
             return
         if (found := _PROMPT_TOKENS.findall(body)) and int(found[-1]) != prompt.tokens:
             verification.other_length(member, model.tokens, prompt, int(found[-1]))
+            self.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
     @property
     def cached_tokens(self) -> int:
