@@ -6,13 +6,15 @@ not asked about now stays approximate, and the next request of its shape asks ag
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from api.errors import ApiError
 from api.native import unpack_ids
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys_ahead, pack_tokens, root_key
 from router.members.broken import Broken
@@ -20,6 +22,7 @@ from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.placement.approximate import APPROXIMATE
 from router.placement.placement import Placement
+from router.prompts import dates
 from router.prompts.oddities import PLAIN
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import Difference, Odd, Shapes, difference
@@ -32,6 +35,7 @@ MOST_AT_ONCE = 4
 PER_SECOND, AT_A_STRETCH = 5.0, 20.0  # questions
 MOST_BODY_BYTES = 256 * 1024  # an engine tokenizes this in a tenth of a second
 ANSWER_S = 10.0
+GREETING = {"role": "user", "content": "Hi"}
 STORED_WITHIN_S = 10.0  # from the question to the events of the prompt's blocks
 LOOK_EVERY_S = 0.1
 OFF = (401, 403, 404, 405, 501)  # of a route that the server does not have, or not for us
@@ -81,6 +85,9 @@ class Verification:
         shapes, name = model.tokens.shapes, prompt.shape
         assert shapes is not None and name is not None, "only such prompts come here"
         about, now_s = (name, member.server.process), self._now_s()
+        if not shapes.has_date(member.server.process, prompt.dated_s, time.time()):
+            self._ask_for_date(member, model.tokens, shapes, now_s)
+            return
         odd = partial(model.tokens.odd, prompt)
         if not shapes.may_ask(name, member.server.process, odd, now_s) or about in self._under_way:
             return
@@ -90,9 +97,19 @@ class Verification:
         if packed is None:
             return
         before = self._stored(member, prompt, packed)
-        verifying = self._verify(member, model.tokens, shapes, prompt, packed, api, bytes(body), before)
-        task = self._under_way[about] = asyncio.get_running_loop().create_task(verifying)
+        self._begin(about, self._verify(member, model.tokens, shapes, prompt, packed, api, bytes(body), before))
+
+    def _begin(self, about: tuple[str, str], asking: Coroutine[Any, Any, None]) -> None:
+        task = self._under_way[about] = asyncio.get_running_loop().create_task(asking)
         task.add_done_callback(lambda _: self._under_way.pop(about, None))
+
+    def _ask_for_date(self, member: Member, tokens: Tokens, shapes: Shapes, now_s: float) -> None:
+        """Ask for a prompt of our own, unless that is known: no client has a say in what date a replica shows."""
+        about, quarter = ("", member.server.process), dates.quarter(time.time())
+        if quarter is None or shapes.date(member.server.process, quarter) is not None or about in self._under_way:
+            return
+        if self._may_ask(now_s):
+            self._begin(about, self._verify_date(member, tokens, shapes, quarter))
 
     def probed(
         self, server: Server, tokens: Tokens, asked: Sequence[Probe], answers: Sequence[tuple[int, bytes]]
@@ -100,22 +117,33 @@ class Verification:
         """Note the shapes that the probes at a replica's start have verified."""
         shapes = tokens.shapes
         assert shapes is not None, "its engine's prompts are verified by shape"
-        for probe, (status, body) in zip(asked, answers, strict=True):
-            theirs = token_ids_in(body) if status == 200 else None
-            if probe.shape is None or theirs is None:
+        text_of, quarter = self._text_of(tokens), dates.quarter(time.time())
+        told = [token_ids_in(body) if status == 200 else None for status, body in answers]
+        compared = [
+            (probe, probe.shape, difference(server.name, probe.expected, theirs, text_of))
+            for probe, theirs in zip(asked, told, strict=True)
+            if probe.shape is not None and theirs is not None
+        ]
+        dated = [found for one, _, found in compared if one.dated_s and dates.quarter(one.dated_s) == quarter]
+        if dated and quarter is not None:
+            self._shows(shapes, server, quarter, None if None in dated else dated[0])
+        for probe, shape, found in compared:
+            if not shapes.has_date(server.process, probe.dated_s, time.time()):
                 continue
-            found = difference(server.name, probe.expected, theirs, self._text_of(tokens))
             if found is None:
-                shapes.verified(probe.shape, server.process, lambda: PLAIN)
+                shapes.verified(shape, server.process, lambda: PLAIN)
             else:
-                self._differs(shapes, probe.shape, server.process, lambda: PLAIN, found)
+                self._differs(shapes, shape, server.process, lambda: PLAIN, found)
 
     def other_length(self, member: Member, tokens: Tokens, prompt: Prompt, theirs: int) -> None:
         """Note that a replica's answer counts other tokens in its prompt than we do."""
-        if tokens.shapes is not None and prompt.shape is not None:
+        shapes, process = tokens.shapes, member.server.process
+        if shapes is None or prompt.shape is None:
+            return
+        if shapes.has_date(process, prompt.dated_s, time.time()):
             shortest = min(theirs, prompt.tokens)
             found = Difference(member.name, shortest, f"{prompt.tokens} tokens", f"{theirs} tokens")
-            self._differs(tokens.shapes, prompt.shape, member.server.process, partial(tokens.odd, prompt), found)
+            self._differs(shapes, prompt.shape, process, partial(tokens.odd, prompt), found)
 
     def _may_ask(self, now_s: float) -> bool:
         self._allowed = min(AT_A_STRETCH, self._allowed + PER_SECOND * (now_s - self._allowed_at_s))
@@ -153,6 +181,8 @@ class Verification:
             return
         if theirs is None or member.server.process != process:
             return
+        if not shapes.has_date(process, prompt.dated_s, time.time()):
+            return  # a quarter of an hour has ended
         if pack_tokens(theirs) != packed:
             found = difference(member.name, unpack_ids(packed), theirs, self._text_of(tokens))
             if found is not None:
@@ -162,6 +192,26 @@ class Verification:
         ) and member.server.process == process:
             shapes.verified(name, process, odd)
             log.debug("%s: verified: %r", member.name, name)
+
+    async def _verify_date(self, member: Member, tokens: Tokens, shapes: Shapes, quarter: int) -> None:
+        process, body = member.server.process, msgspec.json.encode({"model": tokens.model, "messages": [GREETING]})
+        assert tokens.engine is not None and tokens.prompts is not None, "its prompts are followed"
+        try:
+            asked = tokens.engine.read("chat", body)
+            theirs, _ = await self._words(member, tokens, shapes, "chat", body)
+        except (Broken, ApiError):
+            return
+        if theirs is None or member.server.process != process or dates.quarter(time.time()) != quarter:
+            return
+        text = asked.texts[0]
+        ours = text if isinstance(text, list) else tokens.prompts.tokenizer.encode(text, add_special_tokens=False)
+        self._shows(shapes, member.server, quarter, difference(member.name, ours, theirs, self._text_of(tokens)))
+
+    def _shows(self, shapes: Shapes, server: Server, quarter: int, found: Difference | None) -> None:
+        """Note whether a process shows our date."""
+        if found is not None:
+            log.warning("%s; prompts with a date are matched approximately", found)
+        shapes.dates[server.process] = (quarter, found)
 
     async def _words(
         self, member: Member, tokens: Tokens, shapes: Shapes, api: str, body: bytes

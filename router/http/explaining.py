@@ -68,6 +68,7 @@ async def explained(
     chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
     exact = Exactness(prompt.exact, why_not="no replica takes it now")
     if chosen is not None:
+        model.tokens.is_verified_at(prompt, chosen.server.process)  # which notes in the prompt if it is not
         predicted = predict(prompt, decision, chosen.block_size, matches)
         exact = exactness(prompt, predicted, router.doubt(chosen))
     verdicts = [

@@ -147,6 +147,7 @@ class Prompt(Struct):
     unverified: bytes | None = None  # the token ids that are its prompt if its shape turns out to be verified
     doubt: str | None = None  # why it is not called exact although its tokens are used
     retain: list[Retain] = []  # beginnings that replicas are asked to keep in their cache
+    dated_s: float | None = None  # when its template was asked for the date; None: it shows none
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
+from router.prompts import dates
 from router.prompts.oddities import PLAIN, Oddities
 
 NOT_YET = "its shape is not verified yet"
@@ -65,6 +66,8 @@ class Shapes:
     def __init__(self) -> None:
         self.known: dict[str, Shape] = {}
         self.silent: str | None = None  # why its replicas cannot be asked; then tokens are used, and not called exact
+        # By process: the last quarter of an hour in which it was asked for the date, and how it differed from ours.
+        self.dates: dict[str, tuple[int, Difference | None]] = {}
         self._ask_again_s = 0.0
 
     def why_not(self, name: str, odd: Odd) -> str | None:
@@ -100,6 +103,25 @@ class Shapes:
             return now_s >= differing.again_s
         return process not in shape.at and (process, PLAIN) not in shape.differs
 
+    # ---- the date, in templates that show it
+
+    def date(self, process: str, quarter: int | None) -> bool | None:
+        """Return whether the process shows our date in this quarter of an hour; None: that is not known."""
+        asked, difference = self.dates.get(process, (None, None))
+        return None if quarter is None or asked != quarter else difference is None
+
+    def has_date(self, process: str, dated_s: float | None, now_s: float) -> bool:
+        """Tell whether the process shows now what was shown here when the prompt was made."""
+        if dated_s is None:
+            return True
+        quarter = dates.quarter(now_s)
+        return dates.quarter(dated_s) == quarter and self.date(process, quarter) is True
+
+    def other_date(self, dated_s: float) -> bool:
+        """Tell whether some process showed another date in the quarter of an hour of that time."""
+        quarter = dates.quarter(dated_s)
+        return any(asked == quarter and difference is not None for asked, difference in list(self.dates.values()))
+
     # ---- what was found
 
     def verified(self, name: str, process: str, odd: Odd) -> None:
@@ -128,6 +150,7 @@ class Shapes:
 
     def forget(self, process: str) -> None:
         """Forget a replica that has left or restarted."""
+        self.dates.pop(process, None)
         for shape in self.known.values():
             shape.at.discard(process)
             for one in [one for one in shape.differs if one[0] == process]:
@@ -139,6 +162,9 @@ class Shapes:
             for (_, oddities), differing in shape.differs.items():
                 odd = f"; with {', '.join(sorted(oddities))}" if oddities else ""
                 yield shape.name + odd, differing.difference
+        for _, difference in self.dates.values():
+            if difference is not None:
+                yield "the date in the chat template", difference
 
     def _shape(self, name: str) -> Shape:
         shape = self.known.get(name)

@@ -40,6 +40,7 @@ class Probe(Struct, frozen=True):
     expected: list[int]
     what: str
     shape: str | None = None  # of a request with the same prompt, if shapes are verified
+    dated_s: float | None = None  # when its template was asked for the date
 
 
 class ProbeResult(Struct, frozen=True):
@@ -66,18 +67,18 @@ def probes(model: str, prompts: Prompts, engine: Vllm | None = None) -> list[Pro
 
 def _probe(prompts: Prompts, engine: Vllm | None, fields: dict[str, Any]) -> Probe | None:
     body, chat = msgspec.json.encode(fields), "messages" in fields
-    shape = None
+    shape = dated_s = None
     try:
         if engine is None:
             expected = prompts.tokenize(read(body, TokenizeRequest))
         else:
             made = engine.read("chat" if chat else "completions", body)
-            shape, [text] = made.shape, made.texts
+            shape, dated_s, [text] = made.shape, made.dated_s, made.texts
             special = made.special_tokens
             expected = text if isinstance(text, list) else prompts.tokenizer.encode(text, add_special_tokens=special)
     except ApiError:
         return None
-    return Probe(body, expected, f"{len(fields['messages'])} messages" if chat else "a prompt", shape)
+    return Probe(body, expected, f"{len(fields['messages'])} messages" if chat else "a prompt", shape, dated_s)
 
 
 def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> ProbeResult:

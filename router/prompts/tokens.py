@@ -6,6 +6,7 @@ finishes the draft on a thread.
 
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from api.retention import Breakpoint, common_packed, tokens_within
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
+from router.prompts import dates
 from router.prompts.engines.asked import Asked, Text
 from router.prompts.engines.vllm import Vllm
 from router.prompts.oddities import Oddities, oddities
@@ -42,6 +44,7 @@ QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
 QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
 
 PLAIN_ROLES = ("system", "user", "assistant")
+DATED = {"nothing": None, "date": dates.SHOWS_DATE, "time": dates.SHOWS_TIME}
 UNFOLLOWED = "how its engine builds a prompt of more than plain messages is not known here"
 
 Found: TypeAlias = LookUp | Text
@@ -168,10 +171,14 @@ class Tokens:
         named.counts.approximate[reason] += 1
         return approximate(self.model, named.peek, named.lora, named.salt, why)
 
-    def verdict(self, shape: str | None, peek: Peek, *, read_apart: bool = False) -> tuple[str | None, str | None]:
+    def verdict(
+        self, shape: str | None, peek: Peek, dated_s: float | None, *, read_apart: bool = False
+    ) -> tuple[str | None, str | None]:
         """The reason why a prompt of this shape is approximate, or else why it is not called exact."""
         if shape is None or self.shapes is None:
             return None, None
+        if dated_s is not None and self.shapes.other_date(dated_s):
+            return dates.OTHER_DATE, None
         why = self.shapes.why_not(shape, partial(self._oddities, peek, read_apart))
         if why is None:
             return None, None
@@ -187,17 +194,22 @@ class Tokens:
 
     def is_verified_at(self, prompt: Prompt, process: str) -> bool:
         """Tell whether the prompt's shape is verified at the chosen replica; note in the prompt if only at others."""
-        if self.shapes is None or prompt.shape is None or self.shapes.is_verified_at(prompt.shape, process):
-            if prompt.doubt is NOT_THERE:  # it was sent elsewhere first
-                prompt.doubt = None
+        if self.shapes is None or prompt.shape is None:
             return True
-        if prompt.exact and prompt.doubt is None:
-            prompt.doubt = NOT_THERE
-        return False
+        why = None if self.shapes.is_verified_at(prompt.shape, process) else NOT_THERE
+        if why is None and not self.shapes.has_date(process, prompt.dated_s, time.time()):
+            why = dates.SHOWS_DATE
+        if prompt.exact and prompt.doubt in (
+            None,
+            NOT_THERE,
+            dates.SHOWS_DATE,
+        ):  # it may have been sent elsewhere first
+            prompt.doubt = why
+        return why is None
 
     def made(self, named: "Named", packed: list[bytes], asked: Asked) -> Prompt:
         """The prompt of these tokens, as far as its shape is verified."""
-        why, doubt = self.verdict(asked.shape, named.peek)
+        why, doubt = self.verdict(asked.shape, named.peek, asked.dated_s)
         doubt = doubt or asked.doubt
         if why is not None:
             prompt = self._approximate(named, why, "shape")
@@ -209,7 +221,7 @@ class Tokens:
                 named.counts.approximate["unverified"] += 1
             length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
-        prompt.shape, prompt.doubt = asked.shape, doubt
+        prompt.shape, prompt.doubt, prompt.dated_s = asked.shape, doubt, asked.dated_s
         return prompt
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
@@ -347,6 +359,8 @@ def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_
             asked.ended = {point: prompts.text_ended_at(request, point) for point in breakpoints(request)}
         if not (strict or _is_plain(request)):
             asked.doubt = UNFOLLOWED
+        elif not strict and (template := prompts.template(bool(request.tools))) is not None:
+            asked.doubt = DATED[dates.shown(template.source)]
         return asked
     return Asked(
         prompts.completion_texts(request, max_model_len), request.candidates, request.add_special_tokens is not False

@@ -43,7 +43,7 @@ def prompt_from(
 ) -> Prompt:
     """The prompt; `peek` is updated to describe the body that replicas get. `counts`: by default the model's."""
     tokens = model.tokens
-    why, doubt = tokens.verdict(made.shape, peek, read_apart=True) if made.exact else (made.why_not, None)
+    why, doubt = tokens.verdict(made.shape, peek, made.dated_s, read_apart=True) if made.exact else (made.why_not, None)
     if made.exact and (why or doubt):
         made.counts.exact -= 1
         made.counts.approximate["shape" if why else "unverified"] += 1
@@ -70,4 +70,5 @@ def prompt_from(
         unverified=made.packed[0] if made.exact and not exact else None,
         doubt=doubt or made.doubt,
         retain=made.retain if exact else [],
+        dated_s=made.dated_s,
     )

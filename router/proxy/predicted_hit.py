@@ -11,6 +11,7 @@ from router.members.members import Member, ServedModel
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
 from router.placement.prediction import Prediction, predict
+from router.prompts.dates import SHOWS_DATE
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
 from router.proxy.request_summary import GenerationSummary, exactness
@@ -76,7 +77,7 @@ class PredictedHit(Struct, eq=False):
         assert model is not None and member is not None, "the prompt is of this model, and on its way"
         if model.tokens.is_verified_at(prompt, member.server.process):
             return
-        if prompt.doubt is NOT_THERE:
+        if prompt.doubt in (NOT_THERE, SHOWS_DATE):
             self.prediction = None
         if router.verification is not None:
             router.verification.sent(member, model, prompt, api, body)

@@ -47,8 +47,8 @@ class Engine:
         if not (self.renders if path.endswith("/render") else self.tokenizes):
             return Fetched(403 if path.endswith("/render") else 404, [], b"{}")
         api = "chat" if b'"messages"' in body else "completions"
-        [text] = Vllm(self.made_by).read(api, body).texts
-        ids = self.made_by.tokenizer.encode(str(text), add_special_tokens=False)
+        asked = Vllm(self.made_by).read(api, body)
+        ids = self.made_by.tokenizer.encode(str(asked.texts[0]), add_special_tokens=asked.special_tokens)
         name = "token_ids" if path.endswith("/render") else "tokens"
         return Fetched(200, [], json.dumps({name: ids}).encode())
 

@@ -4,6 +4,7 @@ Fields that are not read here leave the prompt as it is. What is read and cannot
 the field's name: its prompt is matched approximately.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from api.errors import ApiError, invalid
 from api.prompts import Prompts
 from api.reading import read
 from api.templates import Conversation
+from router.prompts import dates
 from router.prompts.engines.asked import Asked, Question, Text, chat_shape
 from router.prompts.engines.content_format import takes_parts
 from router.prompts.engines.vllm_apis import CHATS
@@ -106,6 +108,7 @@ class Vllm:
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
         self._takes_parts = {with_tools: _takes_parts(prompts, with_tools) for with_tools in (False, True)}
+        self._shown = {with_tools: dates.shown(_source(prompts, with_tools)) for with_tools in (False, True)}
 
     def read(self, api: str, body: bytes, max_model_len: int | None = None) -> Asked:
         """Read a request of this API; raise ApiError if its prompt cannot be known."""
@@ -135,7 +138,13 @@ class Vllm:
         text = self._prompts.conversation_text(conversation, max_model_len)
         special = bool(asked.add_special_tokens)
         shape = chat_shape(api, turns, kinds, _flags(asked, special), given)
-        return Asked([text], asked.n or 1, special, shape)
+        made = Asked([text], asked.n or 1, special, shape)
+        shown = self._shown[bool(tools)]
+        if shown == "date":
+            made.dated_s = time.time()
+        elif shown == "time":
+            made.doubt = dates.SHOWS_TIME
+        return made
 
     def _completion(self, asked: _Completion, max_model_len: int | None) -> Asked:
         _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "suffix", "prompt_embeds"))
@@ -256,6 +265,14 @@ def _fields(made: dict[str, Any]) -> ChatFields:
         return msgspec.convert(made, ChatFields)
     except msgspec.ValidationError as error:
         raise invalid(f"the request cannot be read as a chat: {error}", "messages") from None
+
+
+def _source(prompts: Prompts, with_tools: bool) -> str:
+    try:
+        template = prompts.template(with_tools)
+    except ApiError:
+        return ""
+    return "" if template is None else template.source
 
 
 def _takes_parts(prompts: Prompts, with_tools: bool) -> bool:

@@ -76,6 +76,7 @@ class Made(Struct, tag=True):
     shape: str | None = None  # of the request, if it has to be verified
     doubt: str | None = None  # why its tokens are not called exact
     retain: list[Retain] = []  # beginnings that replicas are asked to keep
+    dated_s: float | None = None  # when its template was asked for the date
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
 
 

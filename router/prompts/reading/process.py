@@ -162,6 +162,7 @@ class Process:
             shape=prompt.shape,
             doubt=prompt.doubt,
             retain=prompt.retain,
+            dated_s=prompt.dated_s,
             counts=tokens.counts,
         )
 

@@ -57,7 +57,7 @@ def test_a_large_prompt_of_a_verified_shape_is_exact(ours: Prompts, monkeypatch:
     tokens = Tokens("m", ours, strict=False, engine="vllm")
     shape = read(tokens, monkeypatch, ours).shape
     assert shape is not None and tokens.shapes is not None
-    tokens.shapes.verified(shape, "r0 #1")
+    tokens.shapes.verified(shape, "r0 #1", frozenset)
     known = read(tokens, monkeypatch, ours)
     assert known.exact and known.doubt is None
     assert known.packed == tokens.prompt("chat", BODY, read_peek(BODY)).packed
