@@ -9,7 +9,7 @@ from router.members.accuracy import Accuracy
 from router.members.facts import Facts, scraped_pools, scraped_queues
 from router.members.fetch import Fetched, fetch
 from router.members.learn import learn
-from router.members.members import Member, Server
+from router.members.members import Member, Server, engine_of
 from router.members.ranks import Rank
 from router.members.spec import BadSpec
 from router.placement.approximate import APPROXIMATE
@@ -54,7 +54,8 @@ class Learning:
             return
         if facts.loading and facts.models == server.models:
             raise BadSpec(LOADING)
-        self._tokenizers.of(facts.spec.model, tokenizer=facts.tokenizer, native=facts.native, engine=facts.spec.engine)
+        engine = engine_of(["warmroute" if facts.native else facts.spec.engine])
+        self._tokenizers.of(facts.spec.model, engine, facts.tokenizer)  # which fails before anything is taken over
         if not server.learned or facts.models[:1] != server.models[:1]:
             self._forget_process(server)
             server.verified, server.renders = None, True
@@ -128,7 +129,7 @@ class Learning:
 
     async def verify(self, server: Server) -> None:
         """Compare our tokenizer with the replica's: wrong tokens would be worse than none."""
-        tokens = self._tokenizers.of(server.models[0])
+        tokens = self._router.members.models[server.models[0]].tokens
         if tokens.prompts is None or tokens.why_not is not None:
             server.verified = "there is none here"
             return

@@ -85,6 +85,8 @@ class ReplicaStatus(Struct, frozen=True):
     rank: int | None = None  # of several behind its URL
     role: str | None = None
     idle: str | None = None  # why it has nothing to do; None: it has, or that is not known
+    honesty: float = 1.0  # as trust, but for people: what its events explain counts as true
+    taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
 
 
 class ReplicaList(Struct, frozen=True):

@@ -74,9 +74,10 @@ class Silence:
         by_model: dict[str, list[Member]] = {}
         for server in self._servers.values():
             if not server.suspicion and self._is_lively(server, since_s):
-                able = [member for member in server.members if can_take(member.candidate)]
-                for name in server.models:
-                    by_model.setdefault(name, []).extend(able)
+                for member in server.members:
+                    if can_take(member.candidate):
+                        for name in filter(member.serves, server.models):
+                            by_model.setdefault(name, []).append(member)
         return by_model
 
     def _is_lively(self, server: Server, since_s: float) -> bool:

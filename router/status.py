@@ -28,7 +28,7 @@ def _status_of(router: Router, member: Member, idle: str | None) -> ReplicaStatu
         name=member.name,
         url=spec.url,
         engine=spec.engine,
-        models=list(member.models),
+        models=list(filter(member.serves, member.models)),
         available=candidate.unavailable is None,
         why=candidate.unavailable,
         state=state_of(member, feed),
@@ -65,6 +65,8 @@ def _status_of(router: Router, member: Member, idle: str | None) -> ReplicaStatu
         rank=member.rank,
         role=member.spec.role,
         idle=idle,
+        honesty=round(member.accuracy.honesty, 3),
+        taken_names=member.taken_names,
     )
 
 

@@ -21,6 +21,7 @@ from router.top.responses import Decision
 
 ROUTER = "warmroute_router:"
 GPU = "GPU"
+TOLD = ("available", "why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
 COUNTERS = {  # of the router, by their fields of RoutingFigures
     **{name: name for name in ("resyncs", "faults", "predictions", "wrong_predictions", "requests", "new_salts")},
     **{name: name for name in ("prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks")},
@@ -116,7 +117,7 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
         return reading.total(f"{ROUTER}{metric}", replica=name) or 0.0
 
     told: dict[str, Any] = {
-        **{field: getattr(known, field) for field in ("available", "why", "breaker", "state", "inexact", "trust")},
+        **{field: getattr(known, field) for field in TOLD},
         **{field: change.added(f"{ROUTER}{counter}_total", replica=name) for field, counter in COUNTERS.items()},
     }
     there = [reading for reading in readings if reading.total(f"{ROUTER}replica_up", replica=name) is not None]

@@ -234,6 +234,8 @@ def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Se
         overclaim=row.overclaim,
         unknown={},
         trust=row.trust,
+        honesty=row.honesty,
+        taken_names=row.taken_names,
         has_events=row.lag_batches is not None and row.state != "approximate",
         lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
         index_blocks=now.gpu_blocks,

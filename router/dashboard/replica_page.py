@@ -119,7 +119,7 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
             return []
         path = run.path()
         kind = told.kinds[path[0]]
-        if kind.model in member.models and (kind.block_size == APPROXIMATE) == (member.block_size == APPROXIMATE):
+        if member.serves(kind.model) and (kind.block_size == APPROXIMATE) == (member.block_size == APPROXIMATE):
             found.append(_held(router, member, kind, path))
     return sorted(found, key=lambda one: one.held_tokens * one.prompts, reverse=True)
 

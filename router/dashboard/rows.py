@@ -64,6 +64,8 @@ class Row(Struct):
     lost_batches: int | None = None
     overclaim: str | None = None  # why its events claim more blocks than it can hold
     trust: float = 1.0  # weight of its cached tokens
+    honesty: float = 1.0  # the same, apart from what its events explain
+    taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
     role: str | None = None
     idle: str | None = None  # why it has nothing to do
 
@@ -158,6 +160,8 @@ class FleetView:
             breaker=member.health.breaker,
             overclaim=None if feed is None else feed.overclaim,
             trust=round(member.trust, 3),
+            honesty=round(member.accuracy.honesty, 3),
+            taken_names=member.taken_names,
             role=member.spec.role,
             cache_used=_cache_used(member),
             heard_age_s=_heard_age_s(member, feed, router.now_s()),

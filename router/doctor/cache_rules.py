@@ -200,6 +200,20 @@ def kv_nearly_full(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     )
 
 
+def too_few_at_once(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
+    own, routed = replica.own, replica.routed
+    if own is None or not own.waiting or not own.running or own.usage is None or own.usage >= OPERATING_POINT:
+        return None
+    if routed is not None and (not routed.busy or min(routed.busy) <= own.running):
+        return None  # its queue was empty in between
+    setting = "--max-running-requests" if own.engine == "sglang" else "--max-num-seqs"
+    return Diagnosis(
+        f"requests wait in its queue although its KV cache has room: it runs at most {own.running:.0f} at once",
+        f"let it run more at once ({setting}), or add replicas",
+        {"running": own.running, "waiting": own.waiting, "kv_usage": own.usage},
+    )
+
+
 def preemptions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     count = replica.own.preemptions if replica.own is not None else None
     if count is None or count < LEAST_PREEMPTED or count < PREEMPTED * replica.prompts:

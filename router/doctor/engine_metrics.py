@@ -16,6 +16,8 @@ PREEMPTIONS = (
     "sglang:num_retracted_requests_total",
     "sglang:num_retracted_reqs_total",
 )
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+WAITING = ("vllm:num_requests_waiting_by_reason", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 EVICTIONS = ("warmroute:evictions_total", "sglang:evicted_tokens_total")
 CACHE_SIZES = ("vllm:cache_config_info", "sglang:cache_config_info", "sglang:page_size", "sglang:num_pages")
 READ = frozenset(
@@ -26,6 +28,8 @@ READ = frozenset(
         *PROMPTS,
         *PROMPT_TOKENS,
         *PREEMPTIONS,
+        *RUNNING,
+        *WAITING,
         *EVICTIONS,
         *CACHE_SIZES,
         "warmroute:cached_blocks",
@@ -104,7 +108,15 @@ def engine_figures(
         events_ever=now.total("warmroute:kv_events_total"),
         draining=bool(now.total("warmroute:draining")),
         sends_events=sends_events,
+        running=min((one for one in (first.total(*RUNNING), now.total(*RUNNING)) if one is not None), default=None),
+        waiting=min((one for one in map(_waiting, (first, now)) if one is not None), default=None),
     )
+
+
+def _waiting(metrics: Samples) -> float | None:
+    """Requests that wait for room, without those that vLLM holds back for other reasons."""
+    for_room = metrics.total(WAITING[0], reason="capacity")
+    return metrics.total(*WAITING[1:]) if for_room is None else for_room
 
 
 def _engine(metrics: Samples) -> str:

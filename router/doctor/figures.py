@@ -29,6 +29,8 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     events_ever: float | None = None
     draining: bool = False
     sends_events: bool | None = None
+    running: float | None = None  # requests, the lowest reading
+    waiting: float | None = None  # for room, the lowest reading
 
 
 class RoutingFigures(Struct, frozen=True, kw_only=True):
@@ -42,6 +44,8 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     overclaim: str | None = None  # why its events claim more blocks than it can hold
     unknown: dict[str, int] = {}  # parts of its events that are not read
     trust: float = 1.0  # current weight of its cached tokens
+    honesty: float = 1.0  # the same, apart from what its events explain
+    taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
     has_events: bool = True  # they are followed, and their socket was reached
     lag_batches: int = 0  # the lowest reading
     lost_batches: float = 0

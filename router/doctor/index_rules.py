@@ -7,7 +7,7 @@ from router.doctor.findings import Diagnosis
 LAG_BATCHES = 20  # at every reading: a few seconds of an engine's steps
 LOST_BATCHES = 1  # the index stays wrong until the next snapshot
 GAPS = 2  # one may be a hiccup of the network, and was repaired
-TRUSTED = 1.0  # less means repeated wrong claims, not an eviction in flight
+TRUSTED = 1.0  # less means repeated wrong claims that no event explains
 WRONG = 0.05  # share of predictions that no later event explains
 PREDICTIONS = 20
 SHOWN = 5  # names
@@ -55,13 +55,13 @@ def false_claims(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         else "its answers keep reporting far fewer cached tokens than its events claim, so that it gets fewer requests",
         "check that the events are this replica's own (--replica url=URL,events=tcp://HOST:PORT), that they "
         "include removed blocks, and that its model and block size are those of the router; then restart it",
-        {"trust": routed.trust, "blocks_known": routed.index_blocks, "why": routed.overclaim or ""},
+        {"honesty": routed.honesty, "blocks_known": routed.index_blocks, "why": routed.overclaim or ""},
     )
 
 
 def _claims_falsely(replica: ReplicaFigures) -> bool:
     routed = replica.routed
-    return routed is not None and (routed.overclaim is not None or routed.trust < TRUSTED)
+    return routed is not None and (routed.overclaim is not None or routed.honesty < TRUSTED)
 
 
 def index_inexact(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:

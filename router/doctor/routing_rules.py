@@ -63,6 +63,19 @@ def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | N
     )
 
 
+def name_taken(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
+    taken = replica.routed.taken_names if replica.routed is not None else {}
+    if not taken:
+        return None
+    name, base = next(iter(taken.items()))
+    others = f", and {len(taken) - 1} more of its names" if len(taken) > 1 else ""
+    return Diagnosis(
+        f"it gets no requests for {name}{others}: replicas of the base model {base} have that name already",
+        "give each adapter and each model a name of its own",
+        {"name": name, "base_here": replica.model, "base_there": base},
+    )
+
+
 def no_replicas(figures: Figures) -> Diagnosis | None:
     if figures.router is None or any(replica.routed is not None for replica in figures.replicas):
         return None

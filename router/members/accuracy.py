@@ -21,13 +21,17 @@ class Accuracy:
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._recent_different = 0
         self._found = 1.0  # share of claimed blocks that its newest answers found
+        self._true = 1.0  # the same, but what its events explain counts as found
 
     @property
     def trust(self) -> float:
-        """Factor on its claims in a choice; 1 while they are mostly true."""
-        if self._found >= TRUSTED:
-            return 1.0
-        return self._found if self._found >= DISBELIEVED else 0.0
+        """Factor on its claims in a choice; 1 while they mostly hold, for whatever reason they do not."""
+        return _factor(self._found)
+
+    @property
+    def honesty(self) -> float:
+        """The same for people: 1 while its claims are mostly true, or its later events say why they were not."""
+        return _factor(self._true)
 
     @property
     def recent(self) -> float:
@@ -59,7 +63,17 @@ class Accuracy:
             found = min(1.0, reported_blocks / claimed_blocks)
             self._found += NEWEST * (found - self._found)
 
+    def judged(self, claimed_blocks: int, reported_blocks: int, *, explained: bool = False) -> None:
+        """Learn whether a claim was true, once all is known that may explain another finding."""
+        if claimed_blocks > 0:
+            true = 1.0 if explained else min(1.0, reported_blocks / claimed_blocks)
+            self._true += NEWEST * (true - self._true)
+
     def forget(self) -> None:
         """Forget earlier differences, as the cache was read again."""
         self._recent.clear()
         self._recent_different = 0
+
+
+def _factor(share: float) -> float:
+    return 1.0 if share >= TRUSTED else share if share >= DISBELIEVED else 0.0

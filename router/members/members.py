@@ -1,11 +1,12 @@
 """All replicas, the state of each, and the models that they serve."""
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from api.errors import ApiError, quoted, unknown_model
 from events.source import Source
@@ -23,6 +24,11 @@ from router.placement.load import ReplicaLoad
 from router.placement.ring import Ring
 from router.placement.roles import can_split
 from router.prompts.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+# By a base model, the engine whose prompts are followed, and the name of a tokenizer that a replica tells.
+TokensOf: TypeAlias = Callable[[str, str, str | None], Tokens]
 
 MOST_REMEMBERED = 1000  # names of models, including those no longer served
 NOT_YET = "no replica has served the model yet"
@@ -127,6 +133,8 @@ class Member:
     block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
     models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()
+    taken_names: dict[str, str] = field(default_factory=dict)  # of `models`, those of another base model, with that
+    tokenizer: str | None = None  # its name, where the replica tells it
     prefills: Counter[str] = field(default_factory=Counter)  # prompts computed here for others, by outcome
     prefill_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))  # from sending to handing over
     no_prefill_until_s: float = 0.0  # what it hands over cannot be used
@@ -144,12 +152,16 @@ class Member:
         """True if its engine is known to apply salts; others may accept and ignore them."""
         return self.spec.engine in SALTED
 
+    def serves(self, name: str) -> bool:
+        """Tell whether requests for this name may go to it."""
+        return name in self.models and name not in self.taken_names
+
     def describe(self, facts: Facts, rank: Rank) -> None:
         """Take over the replica's description of itself."""
         self.spec = rank.spec
         self.rank, self.why_no_events = rank.number, rank.why_no_events
         self.own_lines = self.server.key_line + rank.header
-        self.native = facts.native
+        self.native, self.tokenizer = facts.native, facts.tokenizer
         self.models = facts.models
         self.adapters = facts.adapters
         self.candidate.max_model_len, self.candidate.role = facts.spec.max_model_len, rank.spec.role
@@ -163,11 +175,12 @@ class Member:
 
 
 class ServedModel:
-    """A name that clients may ask for, and the replicas that answer to it."""
+    """A name that clients may ask for, and the replicas of one base model that answer to it."""
 
-    def __init__(self, name: str, lora: str | None, tokens: Tokens) -> None:
+    def __init__(self, name: str, lora: str | None, base: str, tokens: Tokens) -> None:
         self.name = name
         self.lora = lora
+        self.base = base
         self.tokens = tokens
         self.members: list[Member] = []
         self.candidates: list[Candidate] = []  # theirs, in the same order
@@ -176,6 +189,12 @@ class ServedModel:
         self.all_slots: dict[int, int] = {}  # the same where no tokens are known
         self.splits = False  # one replica may compute a prompt, and another one generate its answer
         self._ring: Ring | None = None
+
+    def is_of(self, member: Member) -> bool:
+        """Tell whether the name means the same model at this replica, which has it."""
+        if self.name not in member.adapters:
+            return self.lora is None
+        return self.lora is not None and self.base in member.models and self.base not in member.adapters
 
     @property
     def ring(self) -> Ring:
@@ -209,7 +228,7 @@ class ServedModel:
 class Members:
     """All replicas by name, and the models that they serve; call `arrange` when either has changed."""
 
-    def __init__(self, tokens_of: Callable[[str], Tokens], expected: Iterable[str] = ()) -> None:
+    def __init__(self, tokens_of: TokensOf, expected: Iterable[str] = ()) -> None:
         """`expected`: models that requests may wait for before any replica has served them."""
         self.servers: dict[str, Server] = {}  # by the name of their spec
         self.by_name: dict[str, Member] = {}
@@ -262,15 +281,26 @@ class Members:
     def arrange(self) -> None:
         self.by_name = {member.name: member for server in self.servers.values() for member in server.members}
         self.everybody = [member.candidate for member in self]
+        tokens = self._tokens_by_base()
         models: dict[str, ServedModel] = {}
         for member in self:
+            taken: dict[str, str] = {}
             for name in member.models:
-                if name not in models:
+                served = models.get(name)
+                if served is None:
+                    base = member.models[0]
                     lora = name if name in member.adapters else None
-                    models[name] = ServedModel(name, lora, self._tokens_of(member.models[0]))
-                models[name].members.append(member)
-        for served in models.values():
+                    served = models[name] = ServedModel(name, lora, base, tokens[base])
+                if served.is_of(member):
+                    served.members.append(member)
+                else:
+                    taken[name] = served.base
+            _say_taken(member, taken)
+            member.taken_names = taken
+        for name, served in models.items():
             served.arrange()
+            if (before := self.models.get(name)) is not None and before.tokens is not served.tokens:
+                _distrust(served, before.tokens)
         for name in self.models.keys() - models.keys():
             self._gone[name] = self.models[name]
             self._gone[name].leave()
@@ -281,10 +311,46 @@ class Members:
         self._once_served.update(dict.fromkeys(models))
         _keep_newest(self._once_served, MOST_REMEMBERED)
 
+    def _tokens_by_base(self) -> dict[str, Tokens]:
+        """The `Tokens` of each base model, which depend on all engines that serve it, in whatever order they came."""
+        by_base: dict[str, list[Member]] = {}
+        for member in self:
+            for base in member.models[:1]:
+                by_base.setdefault(base, []).append(member)
+        return {
+            base: self._tokens_of(
+                base,
+                engine_of("warmroute" if one.native else one.spec.engine for one in members),
+                next((one.tokenizer for one in members if one.tokenizer is not None), None),
+            )
+            for base, members in by_base.items()
+        }
+
+
+def engine_of(engines: Iterable[str]) -> str:
+    """The engine whose prompts are followed for a model: ours if it is alone, vLLM, or none that is known."""
+    found = set(engines)
+    return "vllm" if "vllm" in found else "warmroute" if found == {"warmroute"} else ""
+
+
+def _distrust(served: ServedModel, before: Tokens) -> None:
+    """Take over that a replica has other tokens, and have its replicas compared anew, as their engines have changed."""
+    if before.prompts is not None and before.why_not is not None:
+        served.tokens.go_approximate(before.why_not)
+    for member in served.members:
+        member.server.verified = None
+
+
+def _say_taken(member: Member, taken: Mapping[str, str]) -> None:
+    for name, base in taken.items():
+        if member.taken_names.get(name) != base:
+            what = f"its {quoted(name)} is not used, as that name is taken by a replica of the model {quoted(base)}"
+            log.warning("%s: %s; give one of them another name", member.name, what)
+
 
 def _expected(name: str) -> ServedModel:
     """A model without replicas. Waiting prompts are made again by the first one: its engine decides how."""
-    return ServedModel(name, None, Tokens(name, why_not=NOT_YET, strict=False))
+    return ServedModel(name, None, name, Tokens(name, why_not=NOT_YET, strict=False))
 
 
 def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str]]:

@@ -44,6 +44,12 @@ class Difference(Struct, frozen=True, gc=False):
             return prediction.pulls
         return prediction.claimed_blocks - prediction.brought_blocks <= self.reported_blocks < prediction.blocks
 
+    def judge(self, *, explained: bool = False) -> None:
+        """Note whether the claim in it was true."""
+        claimed = self.prediction.claimed_blocks
+        if self.reported_blocks < claimed:  # else it was noted before
+            self.accuracy.judged(claimed, self.reported_blocks, explained=explained)
+
 
 class Predictions:
     """`on_wrong` gets the name of a replica whose sure prediction was wrong."""
@@ -74,6 +80,8 @@ class Predictions:
             if reported_blocks:
                 self._feeds.found(name, since, list(keys[:reported_blocks]), sure=sure)
             return
+        if reported_blocks >= prediction.claimed_blocks:
+            accuracy.judged(prediction.claimed_blocks, reported_blocks)
         if reported_blocks == prediction.blocks:
             accuracy.compare(prediction.blocks, reported_blocks)
             return
@@ -100,11 +108,16 @@ class Predictions:
             changed = self._feeds.has_changed(one.name, one.since, one.keys, stored=stored)
         if one.is_awaited or changed:
             one.accuracy.compare(one.prediction.blocks, one.reported_blocks, explained=True)
+            one.judge(explained=True)
             return True
         if changed is None:  # the cache was read again, or much has happened
             return True
         if not self._feeds.is_settled(one.name, one.ended_s):
-            return now_s - one.ended_s > JUDGED_WITHIN_S
+            if now_s - one.ended_s <= JUDGED_WITHIN_S:
+                return False
+            one.judge()  # silence explains nothing
+            return True
+        one.judge()
         same = one.accuracy.compare(one.prediction.blocks, one.reported_blocks)
         if not same and one.prediction.sure and one.prediction.alone:
             self._on_wrong(one.name)

@@ -1,4 +1,4 @@
-"""What is odd about a request, and may make its engine treat it otherwise than others of its shape.
+"""Oddities of a request: its engine may treat it otherwise than others of its shape.
 
 One client's odd request may have other tokens than expected. Then only requests with the same oddities lose their
 exactness, and not everybody's of that shape. A difference in a plain request still counts for all of them.

@@ -18,7 +18,7 @@ NEWEST = 8  # models
 
 
 class Tokenizers:
-    """The `Tokens` of every model, made when its first replica reports its models.
+    """The `Tokens` of every model and engine, made when its first replica reports its models.
 
     They live as long as a replica serves the model; the newest few live longer, so that all replicas may restart.
     """
@@ -31,7 +31,7 @@ class Tokenizers:
         special_tokens_in_text: SpecialTokensInText = "parse",
     ) -> None:
         """Load folders and template files, by model; raise OSError or ValueError if one cannot be read."""
-        self._by_model: WeakValueDictionary[str, Tokens] = WeakValueDictionary()
+        self._known: WeakValueDictionary[tuple[str, str, str | None], Tokens] = WeakValueDictionary()
         self._newest: deque[Tokens] = deque(maxlen=NEWEST)
         self._folders = folders
         self._templates = {model: (path, read_template(Path(path))) for model, path in templates.items()}
@@ -39,15 +39,17 @@ class Tokenizers:
         self._special_tokens_in_text = special_tokens_in_text
         self._read = {folder: load_tokenizer(folder) for folder in folders.values()}
 
-    def of(self, model: str, *, tokenizer: str | None = None, native: bool = False, engine: str = "") -> Tokens:
-        """The model's `Tokens`; `tokenizer` is the name that a native replica reports, `engine` its first replica's."""
-        tokens = self._by_model.get(model)
+    def of(self, model: str, engine: str = "", tokenizer: str | None = None) -> Tokens:
+        """The model's `Tokens`: `engine` is the one whose prompts are followed, `tokenizer` what a replica reports."""
+        about = model, engine, tokenizer
+        tokens = self._known.get(about)
         if tokens is None:
-            tokens = self._by_model[model] = self._made(model, tokenizer, native, engine)
+            tokens = self._known[about] = self._made(*about)
             self._newest.append(tokens)
         return tokens
 
-    def _made(self, model: str, tokenizer: str | None, native: bool, engine: str) -> Tokens:
+    def _made(self, model: str, engine: str, tokenizer: str | None) -> Tokens:
+        native = engine == "warmroute"
         folder = self._folder(model)
         if folder is not None:
             prompts = self._prompts(model, self._read[folder])

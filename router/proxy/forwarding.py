@@ -212,7 +212,7 @@ class Forwarding(Request):
         return any(
             one is not attempt.member
             and one.spec.role != "prefill"
-            and (self._model is None or self._model in one.models)
+            and (self._model is None or one.serves(self._model))
             for one in members
         )
 

@@ -332,7 +332,7 @@ class Generation(PromptedRequest):
             if member is own:
                 able = one.unavailable is None
             else:
-                able = can_take(one, self._tokens, self.tried) and self.peek.model in member.models
+                able = can_take(one, self._tokens, self.tried) and member.serves(self.peek.model)
                 # The generated tokens are part of the prompt there.
                 able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
             if able and (not started or (self._events is not None and self._response.may_move(attempt, member))):

@@ -3,6 +3,8 @@
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import reduce
+from operator import xor
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.native import unpack_ids
-from events.messages import AllBlocksCleared
+from events.messages import AllBlocksCleared, BlockRemoved
 from events.native import Load
+from events.pool import Digest
 from router.members.accuracy import DISBELIEVED, TRUSTED, Accuracy
+from router.status import replica_status
 from tests.hostile.lying import Liar, batch, stored
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Call, Client, Scripted, Served, chat, connect, served
@@ -82,6 +86,8 @@ class Claimant:
     def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.liar = Liar(context)
         self.reported = 0
+        self.held: set[int] = set()  # as it claims
+        self.evicts: list[int] = []  # blocks that go when a request comes, and the replica says so
         self.replica = Scripted(name, self._answer, native=True)
         source = self.liar.source
         ends = {"events": source.events, "replay": source.replay, "status": source.status, "snapshot": source.snapshot}
@@ -98,7 +104,14 @@ class Claimant:
             },
         )
 
+    def say(self) -> None:
+        """Send a status that agrees with its events."""
+        self.liar.say(Digest(len(self.held), reduce(xor, self.held, 0)), LOAD)
+
     def _answer(self, call: Call) -> None:
+        if self.evicts:
+            self.liar.publish(batch(BlockRemoved(self.evicts, "GPU")))
+            self.held.difference_update(self.evicts)
         call.begin_frames("application/json", x_warmroute_cached_tokens=str(self.reported))
         call.frame(b"{}", 1)
         call.end()
@@ -109,16 +122,20 @@ class Scene:
 
     def __init__(self, running: Served, client: Client, one: Claimant, other: Claimant) -> None:
         self.running, self.client, self.one, self.other = running, client, one, other
+        self.honest_status = False  # statuses agree with events
 
     def trust(self) -> float:
         return float(self.running.member("one").trust)
+
+    def honesty(self) -> float:
+        return replica_status(self.running.router, self.running.member("one")).honesty
 
     async def ask(self, times: int) -> int:
         """Send `times` equal prompts; return the number that the first replica got."""
         before = len(self.one.replica.calls)
         for _ in range(times):
             for claimant in (self.one, self.other):
-                claimant.liar.say(load=LOAD)
+                claimant.say() if self.honest_status else claimant.liar.say(load=LOAD)
             assert (await self.client.post(CHAT, PROMPT)).status == 200
             await until(lambda: self.running.router.open_requests == 0, "it is over")
             await until(self._is_known, "the choice knows")
@@ -134,6 +151,7 @@ class Scene:
         keys = self.running.router.history.recent.all()[-1].keys
         native, _ = (self.one.replica.calls + self.other.replica.calls)[0].native
         tokens = unpack_ids(native.prompts[0])
+        claimant.held.update(keys)
         claimant.liar.publish(batch(stored(keys, None, tokens[: len(keys) * SIZE], block_size=SIZE)))
         await self.applied(claimant)
         return len(keys)
@@ -179,6 +197,22 @@ async def test_a_false_claim_attracts_no_more_than_a_cold_replica() -> None:
         assert it.running.router.placement.index.match(it.running.router.history.recent.all()[-1].keys, 0b11).gpu == {
             0: blocks
         }
+
+
+async def test_an_honest_replica_whose_blocks_go_before_requests_come_is_called_no_liar() -> None:
+    async with scene() as it:
+        await it.ask(1)
+        await it.claim(it.one)
+        it.honest_status = True
+        it.one.evicts = list(it.running.router.history.recent.all()[-1].keys)
+        for _ in range(20):
+            await it.ask(1)
+            await it.applied(it.one)
+            await it.claim(it.one)
+        accuracy = it.running.member("one").accuracy
+        await until(lambda: it.one.say() or accuracy.explained >= 10, "they are judged")
+        assert it.trust() < 1, "it gets fewer requests"
+        assert it.honesty() == 1 and accuracy.different == 0
 
 
 async def test_correct_answers_regain_trust() -> None:

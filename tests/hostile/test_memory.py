@@ -130,15 +130,15 @@ async def test_shared_prefixes_are_forgotten_once_reported() -> None:
 
 def test_messages_of_models_without_replicas_are_forgotten() -> None:
     """Replicas name the models, and a fleet's releases may each have a name of their own."""
-    tokenizers = Tokenizers({}, {}, 2**20)
-    served = tokenizers.of("served", tokenizer=ByteTokenizer.name, native=True)
+    tokenizers, ours = Tokenizers({}, {}, 2**20), ("warmroute", ByteTokenizer.name)
+    served = tokenizers.of("served", *ours)
     with uncollected():
         before = count_of(Tokens)
         for number in range(100):
-            tokenizers.of(f"release {number}", tokenizer=ByteTokenizer.name, native=True)
+            tokenizers.of(f"release {number}", *ours)
         assert count_of(Tokens) - before <= 8
-        assert tokenizers.of("served") is served
-        assert tokenizers.of("release 99").prompts is not None, "the newest entries are kept"
+        assert tokenizers.of("served", *ours) is served
+        assert tokenizers.of("release 99", *ours).prompts is not None, "the newest entries are kept"
 
 
 def test_no_salt_is_kept_after_its_request() -> None:

@@ -339,7 +339,7 @@ def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.Monke
     monkeypatch.setattr("router.members.members.MOST_REMEMBERED", 100)
     made: list[weakref.ref[Tokens]] = []
 
-    def tokens_of(model: str) -> Tokens:
+    def tokens_of(model: str, *_: Any) -> Tokens:
         tokens = Tokens(model, None)
         made.append(weakref.ref(tokens))
         return tokens
@@ -354,7 +354,10 @@ def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.Monke
             candidate=candidate,
             slot=0,
             block_size=16,
-            spec=SimpleNamespace(role=None),
+            spec=SimpleNamespace(role=None, engine="openai"),
+            native=False,
+            tokenizer=None,
+            taken_names={},
         )
         members.servers["r"] = SimpleNamespace(members=[member])  # type: ignore[assignment]
         members.arrange()

@@ -97,3 +97,24 @@ def test_unread_data_is_not_kept() -> None:
 def test_what_is_no_engine_has_no_figures() -> None:
     nothing: Any = engine_figures(Samples(""), Samples("other_total 1\n"))
     assert nothing is None
+
+
+QUEUE = """\
+vllm:prompt_tokens_total 9
+vllm:num_requests_running{engine="0"} 2
+vllm:num_requests_waiting{engine="0"} 4
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3
+vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 1
+"""
+OLD_QUEUE = "\n".join(line for line in QUEUE.splitlines() if "reason" not in line)
+SGLANG_QUEUE = "sglang:prompt_tokens_total 9\nsglang:num_running_reqs 2\nsglang:num_queue_reqs 4"
+
+
+@pytest.mark.parametrize(("text", "waiting"), [(QUEUE, 3.0), (OLD_QUEUE, 4.0), (SGLANG_QUEUE, 4.0)])
+def test_requests_that_wait_for_room_are_counted_at_both_ends(text: str, waiting: float) -> None:
+    there = Samples(relevant_lines(f"{text}\n".encode()))
+    found = engine_figures(there, there)
+    assert found is not None and (found.running, found.waiting) == (2.0, waiting)
+    emptied = Samples(relevant_lines(f"{text}\n".replace(" 4", " 0").replace(" 3", " 0").encode()))
+    found = engine_figures(emptied, there)
+    assert found is not None and found.waiting == 0.0

@@ -66,6 +66,10 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse({"draining": False})],
     ),
     "replica-unsteady": ([worse(faults=1.0), worse(restarts=1.0), worse(breaker="half-open")], [worse(faults=0.0)]),
+    "name-taken": (
+        [worse(taken_names={"sql": "base-1"}), worse(taken_names={"sql": "base-1", "chat": "base-1"})],
+        [worse(taken_names={})],
+    ),
     "requests-refused": (
         [
             routed_worse(refused={"queue_full": 4.0}),
@@ -133,6 +137,18 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         ],
         [worse({"query_blocks": 4_700.0}), worse({"query_blocks": 4_680.0, "prompts": 9.0})],
     ),
+    "too-few-at-once": (
+        [
+            worse({"running": 2.0, "waiting": 1.0, "usage": 0.89}),
+            worse({"running": 3.0, "waiting": 4.0, "engine": "sglang"}),
+        ],
+        [
+            worse({"running": 2.0, "waiting": 0.0}),
+            worse({"running": 4.0, "waiting": 4.0}),  # the router has seen it with no more than these
+            worse({"running": 2.0, "waiting": 4.0, "usage": None}),
+            worse({"running": 0.0, "waiting": 4.0}),
+        ],
+    ),
     "kv-nearly-full": ([worse({"usage": 0.9})], [worse({"usage": 0.899})]),
     "preemptions": (
         [worse({"preemptions": 2.0}), worse({"preemptions": 10.0, "prompts": 1000.0})],
@@ -159,9 +175,9 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
             worse(
                 state="partial", overclaim="it claims to hold more than the 1,000 blocks that its pool has", trust=0.0
             ),
-            worse(trust=0.5, wrong_predictions=50.0, resyncs=1.0),
+            worse(trust=0.5, honesty=0.5, wrong_predictions=50.0, resyncs=1.0),
         ],
-        [worse(trust=1.0)],
+        [worse(trust=0.0, honesty=1.0)],  # its blocks are evicted before requests come, and it says so
     ),
     "index-inexact": (
         [

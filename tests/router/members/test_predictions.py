@@ -166,3 +166,35 @@ def test_open_differences_are_bounded(reported: int) -> None:
         books.compare(3, reported)
     books.it.settle(10.6)
     assert books.accuracy.compared == MOST_OPEN
+
+
+def test_a_claim_that_events_explain_is_no_lie_and_any_other_is() -> None:
+    for explained in (True, False):
+        books = Books()
+        books.feeds.removed[KEYS[0]] = explained
+        for _ in range(40):
+            books.settled(3, 0)
+        assert books.accuracy.trust == 0.0, "it gets fewer requests in either case"
+        assert books.accuracy.honesty == (1.0 if explained else 0.0)
+        for _ in range(40):
+            books.compare(3, 3)
+        assert books.accuracy.honesty == 1.0
+
+
+def test_a_liar_that_says_nothing_more_is_not_excused_by_its_silence() -> None:
+    books = Books()
+    books.feeds.settled = False
+    for _ in range(40):
+        books.compare(3, 0)
+    books.it.settle(10.6)
+    assert books.accuracy.honesty == 1.0
+    books.it.settle(30.0)
+    assert books.accuracy.honesty == 0.0
+
+
+def test_a_cache_that_was_read_again_since_proves_no_lie() -> None:
+    books = Books()
+    books.feeds.removed[KEYS[0]] = None
+    for _ in range(40):
+        books.settled(3, 0)
+    assert books.accuracy.honesty == 1.0

@@ -61,7 +61,7 @@ def test_a_large_prompt_of_a_verified_shape_is_exact(ours: Prompts, monkeypatch:
     known = read(tokens, monkeypatch, ours)
     assert known.exact and known.doubt is None
     assert known.packed == tokens.prompt("chat", BODY, read_peek(BODY)).packed
-    tokens.shapes.differed(shape, "r1 #1", Difference("r1", 0, "", ""), 0.0)
+    tokens.shapes.differed(shape, "r1 #1", frozenset, Difference("r1", 0, "", ""), 0.0)
     assert read(tokens, monkeypatch, ours).why_not == DIFFERS
     assert (tokens.counts.exact, tokens.counts.approximate) == (2, {"shape": 2})
 
