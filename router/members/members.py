@@ -177,10 +177,10 @@ class Member:
 class ServedModel:
     """A name that clients may ask for, and the replicas of one base model that answer to it."""
 
-    def __init__(self, name: str, lora: str | None, base: str, tokens: Tokens) -> None:
+    def __init__(self, name: str, lora: str | None, tokens: Tokens) -> None:
         self.name = name
         self.lora = lora
-        self.base = base
+        self.base = tokens.model
         self.tokens = tokens
         self.members: list[Member] = []
         self.candidates: list[Candidate] = []  # theirs, in the same order
@@ -290,7 +290,7 @@ class Members:
                 if served is None:
                     base = member.models[0]
                     lora = name if name in member.adapters else None
-                    served = models[name] = ServedModel(name, lora, base, tokens[base])
+                    served = models[name] = ServedModel(name, lora, tokens[base])
                 if served.is_of(member):
                     served.members.append(member)
                 else:
@@ -350,7 +350,7 @@ def _say_taken(member: Member, taken: Mapping[str, str]) -> None:
 
 def _expected(name: str) -> ServedModel:
     """A model without replicas. Waiting prompts are made again by the first one: its engine decides how."""
-    return ServedModel(name, None, name, Tokens(name, why_not=NOT_YET, strict=False))
+    return ServedModel(name, None, Tokens(name, why_not=NOT_YET, strict=False))
 
 
 def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str]]:

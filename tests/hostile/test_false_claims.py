@@ -104,13 +104,13 @@ class Claimant:
             },
         )
 
-    def say(self) -> None:
-        """Send a status that agrees with its events."""
-        self.liar.say(Digest(len(self.held), reduce(xor, self.held, 0)), LOAD)
+    def say(self) -> bool:
+        """Send a status that agrees with its events; always False, as a condition that is still waited for."""
+        return self.liar.say(Digest(len(self.held), reduce(xor, self.held, 0)), LOAD)
 
     def _answer(self, call: Call) -> None:
         if self.evicts:
-            self.liar.publish(batch(BlockRemoved(self.evicts, "GPU")))
+            self.liar.publish(batch(BlockRemoved([*self.evicts], "GPU")))
             self.held.difference_update(self.evicts)
         call.begin_frames("application/json", x_warmroute_cached_tokens=str(self.reported))
         call.frame(b"{}", 1)
