@@ -29,6 +29,7 @@ READ = frozenset(
         *EVICTIONS,
         *CACHE_SIZES,
         "warmroute:cached_blocks",
+        "warmroute:cpu_wait_seconds_total",
         "warmroute:draining",
         "warmroute:free_blocks",
         "warmroute:kv_events_total",
@@ -104,6 +105,7 @@ def engine_figures(
         events_ever=now.total("warmroute:kv_events_total"),
         draining=bool(now.total("warmroute:draining")),
         sends_events=sends_events,
+        cpu_wait_s=change.grown("warmroute:cpu_wait_seconds_total"),
     )
 
 

@@ -29,6 +29,7 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     events_ever: float | None = None
     draining: bool = False
     sends_events: bool | None = None
+    cpu_wait_s: float | None = None  # could run, and had no processor
 
 
 class RoutingFigures(Struct, frozen=True, kw_only=True):

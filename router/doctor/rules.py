@@ -9,6 +9,7 @@ RULES: tuple[Rule, ...] = (
     ReplicaRule("replica-down", routing_rules.replica_down),
     ReplicaRule("replica-draining", routing_rules.replica_draining),
     ReplicaRule("replica-unsteady", routing_rules.replica_unsteady),
+    ReplicaRule("starved-of-cpu", routing_rules.starved_of_cpu),
     RouterRule("requests-refused", routing_rules.requests_refused),
     ReplicaRule("caching-off", cache_rules.caching_off),
     RouterRule("salt-per-request", routing_rules.salt_per_request),

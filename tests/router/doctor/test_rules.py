@@ -66,6 +66,7 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse({"draining": False})],
     ),
     "replica-unsteady": ([worse(faults=1.0), worse(restarts=1.0), worse(breaker="half-open")], [worse(faults=0.0)]),
+    "starved-of-cpu": ([worse({"cpu_wait_s": 2.5})], [worse({"cpu_wait_s": 1.9}), worse({"cpu_wait_s": None})]),
     "requests-refused": (
         [
             routed_worse(refused={"queue_full": 4.0}),
