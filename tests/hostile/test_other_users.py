@@ -21,6 +21,7 @@ from fleet.on_ray.local import private_folder
 from fleet.plan import NO_MODELS
 from fleet.up.launching import LOG, OnRay
 from fleet.up.watching import CannotStart
+from replica.tiers.disk_file import DiskFile, open_disk_file
 from tests.chaos.ray_here import Victims
 from tests.fleet.test_up import Up, of_process, starting
 from tests.fleet.test_up_on_ray import RAY_STARTS_S, all_of, listening
@@ -171,3 +172,19 @@ def test_a_log_that_another_user_has_put_there_is_not_written_to(
     assert victim.read_text() == "as it was"
     if what == "another user's file":
         assert {path.read_text() for path in logs.iterdir()} == {"as it was", ""}
+
+
+def test_a_disk_file_of_the_folders_owner_is_not_used(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.chown(shared, NOBODY, NOBODY)
+    with disk_file(shared) as ours:
+        theirs = ours.path
+    with disk_file(shared) as again:  # the control
+        assert again.path == theirs
+    os.chown(theirs, NOBODY, NOBODY)
+    with disk_file(shared) as other:
+        assert other.path != theirs
+    assert f"{theirs} is left alone" in caplog.text
+
+
+def disk_file(folder: Path) -> DiskFile:
+    return open_disk_file(folder, kv_layout="x", block_size=4, payload_bytes=4096, num_slots=4)
