@@ -33,7 +33,8 @@ LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/te
 	tests/chaos/test_router_random_schemas.py tests/gpu/test_run.py tests/compatibility/test_page.py
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it. The long
 # ones come first.
-PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_silence.py \
+PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_other_users.py \
+	tests/hostile/test_silence.py \
 	tests/chaos/test_fleet_rolling.py tests/chaos/test_router_picker.py tests/hostile/test_connections.py \
 	tests/chaos/test_incident_replay.py tests/chaos/test_router_otlp.py tests/chaos/test_router_engines.py \
 	tests/chaos/test_router_openai.py tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py

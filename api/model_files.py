@@ -1,5 +1,7 @@
-"""Reads the files of a model's folder, with a limit of their size."""
+"""Reads files that somebody has named, such as those of a model's folder: regular ones, with a limit of their size."""
 
+import os
+import stat
 from pathlib import Path
 
 MOST_BYTES = 64 * 1024 * 1024  # the index of a large checkpoint has some 20 MB
@@ -12,10 +14,10 @@ def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
     return read_bytes_of(file, most_bytes).decode()
 
 
-def read_bytes_of(file: Path, most_bytes: int) -> bytes:
-    """The same of a file that is no text."""
-    check_size(file, most_bytes)
-    with file.open("rb") as opened:
+def read_bytes_of(file: Path | str, most_bytes: int) -> bytes:
+    """The same of a file that is no text. A pipe would be waited for, and some devices have no end."""
+    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
+        _check(file, os.fstat(opened.fileno()), most_bytes)
         content = opened.read(most_bytes + 1)  # it may be longer than it says, as those in /proc are
     if len(content) > most_bytes:
         raise _too_large(file, len(content), most_bytes)
@@ -24,11 +26,15 @@ def read_bytes_of(file: Path, most_bytes: int) -> bytes:
 
 def check_size(file: Path, most_bytes: int) -> None:
     """Refuse a file that is too large, or not a regular one: some have no end."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not a file")
-    if (size := file.stat().st_size) > most_bytes:
-        raise _too_large(file, size, most_bytes)
+    _check(file, file.stat(), most_bytes)
 
 
-def _too_large(file: Path, size: int, most_bytes: int) -> ValueError:
+def _check(file: Path | str, found: os.stat_result, most_bytes: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(f"{file} is not a regular file")
+    if found.st_size > most_bytes:
+        raise _too_large(file, found.st_size, most_bytes)
+
+
+def _too_large(file: Path | str, size: int, most_bytes: int) -> ValueError:
     return ValueError(f"{file} has {size} bytes or more, but at most {most_bytes} are read; is it the right file?")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
+from api.model_files import read_model_file
 from api.settings import LARGEST, Setting, Table, Unusable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,12 +142,12 @@ def read_file(ctx: click.Context, path: str | None, table: Table) -> None:
     if path is None:
         return
     try:
-        file = SettingsFile(path, Path(path).read_text(encoding="utf-8"))
+        file = SettingsFile(path, read_model_file(Path(path)))
         values = tomllib.loads(file.text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise Unusable(f"{path} is not TOML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise Unusable(f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
     for key, value in values.items():
         _check(file, key, value, table)
     ctx.meta[_FILE] = file

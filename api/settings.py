@@ -5,6 +5,7 @@ from the command line, the environment or a file into it is in `api.options`.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +47,19 @@ class Text(click.ParamType[str]):
         return str(value)
 
 
+class RegularFile(click.Path):
+    """A file that is there, and no pipe or device: those could be waited for without end, at each time it is read."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if not os.path.isfile(path):
+            self.fail(f"{path!r} is not a regular file.", param, ctx)
+        return path
+
+
 class Setting(NamedTuple):
     key: str
     field: str  # the path below the configuration; empty where the command itself knows what to do with it
@@ -80,7 +94,7 @@ class Table(NamedTuple):
 
 
 TEXT = Text()
-FILE = click.Path(exists=True, dir_okay=False)
+FILE = RegularFile()
 PATH = click.Path(exists=True)
 AT_LEAST_0 = FiniteRange(min=0)
 ABOVE_0 = FiniteRange(min=0, min_open=True)

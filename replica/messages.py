@@ -250,6 +250,7 @@ class Stats(Struct, tag="stats"):
     disk: DiskCounters = field(default_factory=DiskCounters)
     host_skipped_saves: int = 0  # evicted blocks that host memory had no free slot for
     disk_skipped_writes: int = 0  # blocks that the disk was too slow for
+    cpu_wait_s: float = 0.0  # time in which the loop could run and had no processor
 
 
 class Hello(Struct, tag="hello"):

@@ -348,6 +348,7 @@ class Loop:
         self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
         self.engine.expire_retention()
         stats = self.engine.stats()
+        stats.cpu_wait_s = cpu_wait_s()
         if self.neighbours is not None:
             stats.neighbours = self.neighbours.snapshot()
         if self.publisher is not None:
@@ -375,6 +376,14 @@ class Loop:
             kv_read=neighbours.endpoint if neighbours else "",
             kv_layout=neighbours.kv_layout if neighbours else "",
         )
+
+
+def cpu_wait_s() -> float:
+    """Return for how long this thread could have run and had no processor; 0.0 where the kernel does not count that."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def describe(stats: Stats) -> str:

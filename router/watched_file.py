@@ -3,8 +3,9 @@
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
+
+from api.model_files import MOST_BYTES, read_bytes_of
 
 log = logging.getLogger(__name__)
 
@@ -16,21 +17,29 @@ _Stamp: TypeAlias = tuple[int, int, int]
 
 
 class WatchedFile:
+    """A file that changes is read when two looks have found it the same: it may be about to be written."""
+
     def __init__(self, path: str) -> None:
         self.path = path
-        self._stamp: _Stamp | None = None
+        self._stamp: _Stamp | None = None  # of what was read last
+        self._seen: _Stamp | None = None  # at the last look
+        self._is_known = False  # it has been read once
 
     def read_if_changed(self) -> str | None:
         """The text if the file may have changed, else None; raise ValueError if it cannot be read."""
         try:
-            stamp = _stamp_of(self.path)
-            if stamp == self._stamp:
+            before, self._seen = self._seen, _stamp_of(self.path)
+            if self._seen == self._stamp or (self._is_known and self._seen != before):
                 return None
-            text = Path(self.path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_bytes_of(self.path, MOST_BYTES).decode()
+            if _stamp_of(self.path) != self._seen:
+                return None  # it was written meanwhile
+            if self._is_known and not text.strip():  # truncated, and not written yet
+                raise ValueError("it is empty; write a comment if that is meant")
+        except (OSError, ValueError) as error:
             self._stamp = None
             raise ValueError(f"cannot read {self.path!r}: {getattr(error, 'strerror', None) or error}") from error
-        self._stamp = stamp  # taken before reading, so a write meanwhile is noticed next time
+        self._stamp, self._is_known = self._seen, True
         return text
 
 

@@ -81,10 +81,9 @@ _process_of = attrgetter("pid", "started", "boot", "pid_namespace")
 
 def record_fleet(fleet: LocalFleet) -> Path:
     """Write its file, in one piece or not at all; what a killed one on the same port has left is removed before."""
-    folder = _folders()[0]
+    folder = _first_of_ours()
     path = folder / _file_name(fleet)
     try:
-        _make_ours(folder)
         for before in _read_all(folder, f"{fleet.port}-*.json"):
             if was_killed(before):
                 clean_up(before)
@@ -197,16 +196,38 @@ def clean_up(fleet: LocalFleet) -> None:
 
 
 def _folders() -> list[Path]:
-    """Return the folders of the files, that of new files first. XDG_RUNTIME_DIR may not be set in every session."""
+    """Return the folders of the files, that of new files first. XDG_RUNTIME_DIR may not be set in every session.
+
+    The last is for a user whose temporary folder somebody else has made. Machines may share a home: it names the boot.
+    """
     temporary = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{os.geteuid()}"
+    at_home = Path(os.path.expanduser("~"), ".cache", "warmroute", f"fleets-{_boot()}")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     # One that su and sudo have left in the environment is another user's.
     if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
-        return [Path(runtime) / "warmroute", temporary]
-    return [temporary]
+        return [Path(runtime) / "warmroute", temporary, at_home]
+    return [temporary, at_home]
+
+
+def _first_of_ours() -> Path:
+    """Make the first folder that can be this user's alone."""
+    folders = _folders()
+    for folder in folders:
+        try:
+            _make_ours(folder)
+        except OSError as error:
+            if folder == folders[-1]:
+                raise click.ClickException(
+                    f"cannot use {str(folder)!r}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of your own"
+                ) from error
+            _say(f"{folder} cannot be used: {error.strerror}; this fleet's file is elsewhere")
+        else:
+            return folder
+    raise AssertionError("the last one returns or raises")
 
 
 def _make_ours(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(folder):
         raise PermissionError(0, "its folder belongs to another user", str(folder))

@@ -1,9 +1,11 @@
 """A `warmroute replica` as a child process: its command, its log, and its ready line."""
 
 import asyncio
+import errno
 import os
 import re
 import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,12 +38,22 @@ def module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, *_SAFE, "-m", name, *arguments]
 
 
+def open_log(path: Path, flags: int) -> int:
+    """Open or make a log for this user alone; OSError for a link, a pipe, or somebody else's file."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, "it is no file of this user", str(path))
+
+
 class Log:
     """A log file, written and read through one descriptor: it may be removed meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.descriptor = open_log(path, os.O_RDWR | os.O_APPEND)
 
     @property
     def size(self) -> int:
@@ -54,7 +66,9 @@ class Log:
         """
         if self.size <= LONGEST_LOG_BYTES:
             return
-        with suppress(OSError), open(f"{self.path}.1", "wb") as before:  # a removed folder, or a full disk
+        # A removed folder, a full disk, or something of another user's in its place.
+        with suppress(OSError), open(open_log(Path(f"{self.path}.1"), os.O_WRONLY), "wb") as before:
+            before.truncate()
             while sent := os.sendfile(before.fileno(), self.descriptor, before.tell(), 2**30):
                 before.seek(sent, os.SEEK_CUR)
         os.ftruncate(self.descriptor, 0)

@@ -23,7 +23,7 @@ import msgspec
 
 from api.lifeline import die_with_parent, parent_pid
 from fleet.on_ray.cleanup import kill_session, lead_a_session, remove_store, watch_over
-from fleet.on_ray.local import init, servers, set_environment, too_long
+from fleet.on_ray.local import init, private_folder, servers, set_environment, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode
 from fleet.on_ray.settings import joined_environment
 from fleet.on_ray.watchdog import RayWatchdog
@@ -75,11 +75,14 @@ def _give_up(answers: Any, message: str) -> NoReturn:
 
 
 def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
-    folder = order.temp_dir or tempfile.mkdtemp(prefix="warmroute-ray-")
-    if (why := too_long(folder)) is not None:
-        raise LaunchFailed(why)
+    given = Path(order.temp_dir or tempfile.mkdtemp(prefix="warmroute-ray-"))
+    try:
+        if (why := too_long(given) or too_long(folder := private_folder(given))) is not None:
+            raise LaunchFailed(why)
+    except PermissionError as error:
+        raise LaunchFailed(str(error)) from error
     set_environment(session)
-    init(Path(folder))
+    init(folder)
     launched = begin(order)
     watchdog = RayWatchdog(servers(), partial(heal_controller, order.namespace), _say)
     answers.write(encode(launched) + b"\n")

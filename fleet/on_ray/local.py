@@ -1,7 +1,9 @@
 """A small Ray of our own on this machine: on loopback only, and ended with this process."""
 
 import os
+import stat
 import threading
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from fleet.on_ray.cleanup import make_store, processes
 from fleet.on_ray.settings import LOOPBACK, local_environment
 
 LONGEST_SOCKET = 107  # bytes of a Unix socket's path
-SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+OPEN_TO_ALL = "s"  # Ray's own folder, in a private one
+SESSION = f"/{OPEN_TO_ALL}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 OBJECT_STORE_BYTES = 75 * 1024 * 1024  # the least that Ray takes; nothing is kept there
 WITH_A_STORE = (2, 60)  # the first Ray whose GCS can keep its state on a disk
 GCS, RAYLET = "gcs_server", "raylet"
@@ -18,13 +21,34 @@ _STARTING = threading.Lock()  # held while the node has no GCS
 CPUS = 1000  # no limit: the user decides how many replicas one machine takes
 
 
-def too_long(folder: str) -> str | None:
+def private_folder(folder: Path) -> Path:
+    """Return this folder if other users cannot enter it, else one in it; PermissionError if that is somebody else's.
+
+    Ray opens each of its own folders to everybody (mode 0777), so that any user could plant a link in place of a log.
+    """
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        return folder
+    inner = folder / "ray"
+    with suppress(FileExistsError):
+        inner.mkdir(0o700)
+    found = inner.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{str(inner)!r} is no folder of this user; remove it, or choose another --log-dir")
+    inner.chmod(0o700)
+    return inner
+
+
+def too_long(folder: Path) -> str | None:
     """Say why a folder is too long for Ray's sockets; None if it is not."""
     most = LONGEST_SOCKET - len(SESSION)
     length = len(os.fsencode(folder))
     if length <= most:
         return None
-    return f"{folder!r} is too long a folder for Ray's sockets: {length} bytes, {most} at most; set a shorter TMPDIR"
+    return (
+        f"{str(folder)!r} is too long a folder for Ray's sockets: {length} bytes, {most} at most; set a shorter TMPDIR"
+    )
 
 
 def set_environment(session: int) -> None:
@@ -37,7 +61,7 @@ def set_environment(session: int) -> None:
 
 
 def init(folder: Path) -> None:
-    """Blocks for some seconds."""
+    """Start it below this private folder; blocks for some seconds."""
     import ray
     from ray._private.node import Node
 
@@ -52,7 +76,7 @@ def init(folder: Path) -> None:
         log_to_driver=False,
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address=LOOPBACK,
-        _temp_dir=str(folder),
+        _temp_dir=str(folder / OPEN_TO_ALL),
     )
 
 

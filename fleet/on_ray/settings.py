@@ -27,6 +27,7 @@ def local_environment(store: Path | None = None) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_niceness": "0",  # without it replicas have nice 15, and starve beside any other program
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
     }
 

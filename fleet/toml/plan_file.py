@@ -10,6 +10,7 @@ import click
 import msgspec
 from msgspec import UNSET
 
+from api.model_files import read_bytes_of
 from fleet.plan import FOREIGN, NO_MODELS, Autoscale, FleetPlan, ModelPlan, Resources, SomeAmount
 from fleet.plan import mistakes as mistakes_of
 from fleet.toml.lines import Lines, Path
@@ -54,13 +55,7 @@ class BadPlan(ValueError):
 
 def read_fleet(path: str) -> FleetPlan:
     try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)  # of a device or a pipe there may be no end
-        if len(content) > MOST_BYTES:
-            raise BadPlan(f"{path} is longer than {MOST_BYTES} bytes; a fleet needs far less")
-        text = content.decode().replace("\r\n", "\n").removeprefix(BYTE_ORDER_MARK)
-    except BadPlan:
-        raise
+        text = read_bytes_of(path, MOST_BYTES).decode().replace("\r\n", "\n").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise BadPlan(f"{path} is not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
     except (OSError, ValueError) as error:  # ValueError: of a path that no file can have

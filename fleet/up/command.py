@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from api.options import SettingOption
-from api.settings import TEXT
+from api.settings import FILE, TEXT
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.planning import KEY, check_alone, complete, one_model, with_kv_secrets
@@ -34,7 +34,7 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 @option(
     "config",
     "FILE",
-    type=click.Path(exists=True, dir_okay=False),
+    type=FILE,
     envvar="WARMROUTE_FLEET_FILE",  # WARMROUTE_CONFIG is a replica's
     help="A fleet.toml: models and their replicas.",
 )

@@ -15,7 +15,7 @@ from api.lifeline import PARENT_VARIABLE
 from fleet.control.controller import Controller, StateStore
 from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
-from fleet.host.child import LAST_LINES, module
+from fleet.host.child import LAST_LINES, module, open_log
 from fleet.host.room import room_here
 from fleet.on_ray.cleanup import clear_orphans, clear_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
@@ -165,8 +165,8 @@ class OnRay:
         """Open the log; its folder may have been removed meanwhile."""
         path = self._folder / LOG
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            return open(path, "ab")
+            self._folder.mkdir(0o700, parents=True, exist_ok=True)
+            return open(open_log(path, os.O_WRONLY | os.O_APPEND), "ab")
         except OSError as error:
             raise CannotStart(f"cannot write {str(path)!r}: {error.strerror}; choose another --log-dir") from error
 

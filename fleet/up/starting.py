@@ -169,7 +169,7 @@ def log_folder(wanted: str | None) -> Path:
     try:
         if wanted is None:
             return Path(tempfile.mkdtemp(prefix="warmroute-"))
-        Path(wanted).mkdir(parents=True, exist_ok=True)
+        Path(wanted).mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
         named = f"--log-dir: cannot make {wanted!r}" if wanted else "cannot make a folder for the logs"
         raise click.ClickException(f"{named}: {error.strerror}; choose another --log-dir") from error

@@ -121,6 +121,11 @@ COUNTERS: tuple[Row, ...] = (
     ),
     ("warmroute:computed_prompt_tokens", "Prompt tokens that went through prefill.", "computed_prompt_tokens"),
     ("warmroute:engine_steps", "Steps of the engine's loop.", "steps"),
+    (
+        "warmroute:cpu_wait_seconds",
+        "Time in which the engine's loop could run and had no processor: other programs had them all.",
+        "cpu_wait_s",
+    ),
     ("warmroute:kv_events", "Cache events published.", "kv_events"),
     ("warmroute:host_skipped_saves", "Evicted blocks lost because host memory had no slot.", "host_skipped_saves"),
     ("warmroute:disk_written_blocks", "Blocks written to the disk.", "disk.written"),

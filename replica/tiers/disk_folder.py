@@ -48,7 +48,6 @@ class DiskFolder:
         self.path = path
         path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        self._owners = {os.geteuid(), os.fstat(self._descriptor).st_uid}
         self._left_alone: set[str] = set()
         with suppress(
             OSError
@@ -115,7 +114,7 @@ class DiskFolder:
             log.warning("%s is left alone: %s", self.path / name, reason)
 
     def _is_trusted(self, found: os.stat_result) -> bool:
-        return stat.S_ISREG(found.st_mode) and found.st_uid in self._owners and not found.st_mode & OTHERS_WRITE
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
 
     def _stat(self, name: str) -> os.stat_result | None:
         try:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.core import Router
 from router.dashboard.pauses import paused
@@ -31,15 +32,25 @@ FEW_READINGS = 3  # with fewer, a lag may be momentary
 MOST_CHOICES = 500
 MOST_CONSIDERED = 200_000  # candidates of all decisions together
 MOST_ALERTS = 50
+MOST_ENDED = 10
+ENDED_FOR_S = 600.0  # that an alert is shown after its end
 CONSIDERED_AT_A_TIME = 2000
 ROWS_AT_A_TIME = 500  # rows are cheap to read
+
+
+class Alert(Finding, frozen=True):
+    """A finding, with the Unix times at which it was found first, and no more."""
+
+    since: float = 0.0
+    until: float | None = None  # None: it is still found
 
 
 class AlertReport(Struct):
     judged_at: float | None = None
     window_s: float = 0.0
     truncated: int = 0
-    alerts: list[Finding] = []
+    alerts: list[Alert] = []
+    ended: list[Alert] = []  # the newest first
 
 
 # Counters of one replica, named as in `RoutingFigures`.
@@ -76,11 +87,15 @@ class Alerts:
         self.report = AlertReport()
         self._router = router
         self._metrics = ReplicaMetrics(router)
+        self._alerts: dict[tuple[str, str | None], Alert] = {}  # by rule and replica
+        self._ended: deque[Alert] = deque(maxlen=MOST_ENDED)
         self._looks: deque[Look] = deque(maxlen=LOOKS)
         self._readings: deque[dict[str, Reading]] = deque(maxlen=READINGS)
 
     def forget(self) -> None:
         self.report = AlertReport()
+        self._alerts.clear()
+        self._ended.clear()
         self._looks.clear()
         self._readings.clear()
         self._metrics.forget()
@@ -110,12 +125,23 @@ class Alerts:
         for rule in RULES:
             await asyncio.sleep(0)
             findings += found(rule, figures)
+        now = round(time.time(), 3)
+        self._compare({(one.rule, one.replica): one for one in findings}, now)
         self.report = AlertReport(
-            judged_at=round(time.time(), 3),
+            judged_at=now,
             window_s=round(figures.window_s, 1),
             truncated=max(0, len(findings) - MOST_ALERTS),
-            alerts=findings[:MOST_ALERTS],
+            alerts=list(islice(self._alerts.values(), MOST_ALERTS)),
+            ended=[one for one in self._ended if one.until is not None and now - one.until < ENDED_FOR_S],
         )
+
+    def _compare(self, findings: dict[tuple[str, str | None], Finding], now: float) -> None:
+        """Keep when each of the findings began, and those of before that are over."""
+        before, self._alerts = self._alerts, {}
+        for key, one in findings.items():
+            since = before[key].since if key in before else now
+            self._alerts[key] = Alert(one.rule, one.replica, one.what, one.turn, one.figures, since)
+        self._ended.extendleft(replace(one, until=now) for key, one in before.items() if key not in findings)
 
     # ---- figures
 

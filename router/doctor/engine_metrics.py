@@ -33,6 +33,7 @@ READ = frozenset(
         *EVICTIONS,
         *CACHE_SIZES,
         "warmroute:cached_blocks",
+        "warmroute:cpu_wait_seconds_total",
         "warmroute:draining",
         "warmroute:free_blocks",
         "warmroute:kv_events_total",
@@ -110,6 +111,7 @@ def engine_figures(
         sends_events=sends_events,
         running=min((one for one in (first.total(*RUNNING), now.total(*RUNNING)) if one is not None), default=None),
         waiting=min((one for one in map(_waiting, (first, now)) if one is not None), default=None),
+        cpu_wait_s=change.grown("warmroute:cpu_wait_seconds_total"),
     )
 
 

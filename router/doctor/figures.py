@@ -31,6 +31,7 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     sends_events: bool | None = None
     running: float | None = None  # requests, the lowest reading
     waiting: float | None = None  # for room, the lowest reading
+    cpu_wait_s: float | None = None  # could run, and had no processor
 
 
 class RoutingFigures(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ QUEUE_READINGS = 5
 QUEUE_CHANGES = 3  # of the replica with the longest queue; a hot replica stays the same
 HOT_BUSY = 8.0  # concurrent requests: fewer do not wait
 HOT_TIMES = 4.0  # the mean of the other replicas: cost gives a warm replica some more, but not as many
+STARVED = 0.2  # share of the time: below that a step is hardly late
 SALTED_PROMPTS = 20
 NEW_SALTS = 0.5  # a tenant's salt is new only once
 
@@ -73,6 +74,18 @@ def name_taken(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         f"it gets no requests for {name}{others}: replicas of the base model {base} have that name already",
         "give each adapter and each model a name of its own",
         {"name": name, "base_here": replica.model, "base_there": base},
+    )
+
+
+def starved_of_cpu(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
+    waited_s = replica.own.cpu_wait_s if replica.own is not None else None
+    if waited_s is None or waited_s < STARVED * figures.window_s:
+        return None
+    return Diagnosis(
+        "its engine could run and had no processor for much of the time, so that its tokens come late",
+        "run fewer replicas or other programs on its machine, or raise the CPU limit of its container; "
+        "on a Ray of yours, set RAY_worker_niceness=0 for `ray start`",
+        {"without_cpu_share": min(1.0, waited_s / figures.window_s), "without_cpu_s": waited_s},
     )
 
 

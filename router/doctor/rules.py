@@ -10,6 +10,7 @@ RULES: tuple[Rule, ...] = (
     ReplicaRule("replica-draining", routing_rules.replica_draining),
     ReplicaRule("replica-unsteady", routing_rules.replica_unsteady),
     ReplicaRule("name-taken", routing_rules.name_taken),
+    ReplicaRule("starved-of-cpu", routing_rules.starved_of_cpu),
     RouterRule("requests-refused", routing_rules.requests_refused),
     ReplicaRule("caching-off", cache_rules.caching_off),
     RouterRule("salt-per-request", routing_rules.salt_per_request),

@@ -6,11 +6,13 @@ strange costs guesses, and nothing waits for it.
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +23,8 @@ from events.curve import CurveClient, CurveKeys, secure_client
 from events.messages import Frames
 from events.publisher_stats import PublisherStats
 from events.socket_reader import SocketReader
-from router.peers.names import Names
+from router.peers.names import Names, parse_endpoint
+from router.peers.owners import TABLES, listeners
 from router.placement.inbox import MOST_PEERS, Inbox
 from router.placement.load import ReplicaLoad
 from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 
 TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
 LOOK_UP_S = 5.0  # how often names are looked up again
+LOOK_AT_OWNERS_S = 1.0  # a port that becomes free may be taken by another user
+ROOT = 0
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
 WAITING_BATCHES = 1000  # for one peer, and from all of them
 MOST_BATCH_BYTES = 32 * 2**20
@@ -63,6 +68,7 @@ class Links:
         self._names = Names(peers)
         self._keys = keys
         self._connected: frozenset[str] = frozenset()  # endpoints
+        self._strangers: set[str] = set()  # endpoints at which programs of other users listen
         self._said = 0  # number of peers, in the log
         self._telling: asyncio.TimerHandle | None = None
         number = secrets.randbits(63)
@@ -97,8 +103,24 @@ class Links:
 
     async def _look_up(self) -> None:
         while True:
-            self._connect(await self._names.endpoints())
-            await asyncio.sleep(LOOK_UP_S)
+            endpoints = await self._names.endpoints()
+            unproved = frozenset(one for one in endpoints if self._keys is None and parse_endpoint(one) is not None)
+            self._connect(endpoints - unproved | await asyncio.to_thread(self._of_our_user, unproved))
+            await asyncio.sleep(LOOK_AT_OWNERS_S if unproved else LOOK_UP_S)
+
+    def _of_our_user(self, endpoints: frozenset[str]) -> frozenset[str]:
+        """Return those where a program of this user or of root listens: without keys, nothing else proves a peer."""
+        owners = {endpoint: listeners(endpoint) for endpoint in endpoints} if Path(TABLES[0]).exists() else {}
+        for endpoint, users in owners.items():
+            others = users - {os.geteuid(), ROOT}
+            if others and endpoint not in self._strangers:
+                log.warning(
+                    "the peer %s is not heard: a program of user %d listens there; give --peer-keys, or another port",
+                    endpoint,
+                    min(others),
+                )
+            (self._strangers.add if others else self._strangers.discard)(endpoint)
+        return frozenset(one for one in endpoints if not owners or (owners[one] and one not in self._strangers))
 
     async def _beat(self) -> None:
         beat_s = -inf

@@ -158,9 +158,10 @@ def run(command: click.Command, *arguments: str, **environment: str) -> Ran:
 
 def machine_without_fleets(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     """Whatever fleets run on this machine, commands see none; returns where they would be noted."""
-    for name in ("runtime", "temporary"):
+    for name in ("runtime", "temporary", "home"):
         (folder / name).mkdir(exist_ok=True)
     patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+    patch.setenv("HOME", str(folder / "home"))
     patch.setattr(tempfile, "tempdir", str(folder / "temporary"))
     for name in ("WARMROUTE_FLEET", "WARMROUTE_FLEET_KEY"):
         patch.delenv(name, raising=False)

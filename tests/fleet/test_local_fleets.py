@@ -191,8 +191,25 @@ def test_a_folder_of_another_user_is_neither_trusted_nor_used(
     monkeypatch.setattr(os, "geteuid", lambda: real + 1)
     assert running_fleets() == []
     assert "it is not a folder, or belongs to another user" in capsys.readouterr().err
-    with pytest.raises(click.ClickException, match=r"cannot write '.*8000-\d+\.json'.*; set XDG_RUNTIME_DIR"):
-        record_fleet(fleet_of())
+
+
+def test_a_temporary_folder_that_another_user_has_made_does_not_stop_a_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    theirs = tmp_path / "temporary" / f"warmroute-{os.geteuid()}"
+    theirs.symlink_to(tmp_path)  # a folder of theirs needs another user; tests/hostile/test_other_users.py has one
+    fleet = fleet_of()
+    path = record_fleet(fleet)
+    assert path.is_relative_to(tmp_path / "home") and path.parent.stat().st_mode & 0o777 == 0o700
+    assert f"{theirs} cannot be used: it is not a folder, or belongs to another user" in capsys.readouterr().err
+    assert running_fleets() == [fleet]
+    remove_record(fleet)
+    assert not path.parent.exists()
+    path.parent.parent.chmod(0o777)
+    path.parent.symlink_to(tmp_path)
+    with pytest.raises(click.ClickException, match=r"cannot use '.*/fleets-.*'.*; set XDG_RUNTIME_DIR"):
+        record_fleet(fleet)
 
 
 # ---- garbage

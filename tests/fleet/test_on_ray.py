@@ -491,9 +491,9 @@ def test_an_order_that_cannot_be_read_is_trouble() -> None:
 
 
 def test_a_folder_is_too_long_when_its_sockets_would_be() -> None:
-    most = LONGEST_SOCKET - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-    assert too_long("/" + (most - 1) * "x") is None
-    assert too_long("/" + most * "x") is not None
+    most = LONGEST_SOCKET - len("/s/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+    assert too_long(Path("/" + (most - 1) * "x")) is None
+    assert too_long(Path("/" + most * "x")) is not None
 
 
 def test_every_local_ray_has_a_token_of_its_own() -> None:

@@ -80,6 +80,7 @@ def test_two_chats_share_a_prompt_and_ctrl_c_leaves_nothing() -> None:
         pids = all_of(running.process.pid)
         addresses = listening(pids)
         assert len(pids) > 8 and len(addresses) > 8
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {os.getpriority(os.PRIO_PROCESS, 0)}
         stores = {f"warmroute-gcs-{pid}" for pid in pids}  # by the session's number: other fleets have theirs
         assert len(stores & set(os.listdir("/dev/shm"))) == 1
         assert {address.partition(":")[0] for address in addresses.values()} <= LOOPBACK

@@ -61,14 +61,14 @@ def test_of_many_mistakes_the_first_and_the_number_of_the_rest_are_reported() ->
 
 
 def test_a_file_without_end_is_read_only_so_far(tmp_path: Path) -> None:
-    with pytest.raises(BadPlan, match=f"is longer than {MOST_BYTES} bytes"):
+    with pytest.raises(BadPlan, match="/dev/zero is not a regular file"):
         read_fleet("/dev/zero")
     large = tmp_path / "fleet.toml"
     with large.open("wb") as file:
         os.truncate(file.fileno(), 2**40)  # a hole
     answer = CliRunner().invoke(up_command, ["--no-ray", "--config", str(large)])
     assert answer.exit_code == 2
-    assert "is longer than" in answer.output
+    assert f"at most {MOST_BYTES} are read" in answer.output
 
 
 NAMES = (

@@ -64,8 +64,11 @@ async def test_trouble_during_a_watch_is_shown_until_it_is_over() -> None:
         down = await told(page, "replica-down")
         assert down["replica"] == "r1"
         running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
-        while "replica-down" in rules_of(await page.next("fleet")):
-            pass
+        while "replica-down" in rules_of(fleet := await page.next("fleet")):
+            assert [one for one in fleet["alerts"]["ended"] if one["rule"] == "replica-down"] == []
+        [ended] = [one for one in fleet["alerts"]["ended"] if one["rule"] == "replica-down"]
+        assert (ended["replica"], ended["what"], ended["since"]) == ("r1", down["what"], down["since"])
+        assert down["until"] is None and down["since"] < ended["until"] <= fleet["alerts"]["judged_at"]
 
 
 def rules_of(fleet: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:

@@ -70,6 +70,7 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse(taken_names={"sql": "base-1"}), worse(taken_names={"sql": "base-1", "chat": "base-1"})],
         [worse(taken_names={})],
     ),
+    "starved-of-cpu": ([worse({"cpu_wait_s": 2.5})], [worse({"cpu_wait_s": 1.9}), worse({"cpu_wait_s": None})]),
     "requests-refused": (
         [
             routed_worse(refused={"queue_full": 4.0}),

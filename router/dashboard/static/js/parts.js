@@ -1,6 +1,7 @@
 /** Pieces that several pages show: states, totals, facts, alerts. */
 
 import { el, fill, mark, say } from "./dom.js";
+import { clock, duration } from "./format.js";
 import { wantsKey } from "./http.js";
 import { askForKey } from "./keys.js";
 import { replica } from "./places.js";
@@ -77,6 +78,13 @@ export function alertNote(alert) {
     figures.length > 0 && el("p", { class: "soft small" }, figures.join(", ")),
     el("p", { class: "soft small" }, "More: ", el("code", {}, `docs/troubleshooting.md#${alert.rule}`)),
   );
+}
+
+/** The line that follows an alert which is over. */
+export function endedNote({ rule, replica: name, since, until }) {
+  const where = name === null ? null : el("a", { href: replica(name) }, name);
+  const times = `over since ${clock(until)}, after ${duration(until - since)}`;
+  return el("li", { class: "soft small" }, el("div", { class: "row" }, badge(rule), where, el("span", {}, times)));
 }
 
 /** What stands between backticks is code. */

@@ -4,7 +4,7 @@ import { spark } from "../chart.js";
 import { el, fill, mark, say } from "../dom.js";
 import { Flow } from "../flow.js";
 import { age, bytes, clock, compact, duration, perSecond, plural, seconds, share, whole } from "../format.js";
-import { Totals, alertNote, isLagging, kindOf, standing } from "../parts.js";
+import { Totals, alertNote, endedNote, isLagging, kindOf, standing } from "../parts.js";
 import * as places from "../places.js";
 import { Table } from "../table.js";
 import { WORDS } from "../troubles.js";
@@ -206,18 +206,22 @@ class Overview {
     });
   }
 
-  _showAlerts({ judged_at: judgedAt, alerts, truncated }) {
+  _showAlerts({ judged_at: judgedAt, alerts, truncated, ended = [] }) {
     say(this._judged, judgedAt === null ? "" : `judged at ${clock(judgedAt)}`);
-    const text = JSON.stringify([judgedAt === null, alerts, truncated]);
+    const text = JSON.stringify([judgedAt === null, alerts, truncated, ended]);
     if (text === this._alertText) return;
     this._alertText = text;
     const isWell = judgedAt !== null && alerts.length === 0;
     say(this._alertCard.querySelector("h2"), isWell ? "Nothing is wrong" : "What is wrong");
     this._alertCard.classList.toggle("quiet", isWell);
     if (judgedAt === null) fill(this._alerts, el("li", { class: "soft" }, "Looking\u2026 this takes some seconds."));
-    else if (alerts.length === 0) fill(this._alerts);
     else
-      fill(this._alerts, alerts.map(alertNote), truncated > 0 && el("li", { class: "soft" }, `and ${truncated} more`));
+      fill(
+        this._alerts,
+        alerts.map(alertNote),
+        truncated > 0 && el("li", { class: "soft" }, `and ${truncated} more`),
+        ended.map(endedNote),
+      );
   }
 
   _showStates(states) {
