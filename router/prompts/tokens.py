@@ -198,6 +198,7 @@ class Tokens:
                 named.counts.approximate["unverified"] += 1
             length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
+            prompt.further_tokens = sum(map(len, packed[1:])) // TOKEN_BYTES
         prompt.shape, prompt.doubt = asked.shape, doubt
         return prompt
 

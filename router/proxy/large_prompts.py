@@ -70,4 +70,5 @@ def prompt_from(
         unverified=made.packed[0] if made.exact and not exact else None,
         doubt=doubt or made.doubt,
         retain=made.retain if exact else [],
+        further_tokens=made.further_tokens,
     )

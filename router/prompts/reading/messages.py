@@ -77,6 +77,7 @@ class Made(Struct, tag=True):
     doubt: str | None = None  # why its tokens are not called exact
     retain: list[Retain] = []  # beginnings that replicas are asked to keep
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
+    further_tokens: int = 0  # of the prompts after the first one
 
 
 class Refused(Struct, tag=True):
