@@ -105,7 +105,7 @@ async def used(running: Served) -> Use:
 async def settled(
     replicas: list[Replica], before: tuple[int, int], expected: tuple[int, int], within_s: float = SETTLED_S
 ) -> tuple[int, int]:
-    """What the replicas have counted since, once that is what is expected; engines tell it a few times a second."""
+    """Wait until replicas have counted what is expected, and return their counts; engines tell them now and then."""
     found = (-1, -1)
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s):
