@@ -2,7 +2,9 @@
 
 A request: `u32 LE: header length | Native as msgpack | the client's JSON body, untouched`.
 An answer: frames of `u32 LE: choice index | u32 LE: number of token ids | u32 LE: number of bytes | ids | bytes`; an id
-is u32 LE, and the bytes of all frames together are what a plain client would have got.
+is u32 LE, and the bytes of all frames together are what a plain client would have got. With `tells_use` another frame
+comes when each choice begins: its index is USE_INDEX, its two ids are the tokens of the prompt that were computed for
+this choice, and those that were cached.
 """
 
 import re
@@ -22,6 +24,7 @@ CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the fram
 PRIORITY_HEADER = "x-warmroute-priority"  # of a request that a gateway forwards, and that so has no envelope
 CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
 
+USE_INDEX = 2**32 - 1  # in place of a choice, in a frame of figures
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_KV_SOURCES = 2
 MAX_ENDPOINT_CHARS = 256
@@ -51,6 +54,7 @@ class Native(Struct, omit_defaults=True):
     cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
     kv_sources: Annotated[list[KvSource], Meta(max_length=MAX_KV_SOURCES)] = []  # the best is first; for one prompt
     retain: Retained = []  # beginnings of the prompt to keep in the cache; they count where `prompts` is given
+    tells_use: bool = False  # the router cannot know what the prompts cost: say so in the answer
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -124,6 +128,11 @@ class Frame(Struct, frozen=True):
 def encode_frame(index: int, token_ids: Sequence[int], payload: bytes) -> bytes:
     count = len(token_ids)
     return struct.pack(f"<III{count}I", index, count, len(payload), *token_ids) + payload
+
+
+def encode_use(computed: int, cached: int) -> bytes:
+    """The frame of figures for a choice that begins."""
+    return encode_frame(USE_INDEX, (computed, cached), b"")
 
 
 class FrameReader:

@@ -223,7 +223,10 @@ class Prompts:
     def _check(self, request: SamplingFields) -> None:
         self._check_ids(request.stop_token_ids, "stop_token_ids")
         self._check_ids(request.logit_bias, "logit_bias")
-        for i, token_ids in enumerate(request.resume_token_ids or ()):
+
+    def check_resumed(self, resumed: Sequence[Sequence[int]]) -> None:
+        """Check the tokens that another replica has generated."""
+        for i, token_ids in enumerate(resumed):
             self._check_ids(token_ids, f"resume_token_ids[{i}]")
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:

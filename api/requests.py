@@ -80,7 +80,6 @@ class SamplingFields(Unsupported, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     prompt_cache_key: Identifier | None = None  # a hint that keeps a router's choice stable; the cache does not see it
     user: Identifier | None = None
-    resume_token_ids: Annotated[list[list[TokenId]], Meta(min_length=1)] | None = None  # one list per choice
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None  # vLLM's older names
@@ -145,13 +144,6 @@ class SamplingFields(Unsupported, kw_only=True):
         """Tell whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def _check_resumed(self, choices: int) -> None:
-        resumed = self.resume_token_ids
-        if resumed is not None and len(resumed) != choices:
-            raise invalid(
-                f"resume_token_ids has {len(resumed)} lists; the request has {choices} choices", "resume_token_ids"
-            )
-
 
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[str | TokenId | TokenIds]
@@ -168,7 +160,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
             given = len(self.prompt_token_ids)
             raise invalid(f"prompt_token_ids has {given} lists; there are {prompts} prompts", "prompt_token_ids")
         self._check_echo()
-        self._check_resumed(prompts * self.candidates)
 
     def _check_echo(self) -> None:
         if self.max_tokens == 0 and not self.echo:
@@ -298,7 +289,6 @@ class ChatRequest(SamplingFields, kw_only=True):
         check_neutral("echo", self.echo, (False,))
         check_tools(self.tools)
         check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
-        self._check_resumed(self.candidates)
 
     @property
     def output_limit(self) -> int | None:

@@ -17,12 +17,20 @@ TTL_S = {"5m": 300.0, "1h": 3600.0}
 DAY_S = MAX_TTL_S = 86400.0
 MAX_RETAINED = 3  # beginnings of one prompt: one for each time
 MAX_TOKENS = 2**31 - 1
+TENANT_CHARACTERS = (
+    32  # at the beginning of a salt: a router puts its key's own there, and what the client adds behind it
+)
 
 # Stands where the text to keep ends. It is no word's continuation, and no filter of a template changes its letters.
 SHOWN = "END_OF_THE_RETAINED_TEXT"
 END = f"‡{SHOWN}"
 
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
+
+
+def tenant_of(cache_salt: str | None) -> str | None:
+    """The tenant whose share of the retained blocks a request takes, whatever its client adds to the salt."""
+    return None if cache_salt is None else cache_salt[:TENANT_CHARACTERS]
 
 
 class CacheControl(Struct, frozen=True, omit_defaults=True):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from api.retention import tenant_of
 from events.messages import KnownEvent
 from events.native import Load
 from replica.block_pool import BlockPool
@@ -298,7 +299,7 @@ class Engine:
         blocks = match.blocks
         if asked.ttl_s:
             self.pool.touch(blocks)
-            self.pool.retain(blocks, asked.cache_salt, asked.ttl_s)
+            self.pool.retain(blocks, tenant_of(asked.cache_salt), asked.ttl_s)
             self.pool.release(blocks)
         else:
             self.pool.end_retention(blocks, match.lower)

@@ -7,8 +7,9 @@ A mark never refuses a block to a request that needs room. While a request uses 
     use       a request uses it again
     end       there is no other block, or its time is over: it becomes a block like any other
 
-A tenant (a cache salt; all without one together) has a share of the marks. To mark more, it loses those of its own that
-would end soonest, and never another tenant's. Pure: the owner tells the time.
+A tenant (the beginning of a cache salt, by `api.retention.tenant_of`; all without one together) has a share of the
+marks. To mark more, it loses those of its own that would end soonest, and never another tenant's. Pure: the owner tells
+the time.
 """
 
 from math import inf

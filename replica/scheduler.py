@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
+from api.retention import tenant_of
 from kernels.spans import Copy
 from replica.block_pool import BlockPool
 from replica.config import EngineConfig
@@ -117,7 +118,8 @@ class Scheduler:
         chain, size = request.chain, self.pool.block_size
         for beginning in request.retain:
             count = min(beginning.tokens, request.prompt_tokens) // size
-            self.pool.retain(request.blocks[: min(count, chain.named)], chain.cache_salt, beginning.ttl_s)
+            blocks = request.blocks[: min(count, chain.named)]
+            self.pool.retain(blocks, tenant_of(chain.cache_salt), beginning.ttl_s)
 
     # ---- one step
 

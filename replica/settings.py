@@ -233,7 +233,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "retained_tenant_share",
             FiniteRange(0, 1, min_open=True),
             "FRACTION",
-            "The most of --retained-share for one cache salt, or for all requests without one.",
+            "The most of --retained-share for one tenant: the first 32 characters of a cache salt, or all without.",
         ),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(

@@ -24,6 +24,7 @@ from router.placement.placement import Placement
 from router.placement.prompt import Prompt
 from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import NO_RULES
+from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
 from router.proxy.attempt import Attempt, Owner
@@ -118,7 +119,7 @@ class Router:
     def decide(
         self,
         model: ServedModel,
-        prompt: Prompt,
+        prompt: ReadPrompt,
         session: str | None,
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
@@ -142,6 +143,7 @@ class Router:
             came_s=came_s,
             counts=source is None,
             tenant=tenant,
+            further_tokens=prompt.further_tokens,
         )
         if source is not None:
             fetch(question, model.candidates, source.candidate)
@@ -302,8 +304,9 @@ class Router:
     def over(self, summary: RequestSummary) -> None:
         """Give back what a finished request held, and charge its key."""
         self.open_requests -= 1
-        if summary.used.generated and summary.attempts:
-            self.placement.generated(summary.attempts[-1].placed, summary.used.generated)
+        if summary.attempts and summary.attempts[-1].placed.tenant is not None:
+            placed = [attempt.placed for attempt in summary.attempts]
+            self.placement.used(placed, summary.used.computed, summary.used.generated)
         self.admission.release(summary.admitted, summary.used, summary.ended_s)
         self.ledger.add(*counted(summary))
         self.history.over(summary)

@@ -136,6 +136,7 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     prediction_exact: bool = True  # False: `predicted_tokens` may differ from what is found
     predicted_tokens: int | None = None  # cached at the replica; None: only guessed
     prefill: Prefilled | None = None  # None: its prompt was computed where its answer was generated
+    further_tokens: int = 0  # of the prompts after the first one, which alone `prompt_tokens` counts
 
     @property
     def body(self) -> Raw | None:

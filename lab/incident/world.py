@@ -136,6 +136,7 @@ class World:
             tried=frozenset(decided.tried),
             came_s=decided.came_s,
             half=decided.half,
+            further_tokens=line.further_tokens,
         )
         question.turn, question.behind_s, question.stands_back = decided.turn, decided.behind_s, decided.stood_back
         matched, readable = dict(question.matched), dict(question.readable)

@@ -142,7 +142,7 @@ class SimulatedRouter:
 
     def ended(self, job: Job, now_s: float) -> None:
         placed = self._placed.pop(job.number)
-        self._placement.generated(placed, job.request.output_tokens)
+        self._placement.used([placed], 0, job.request.output_tokens)
         self._placement.ended(placed, now_s)
 
     def reported(self, replica: int, load: Load, now_s: float) -> None:

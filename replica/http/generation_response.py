@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, invalid, queue_full, too_long
 from api.http.responses import JSON_TYPE
-from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame
+from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame, encode_use
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.http.errors import unavailable
@@ -129,6 +129,7 @@ class GenerationResponse(Response):
         choice = running.choice
         if running.finished:
             return b""  # sampled before the engine heard of the stop string
+        figures = b""
         delta = choice.feed(output.token_ids, output.finish_reason, output.logprobs or ())
         if running.first_s:
             self._metrics.between_tokens_s.observe(now_s - running.last_s)
@@ -137,6 +138,7 @@ class GenerationResponse(Response):
             self._metrics.choice_begun(len(running.submit.prompt) // 4, running.submit.sampling.max_tokens)
             running.first_s = now_s
             self._form.begin(choice, output.cached_tokens)
+            figures = self._figures(running, output.cached_tokens)
             if running.submit.sampling.prompt_logprobs is not None:
                 self._form.tell_prompt(choice, output.prompt_logprobs or ())
         running.last_s = now_s
@@ -153,7 +155,14 @@ class GenerationResponse(Response):
                 last_s=running.last_s,
             )
         payload = self._form.add(choice, delta)
-        return encode_frame(choice.index, delta.token_ids, payload) if self._framed else payload
+        return figures + encode_frame(choice.index, delta.token_ids, payload) if self._framed else payload
+
+    def _figures(self, running: RunningChoice, cached_tokens: int) -> bytes:
+        """The frame that says what the choice's prompt has cost, if the router asks; a prompt is found cached once."""
+        if not self._work.tells_use:
+            return b""
+        is_first = running.choice.index % self._work.request.candidates == 0
+        return encode_use(len(running.submit.prompt) // 4 - cached_tokens, cached_tokens if is_first else 0)
 
     async def _last_bytes(self) -> bytes:
         payload = await self._end()

@@ -155,8 +155,7 @@ class Reader:
             self._tell_of_tools()
         if native.prompts:
             request.prompt_token_ids = _routed_prompts(request, native, max_model_len)
-        if native.resume_token_ids:
-            request.resume_token_ids = [unpack_ids(packed) for packed in native.resume_token_ids]
+        self.prompts.check_resumed(list(map(unpack_ids, native.resume_token_ids)))
         if isinstance(request, ChatRequest):
             prompts = [self.prompts.chat(request, max_model_len)]
             if not native.prompts:

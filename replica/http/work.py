@@ -11,7 +11,7 @@ from msgspec.structs import astuple, replace
 from api.constraints import Asked, constraint_of
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
-from api.native import Native, pack_ids
+from api.native import Native, pack_ids, unpack_ids
 from api.parsing.answer import answer_parser, parsed_tokens
 from api.parsing.formats import AnswerFormats
 from api.parsing.parsed import AnswerParser
@@ -19,6 +19,7 @@ from api.prompts import check_room
 from api.requests import ChatRequest
 from api.retention import Retain
 from api.tokenizer import Tokenizer
+from events.blocks import TOKEN_BYTES
 from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
 from replica.http.request_reader import ParsedRequest
@@ -64,6 +65,7 @@ class Work(Struct):
     original: Any = None  # the client's own request, where it is of another API
     asked: Asked | None = None  # the form that the answers must have
     retain: Sequence[Retain] = ()  # beginnings of the prompt, in whole blocks, to keep in the cache
+    tells_use: bool = False  # to the router, when each choice begins
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,8 +74,7 @@ class Work(Struct):
 
 def size_of_plan(parsed: ParsedRequest) -> int:
     """Bytes of a request that take `plan` as long: the tokens of another replica are decoded one by one."""
-    resumed = parsed.request.resume_token_ids or ()
-    return BYTES_PER_RESUMED_TOKEN * sum(map(len, resumed))
+    return BYTES_PER_RESUMED_TOKEN * sum(map(len, parsed.native.resume_token_ids)) // TOKEN_BYTES
 
 
 def plan(
@@ -88,7 +89,7 @@ def plan(
 ) -> Work:
     """Return what to submit; raise ApiError if the request does not fit the model."""
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
-    resumed = _resumed(request, _count_choices(request, prompts))
+    resumed = _resumed(request, native, _count_choices(request, prompts))
     asked = constraint_of(request)
     if asked is not None:
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
@@ -129,6 +130,7 @@ def plan(
         original=original,
         asked=asked,
         retain=retain,
+        tells_use=native.tells_use,
     )
 
 
@@ -175,8 +177,8 @@ def _count_choices(request: InnerRequest, prompts: Sequence[Sequence[int]]) -> i
     return choices
 
 
-def _resumed(request: InnerRequest, choices: int) -> list[list[int]]:
-    resumed = request.resume_token_ids
+def _resumed(request: InnerRequest, native: Native, choices: int) -> list[list[int]]:
+    resumed = list(map(unpack_ids, native.resume_token_ids))
     if not resumed:
         return [[]] * choices
     if len(resumed) != choices:

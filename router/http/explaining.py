@@ -78,7 +78,7 @@ async def explained(
     return Explanation(
         model=peek.model,
         policy=router.config.policy,
-        prompt_tokens=prompt.tokens,
+        prompt_tokens=prompt.all_tokens,
         exact=prompt.exact and prompt.doubt is None,
         why_not=prompt.why_not or prompt.doubt,
         block_size=size,

@@ -115,6 +115,7 @@ class Question(Struct, eq=False):
     behind_s: float = 0.0  # it counts as come so much later, by its class, or as its tenant had more than its share
     lead_s: float = 0.0  # the part of it by which its tenant had more than its share
     stands_back: bool = False  # for higher classes, or for tenants that had less; it leaves them room
+    further_tokens: int = 0  # of more prompts of the same request, to compute wherever it goes
 
     @property
     def counts_from_s(self) -> float:
@@ -134,7 +135,7 @@ def weigh(
     weight: float = COMPUTE_WEIGHT,
 ) -> list[float]:
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
-    tokens = question.tokens
+    tokens = question.tokens + question.further_tokens
     on_gpu, saved = question.matched.get, saved_by(question)
     costs: list[float] = []
     append = costs.append
@@ -162,7 +163,7 @@ def uncached_tokens(question: Question, candidate: Candidate, rate: float) -> fl
     uncached = question.tokens - question.matched.get(candidate.slot, 0)
     if question.below or question.pulls:
         uncached -= saved_tokens(question, candidate, rate, question.pulls.get(candidate.slot))
-    return uncached if uncached > 1 else 1.0
+    return (uncached if uncached > 1 else 1.0) + question.further_tokens
 
 
 def saved_by(question: Question) -> Callable[[Candidate, float], float] | None:

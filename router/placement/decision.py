@@ -132,6 +132,7 @@ class Decision(Struct, eq=False):
         portions = [Portion(GPU, on_gpu, 0.0)] if on_gpu > 0 else []
         rest = question.tokens - on_gpu
         if pull is None and not question.below:  # as mostly: nothing is brought
+            rest += question.further_tokens
             return (*portions, Portion(COMPUTE, rest, rest / rate))
         for share, source, found in brought(question, candidate, rate, pull):
             tokens = min(found, rest - 1)  # the last token is always computed
@@ -140,6 +141,7 @@ class Decision(Struct, eq=False):
                 seconds, names = seconds + PULL_S, [one.name for one in pull.neighbours]
             portions.append(Portion(source, tokens, seconds, tuple(names)))
             rest -= tokens
+        rest += question.further_tokens
         return (*portions, Portion(COMPUTE, rest, rest / rate))
 
     def priority_s(self, now_s: float) -> float:

@@ -93,6 +93,6 @@ def _lost_tokens(ages: CacheAges, question: Question, candidate: Candidate, rate
     on_gpu = question.matched.get(slot, 0)
     below = question.below.get(CPU)
     from_host = max(0.0, below.get(slot, 0) - on_gpu) if below is not None else 0.0
-    new = max(1.0, question.tokens - on_gpu)
+    new = max(1.0, question.tokens - on_gpu) + question.further_tokens
     share = price(CPU, rates, rate) if ages.host_pages or CPU in rates else 1.0
     return ages.lost_tokens(new, question.now_s, share, from_host)

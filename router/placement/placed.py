@@ -25,6 +25,7 @@ class Placed(Struct, eq=False, gc=False):
     tenant: Tenant | None = None  # that it counts for
     stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
     has_begun: bool = False
+    is_batch: bool = False  # of several prompts: its first byte says that one of them is computed
 
     @property
     def awaited_keys(self) -> int:

@@ -127,10 +127,12 @@ class Placement:
         half: Half = "decode",
         counts: bool = True,
         tenant: Tenant | None = None,
+        further_tokens: int = 0,
     ) -> tuple[Question, dict[int, Matches]]:
         """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size.
 
-        `counts`: it is a turn of round-robin, as only one question of each request should be.
+        `counts`: it is a turn of round-robin, as only one question of each request should be. `further_tokens`: of
+        more prompts of the same request.
         """
         matched: dict[int, float] = {}
         below: dict[str, dict[int, float]] = {}
@@ -172,6 +174,7 @@ class Placement:
             readable=readable or NOTHING,
             half=half,
             tenant=tenant,
+            further_tokens=further_tokens,
         )
         return question, by_size
 
@@ -261,6 +264,7 @@ class Placement:
             wait_s,
             fetched_tokens=fetched_tokens,
             stands_back=question.stands_back,
+            is_batch=question.further_tokens > 0,
         )
         self._used(placed, block_size, keys, now_s)
         if question.tenant is not None:
@@ -274,7 +278,7 @@ class Placement:
                     id=placed.id,
                     replica=load.candidate.name,
                     uncached_tokens=tokens,
-                    streams=streams,
+                    streams=streams and not placed.is_batch,
                     priority_s=priority_s,
                     block_size=block_size,
                     keys=array("Q", keys).tobytes(),
@@ -326,12 +330,14 @@ class Placement:
         fetched_tokens: int = 0,
         stands_back: bool = False,
         is_ours: bool = True,
+        is_batch: bool = False,
     ) -> Placed:
         """Count a request as sent with these figures; its blocks count as cached for `wait_s` without an event."""
         placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
         placed.fetched_tokens, placed.is_ours, placed.stands_back = fetched_tokens, is_ours, stands_back
-        # The time of a transfer says nothing about the speed of prefill.
-        streamed = streams and not fetched_tokens
+        placed.is_batch = is_batch
+        # Neither the time of a transfer nor that of the first of several prompts says how fast prefill is.
+        streamed = streams and not fetched_tokens and not is_batch
         load.sent(
             placed.id,
             uncached_tokens,
@@ -350,15 +356,17 @@ class Placement:
         """Note a request's first byte, or the head of a good answer: its blocks will be stored."""
         placed.has_begun = True
         placed.awaited = None
-        if placed.streams:
+        if placed.streams and not placed.is_batch:
             placed.load.begun(placed.id, now_s)
         if placed.is_ours and self.outbox is not None:
             self.outbox.begun(placed.id, now_s)
 
-    def generated(self, placed: Placed, tokens: int) -> None:
-        """Count the tokens that a request has generated in the end."""
-        if placed.tenant is not None:
-            self.shares.generated(placed.tenant, tokens)
+    def used(self, placed: Sequence[Placed], computed: int, generated: int) -> None:
+        """Count the tokens that a request's attempts have used in the end, beyond those that they were to compute."""
+        if (tenant := placed[-1].tenant) is not None:
+            begun = [one.uncached_tokens for one in placed if one.has_begun]
+            unforeseen = max(0, computed - sum(begun)) if begun else 0
+            self.shares.used(tenant, unforeseen, generated)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""

@@ -104,8 +104,9 @@ class Shares:
         leads.asked(tenant.name, lead, tenant.weight, now_s)
         lead.tokens += tokens
 
-    def generated(self, tenant: Tenant, tokens: int) -> None:
-        self._add(tenant, GENERATED_WEIGHT * tokens)
+    def used(self, tenant: Tenant, computed: int, generated: int) -> None:
+        """Count tokens of an answer that has ended, and those of its prompt that nobody had foreseen."""
+        self._add(tenant, computed + GENERATED_WEIGHT * generated)
 
     def spared(self, tenant: Tenant, tokens: float) -> None:
         """Take back tokens that were never computed."""

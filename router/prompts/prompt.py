@@ -58,6 +58,13 @@ class Peek(Struct):
     logprobs: Any = None
     prompt_logprobs: Any = None
 
+    def keep_contents(self, *, chat: bool) -> None:
+        """Forget the contents of another API: no engine reads them, so they are neither matched nor counted."""
+        if chat:
+            self.prompt = None
+        else:
+            self.messages = None
+
     def skips_cache(self, chat: bool) -> bool:
         """Return whether an engine such as vLLM computes the whole prompt, cached or not, to score its tokens."""
         return self.prompt_logprobs is not None or (bool(self.echo) and (chat or self.logprobs is not None))
@@ -148,6 +155,11 @@ class Prompt(Struct):
     doubt: str | None = None  # why it is not called exact although its tokens are used
     retain: list[Retain] = []  # beginnings that replicas are asked to keep in their cache
     dated_s: float | None = None  # when its template was asked for the date; None: it shows none
+    further_tokens: int = 0  # of the prompts after the first one, which no look-up finds cached
+
+    @property
+    def all_tokens(self) -> int:
+        return self.tokens + self.further_tokens
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.
@@ -205,20 +217,36 @@ def salted_for(prompt: Prompt, body: bytes) -> bytes:
 
 def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
     text = text_of(peek)
-    tokens = max(1, len(text) // BYTES_PER_TOKEN)
-    return Prompt(model, tokens, [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
+    prompt = Prompt(model, estimated(text), [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
+    if _is_batch(peek):
+        prompt.further_tokens = sum(map(_estimated_further, peek.prompt[1:]))
+    return prompt
 
 
 def by_text(model: str, peek: Peek, lora: str | None, text: bytes) -> Prompt:
     """A prompt known only by bytes that begin alike where prompts do."""
-    tokens = max(1, len(text) // BYTES_PER_TOKEN)
-    return Prompt(model, tokens, [], False, "its body is not taken apart", 1, lora, None, peek, {}, text)
+    return Prompt(model, estimated(text), [], False, "its body is not taken apart", 1, lora, None, peek, {}, text)
+
+
+def estimated(text: bytes) -> int:
+    """The tokens of a text that no tokenizer has seen."""
+    return max(1, len(text) // BYTES_PER_TOKEN)
+
+
+def _estimated_further(prompt: Any) -> int:
+    if isinstance(prompt, Raw):  # of a body that is read apart
+        raw = bytes(prompt)
+        return raw.count(b",") + 1 if raw.startswith(b"[") else estimated(raw)
+    return estimated(_prompt_text(prompt))
 
 
 def count_choices(peek: Peek) -> int:
+    return (len(peek.prompt) if _is_batch(peek) else 1) * max(peek.n or 1, peek.best_of or 1, 1)
+
+
+def _is_batch(peek: Peek) -> bool:
     prompt = peek.prompt
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return (len(prompt) if several else 1) * max(peek.n or 1, peek.best_of or 1, 1)
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
 def text_of(peek: Peek) -> bytes:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from api.native import Frame, FrameReader
+from api.native import USE_INDEX, Frame, FrameReader
 from router.members.broken import Broken
 from router.members.upstream import Header, Sending
 from router.placement.cost import INFINITE
 from router.placement.placed import Placed
 from router.placement.roles import Half
 from router.proxy.headers import value_of
-from router.proxy.token_report import Report
+from router.proxy.token_report import PromptsTold, Report
 
 if TYPE_CHECKING:
     from router.members.members import Member
@@ -99,6 +99,7 @@ class Attempt(Struct, eq=False):
     within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
     _frames: FrameReader | None = None
     generated: int = 0  # token ids in its frames
+    told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
     report: Report | None = None  # of an answer that is not in frames
     _refusal: bytearray | None = None
 
@@ -143,6 +144,8 @@ class Attempt(Struct, eq=False):
             elif self._frames is not None:
                 self._received_frames(self._frames, body, complete)
             else:
+                if complete and self.report is not None:
+                    self.report.is_whole = True
                 self.owner.take(self, body, complete)
         except Exception:
             self.crash()
@@ -183,6 +186,10 @@ class Attempt(Struct, eq=False):
             self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
 
     def _note_ids(self, frame: Frame) -> None:
+        if frame.index == USE_INDEX:
+            self.told = self.told or PromptsTold()
+            self.told.add(frame.token_ids)
+            return
         self.generated += len(frame.packed_ids) // 4
         if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
             raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")

@@ -16,7 +16,7 @@ from router.members.broken import Broken
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
-from router.prompts.prompt import UNREADABLE, Peek, Prompt, by_text
+from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
 from router.proxy.attempt import Attempt
 from router.proxy.continued import continued, conversation
@@ -167,12 +167,14 @@ class Conversing(Forwarding):
         if peek is None:
             self.peek = Peek(name)
             self.prompt = by_text(model.tokens.model, self.peek, model.lora, body[:MOST_TEXT_BYTES])
+            self._count_batch()
             self.place()
             return
         self.peek = peek
         make = partial(model.tokens.draft, self.api, body, peek, model.lora, peek.cache_salt, model.max_model_len)
         if model.tokens.is_quick(body) and (draft := make()).is_quick:
             self.prompt = draft.finish()
+            self._count_batch()
             self.place()
         else:
             self.router.in_thread(lambda: make().finish(), len(body), self._made)
@@ -184,27 +186,36 @@ class Conversing(Forwarding):
     def _place_made(self, made: "asyncio.Future[Prompt]") -> None:
         try:
             self.prompt = made.result()
+            self._count_batch()
         except ApiError as error:
             self.refuse(error)
         else:
             self.place()
 
+    def _count_batch(self) -> None:
+        """Count the conversations after the first, which are not read, by their bytes."""
+        if self.api == "batch" and isinstance(self.prompt, Prompt):
+            self.prompt.further_tokens = max(0, len(self._body) // BYTES_PER_TOKEN - self.prompt.tokens)
+
     # ---- what it uses
 
     def expected_use(self) -> Use | None:
-        return prompt_use(self.prompt.tokens, self.hit.cached_tokens) if isinstance(self.prompt, Prompt) else None
+        return prompt_use(self.prompt.all_tokens, self.hit.cached_tokens) if isinstance(self.prompt, Prompt) else None
 
     def used(self) -> Use:
         report, prompt = self.report, self.prompt
         if not isinstance(prompt, Prompt):
             return Forwarding.used(self)
-        if not self.attempts or self.exchange.status >= 400:
+        if self.exchange.status >= 400 or all(attempt.status >= 400 for attempt in self.attempts):
             return NOTHING
         hit = self.hit if self.prefill is None or self.prefill.outcome != "handed" else self.prefill.hit
         if report is None:
-            return prompt_use(prompt.tokens, hit.cached_tokens)
-        tokens = prompt.tokens if report.prompt is None else report.prompt
-        return prompt_use(tokens, hit.cached_tokens, report.counted if report.generated is None else report.generated)
+            return prompt_use(prompt.all_tokens, hit.cached_tokens)
+        if self.api == "responses" and not report.is_whole:
+            # Its first events repeat fields of the request, in which a client may have written any figures.
+            return prompt_use(prompt.all_tokens, 0, report.counted)
+        tokens = prompt.all_tokens if report.prompt is None else report.prompt
+        return prompt_use(tokens, hit.cached_tokens, report.tokens)
 
     # ---- the choice
 
@@ -336,6 +347,21 @@ class OfResponse(Forwarding):
     """A request about a response by its id, for the replica that holds it."""
 
     _holder: str | None = None
+    _is_background: bool = False  # whoever asked for it was not told what was generated
+
+    @property
+    def _computes(self) -> bool:
+        return False
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        self._is_background |= b'"background":true' in body
+        Forwarding.take(self, attempt, body, complete)
+
+    def used(self) -> Use:
+        """The tokens that an engine has generated for it in the background; its prompt was charged when it came."""
+        if self.report is None or not self._is_background or self.exchange.status >= 400:
+            return NOTHING
+        return prompt_use(0, 0, self.report.tokens)
 
     def _make_ready(self) -> None:
         response_id = self.exchange.scope["path"].split("/")[3]  # of /v1/responses/ID, and perhaps /cancel

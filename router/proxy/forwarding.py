@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from api.errors import ApiError, invalid, quoted
 from api.native import REQUEST_TYPE
@@ -15,7 +16,7 @@ from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.decision import Decision
 from router.placement.prompt import Prompt, Unread
-from router.prompts.prompt import UNREADABLE, object_salted
+from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, object_salted
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Salt
 from router.proxy.attempt import RESTING, Attempt, refusal_code
@@ -29,6 +30,7 @@ from router.tenants.limits import NOTHING, Use
 
 UNREAD = Unread()
 MOST_NAMES = 10  # of models, in an error
+COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about tokens, too
 RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # safe to repeat
 
 
@@ -133,7 +135,19 @@ class Forwarding(Request):
     def _choose(self) -> Decision:
         """Choose the least loaded replica of the model, or of all if the body names none."""
         placement = self.router.placement
-        question, _ = placement.question(self.prompt, {}, self.router.now_s(), tried=self.tried, came_s=self.came_s)
+        computes = self.caches and self._computes
+        if computes and self.prompt is UNREAD and self._model is not None:
+            self.prompt = Unread(max(1, len(self._body) // BYTES_PER_TOKEN))
+        tenant = self.tenant if computes else None
+        question, _ = placement.question(
+            self.prompt,
+            {},
+            self.router.now_s(),
+            tried=self.tried,
+            came_s=self.came_s,
+            # Its first token, by which classes go, is not known.
+            tenant=None if tenant is None else replace(tenant, service=None),
+        )
         return placement.decide(question, self._candidates(), policy="least-loaded")
 
     def _send(self, member: Member, decision: Decision) -> bool:
@@ -161,9 +175,9 @@ class Forwarding(Request):
         self.exchange.start(attempt.status, head, length=known)
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        if self.report is None:
-            self.report = attempt.report = Report()
-        self.report.read(body)
+        if (report := attempt.report) is not None:  # None: it is a refusal
+            self.report = report
+            report.read(body)
         if complete:
             self._end_attempt(attempt)
             self.exchange.finish(body)
@@ -218,10 +232,20 @@ class Forwarding(Request):
 
     def used(self) -> Use:
         """The tokens as its engine reports them; embeddings and scores have a prompt, too."""
-        report = self.report
-        if report is None or self.exchange.status >= 400:
+        report, decision = self.report, self.decision
+        is_sent = decision is not None and decision.chosen is not None
+        if self.exchange.status >= 400 or not is_sent or not self._computes:
             return NOTHING
-        return prompt_use(report.prompt or 0, report.cached or 0, report.generated or 0)
+        if report is not None and report.is_whole:
+            return prompt_use(report.prompt or 0, report.cached or 0, report.tokens)
+        # Its client left before the engine told: it is charged for what it has sent.
+        tokens = 0 if self.prompt is UNREAD else self.prompt.tokens
+        return prompt_use(tokens, 0, 0 if report is None else report.tokens)
+
+    @property
+    def _computes(self) -> bool:
+        """Tell whether tokens are computed for it."""
+        return not self.exchange.scope["path"].endswith(COMPUTE_NOTHING)
 
     def summary(self) -> RequestSummary:
         return RequestSummary(

@@ -71,4 +71,5 @@ def prompt_from(
         doubt=doubt or made.doubt,
         retain=made.retain if exact else [],
         dated_s=made.dated_s,
+        further_tokens=made.further_tokens,
     )

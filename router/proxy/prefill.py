@@ -83,6 +83,7 @@ def split_of(
         came_s=came_s,
         half="prefill",
         counts=False,
+        tenant=decode.question.tenant,
     )
     prefill = placement.decide(question, model.candidates, policy="cost")
     return split(mode, decode, prefill, placement.transfers), matches

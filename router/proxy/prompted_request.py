@@ -25,7 +25,7 @@ from router.proxy.prefill import Prefill
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
-from router.proxy.token_use import Generated, generated_by, prompt_use
+from router.proxy.token_use import Generated, generated_by, prompt_use, prompts_told
 from router.tenants.keys import Key
 from router.tenants.limits import NOTHING, Use
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 def peek_into(api: GenerationApi, body: bytes) -> Peek:
     """The fields that the router reads of this API's requests."""
     peek = read_peek(body)
+    peek.keep_contents(chat=api.is_chat)
     if api.inner is not None and (conversation := peek_of(api.name, body, peek.model)) is not None:
         peek.messages = conversation.messages  # with what stands beside them there
     return peek
@@ -150,16 +151,25 @@ class PromptedRequest(Request):
     # ---- what it uses
 
     def expected_use(self) -> Use:
-        return prompt_use(self.prompt.tokens, self.hit.cached_tokens)
+        return prompt_use(self.prompt.all_tokens, self.hit.cached_tokens)
 
     def used(self) -> Use:
         generated = self.generated = generated_by(self.attempts)
-        if not self.attempts or (self.exchange.status >= 400 and not generated.tokens):
+        if self.exchange.status >= 400 and not generated.tokens:
             return NOTHING
+        if all(attempt.status >= 400 for attempt in self.attempts):  # none took it
+            return NOTHING
+        prompt = self.prompt
+        if (told := prompts_told(self.attempts)) is not None:
+            self.hit.reported_tokens = told.cached
+            tokens = told.computed + told.cached
+            if told.choices < prompt.choices:  # how much of the others was computed is not known
+                tokens = max(tokens, prompt.all_tokens)
+            return prompt_use(tokens, told.cached, generated.tokens)
         report = None if self.resumes else self.attempts[-1].report
-        told = None if report is None else report.prompt
+        tokens = prompt.all_tokens if report is None or report.prompt is None else report.prompt
         hit = self.hit if self.prefill is None or self.prefill.outcome != "handed" else self.prefill.hit
-        return prompt_use(self.prompt.tokens if told is None else told, hit.cached_tokens, generated.tokens)
+        return prompt_use(tokens, hit.cached_tokens, generated.tokens)
 
     # ---- the choice
 

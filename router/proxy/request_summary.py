@@ -149,7 +149,7 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     tally.request_s.observe(summary.duration_s)
     if (ttft_s := summary.ttft_s) is not None:
         tally.first_token_s.observe(ttft_s)
-    tally.prompt_tokens += prompt.tokens
+    tally.prompt_tokens += prompt.all_tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
     for portion in generation.decision.chosen_portions:
         tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
@@ -355,7 +355,7 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         summary.admitted.request_id,
         generation.peek.model,
         None if generation.member is None else generation.member.name,
-        generation.prompt.tokens,
+        generation.prompt.all_tokens,
         generation.exactness,
         # The costs include the effects.
         decision if decision.effects is None else replace(decision, effects=None),

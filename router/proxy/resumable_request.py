@@ -54,7 +54,6 @@ class Asked(Struct):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     # Each of these makes the prompt differ from its tokens.
-    resume_token_ids: Any = None
     truncate_prompt_tokens: Any = None
     prompt_embeds: Any = None
 
@@ -72,7 +71,7 @@ def why_alone(prompt: Prompt, body: bytes) -> str | None:
             asked = decode_asked(body)
         except msgspec.ValidationError as error:
             return str(error)
-        names = ("resume_token_ids", "truncate_prompt_tokens", "prompt_embeds")
+        names = ("truncate_prompt_tokens", "prompt_embeds")
         field = next((name for name in names if getattr(asked, name) is not None), None)
     return None if field is None else f"{field} looks at the whole of it"
 

@@ -128,6 +128,7 @@ class ResumableResponse(Struct, eq=False):
             priority=priority,
             cache_salt=prompt.salt,
             retain=prompt.retain,
+            tells_use=len(prompt.packed) != 1 or prompt.choices > 1,
         )
         if len(prompt.packed) == 1:
             native.kv_sources = [KvSource(one.endpoint, one.tokens) for one in neighbours]

@@ -14,6 +14,21 @@ _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,
 _APART = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,9})')  # not part of Anthropic's input_tokens
 
 
+class PromptsTold(Struct, eq=False):
+    """The cost of a request's prompts, as a replica of ours tells it when each choice begins."""
+
+    choices: int = 0  # that have begun
+    computed: int = 0
+    cached: int = 0
+
+    def add(self, figures: list[int]) -> None:
+        if len(figures) != 2:
+            raise ValueError(f"{len(figures)} figures of a prompt; there are two")
+        self.choices += 1
+        self.computed += figures[0]
+        self.cached += figures[1]
+
+
 class Report(Struct, eq=False):
     """An engine's own words about the tokens of one attempt, read from an answer that is not in frames."""
 
@@ -21,8 +36,16 @@ class Report(Struct, eq=False):
     cached: int | None = None
     generated: int | None = None
     counted: int = 0  # generated tokens, as far as they can be counted without a report
+    is_whole: bool = False  # the answer has come to its end
     _events: int = 0
     _end: bytes = b""
+
+    @property
+    def tokens(self) -> int:
+        """The generated tokens. An engine's figures at the beginning of a stream say nothing of what came after."""
+        if self.generated is None:
+            return self.counted
+        return self.generated if self.is_whole else max(self.generated, self.counted)
 
     def read(self, body: bytes) -> None:
         """Look for figures in a part of the answer."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.proxy.attempt import Attempt
+from router.proxy.token_report import PromptsTold
 from router.tenants.limits import Use
 
 
@@ -17,13 +18,16 @@ def generated_by(attempts: Sequence[Attempt]) -> Generated:
     tokens, told = 0, None
     for attempt in attempts:
         report = attempt.report
-        known = attempt.generated if attempt.framed else None if report is None else report.generated
-        if known is not None:
-            told = known if told is None else told + known
-            tokens += known
-        elif report is not None:
-            tokens += report.counted
+        found = attempt.generated if attempt.framed else 0 if report is None else report.tokens
+        tokens += found
+        if attempt.framed or (report is not None and report.generated is not None):
+            told = found if told is None else told + found
     return Generated(tokens, told)
+
+
+def prompts_told(attempts: Sequence[Attempt]) -> PromptsTold | None:
+    """The figures of the replica that has told most of them: what others computed before it was lost is not charged."""
+    return max((one.told for one in attempts if one.told is not None), key=lambda told: told.choices, default=None)
 
 
 def prompt_use(tokens: int, cached: int, generated: int = 0) -> Use:

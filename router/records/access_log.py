@@ -80,6 +80,8 @@ def line_of_request(summary: "RequestSummary") -> Line:
     )
     if generation is not None:
         line.replica = generation.member.name if generation.member else None
-        line.prompt_tokens, line.cached_tokens = generation.prompt.tokens, generation.reported_tokens
+        used = summary.used
+        line.prompt_tokens = used.computed + used.cached or generation.prompt.all_tokens
+        line.cached_tokens = generation.reported_tokens
         line.output_tokens = summary.output_tokens
     return line

@@ -78,6 +78,7 @@ class RequestLog(LineFile):
             prediction_exact=generation.exactness.prediction,
             predicted_tokens=None if predicted is None else predicted.blocks * predicted.block_size,
             prefill=_prefilled(summary.prefill),
+            further_tokens=prompt.further_tokens,
         )
 
 
@@ -101,7 +102,7 @@ def _sending(attempt: "Attempt") -> Sending:
         attempt.begun_s,
         attempt.ended_order,
         attempt.ended_s,
-        placed.streams,
+        placed.streams and not placed.is_batch,
         attempt.fault,
         placed.priority_s,
         placed.awaited_s,

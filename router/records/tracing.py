@@ -173,7 +173,7 @@ def answer_attributes(summary: RequestSummary, generation: GenerationSummary) ->
         "warmroute.waited_s": summary.waited_s,
     }
     if prompt.exact:
-        attributes["gen_ai.usage.input_tokens"] = prompt.tokens
+        attributes["gen_ai.usage.input_tokens"] = prompt.all_tokens
     if chosen is not None:
         attributes["warmroute.replica"] = chosen.name
         attributes["warmroute.matched_tokens"] = int(decision.question.matched.get(chosen.slot, 0))

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from api.retention import TENANT_CHARACTERS
 from router.placement.classes import FIRST_TOKEN_S, USUAL, WEIGHTS, ServiceClass
 from router.placement.classes import NAMES as CLASS_NAMES
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SALT_CHARACTERS = 32  # 128 bits, as hexadecimal
 CACHED_TOKEN_WEIGHT = 0.1  # about what providers charge for a cached token
 LIMITS = (
     *("requests_per_minute", "max_in_flight", "tokens_per_minute", "computed_tokens_per_minute"),
@@ -95,7 +95,7 @@ def digest_of(key: str) -> bytes:
 def salt_of(secret: bytes, scope: str) -> str:
     """A salt that is the same on all routers with the same keys, before and after a restart."""
     mac = hmac.new(secret, f"warmroute cache salt\0{scope}".encode(), hashlib.sha256)
-    return mac.hexdigest()[:_SALT_CHARACTERS]
+    return mac.hexdigest()[:TENANT_CHARACTERS]  # 128 bits
 
 
 def keys_from_options(keys: Sequence[str], admin_key: str | None) -> list[Key]:

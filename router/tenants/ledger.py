@@ -1,22 +1,25 @@
 """Usage and budgets of keys: counted in memory by the event loop, saved once a second by a thread.
 
-A file that is locked, broken or full never holds a request up: it is logged once, and tried again.
+A file that is locked, broken or full never holds a request up: it is logged once, and tried again. A batch that failed
+may be in the file all the same, so it is kept as it is, and written again under its number, which the file knows.
 """
 
 import asyncio
 import logging
+import secrets
 import sqlite3
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from time import time
 from typing import TypeVar
 
 from router.tenants.charges import Account
 from router.tenants.key_totals import KeyTotals
-from router.tenants.limits import DAY_S, Use
+from router.tenants.limits import Use, day_number
 from router.tenants.shared_limits import SharedLimits
 from router.tenants.usage import Counts, Row, Selection, Usage, day_of, merged
-from router.tenants.usage_file import UsageFile
+from router.tenants.usage_file import Batch, UsageFile
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +48,11 @@ class Ledger:
         self._wall = wall
         self._fresh = Usage()
         self._unsaved = Usage()
+        self._writer = secrets.token_hex(8)
+        self._batches = 0
+        self._kept: Batch | None = None  # it failed, and may yet be in the file
         self._known: set[str] = set()  # keys whose budgets were read
-        self._cleared = 0  # the day when old ones were last forgotten
+        self._day: int | None = None  # at the last save
         self._saving = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "usage")
 
@@ -59,8 +65,9 @@ class Ledger:
         Rows of the moment of the call: a save meanwhile takes none away.
         """
         self._gather()
-        usage = self._unsaved
-        return await asyncio.to_thread(lambda: merged(filter(wanted.fits, usage.rows()), wanted.by))
+        found = [self._unsaved.rows] if self._kept is None else [self._kept.rows, self._unsaved.rows]
+        rows = chain.from_iterable(each() for each in found)
+        return await asyncio.to_thread(lambda: merged(filter(wanted.fits, rows), wanted.by))
 
     def totals(self) -> list[tuple[str, Counts]]:
         """The counters of keys since the start, for metrics."""
@@ -81,17 +88,11 @@ class Ledger:
             await self.save()
 
     async def save(self) -> None:
-        """Add what is new to the file, and count what others have added there to the budgets."""
-        async with self._saving:
-            self._gather()
-            today = int(self._wall() // DAY_S)
-            if self.file is None:
-                self._shared.touched.clear()
-                if today > self._cleared:
-                    self._cleared = today
-                    self._unsaved.forget_before(today - self._days + 1)
-            else:
-                await self._save(self.file, today)
+        """Add what is new to the file, and count what others have added there to the budgets.
+
+        Whoever waits for it may be cancelled, as at SIGTERM: what has been taken out is saved all the same.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._save_in_turn()))
 
     async def close(self) -> None:
         await self.save()
@@ -100,6 +101,22 @@ class Ledger:
         self._thread.shutdown()
 
     # ---- parts
+
+    async def _save_in_turn(self) -> None:
+        async with self._saving:
+            self._gather()
+            today = day_number(self._wall())
+            if self.file is not None:
+                await self._save(self.file, today)
+                return
+            self._shared.touched.clear()
+            if self._forgets(today):
+                self._unsaved.forget(today, self._days)
+            self._day = today
+
+    def _forgets(self, today: int) -> bool:
+        """Tell whether old days are to go: at the start and at midnight, but not when the clock jumps."""
+        return self._day in (None, today - 1)
 
     def _gather(self) -> None:
         """Count what is fresh in the sums, which a request need not wait for."""
@@ -110,30 +127,34 @@ class Ledger:
             self._unsaved.add_all(fresh)
 
     async def _save(self, file: UsageFile, today: int) -> None:
+        if self._kept is not None and not await self._write(file, self._kept):
+            return
         usage, self._unsaved = self._unsaved, Usage()
         accounts = self._accounts()
         touched, self._shared.touched = self._shared.touched, set()
         names = {name for name, account in accounts.items() if account.has_days and name not in self._known}
         names |= {name for name in touched if name in accounts and accounts[name].has_days}
         budgets = self._unsaved_budgets(names)
-        forgets = today > self._cleared
-        if not (usage or names or forgets):
-            return
-
-        if (usage or budgets) and not await self._in_thread(lambda: file.write(usage.rows(), budgets)):
-            self._take_back(usage, budgets)
-            self._shared.touched |= names
+        forgets = self._forgets(today)
+        if usage or budgets:
+            self._batches += 1
+            batch = Batch(usage.rows, budgets, self._writer, self._batches)
+            if not await self._write(file, batch):
+                self._shared.touched |= names
+                return
+        if not (names or forgets):
+            self._day = today
             return
 
         def forget_and_read() -> dict[str, Use]:  # apart, as what was written must not be written again
             if forgets:
-                file.forget_before(today - self._days + 1)
+                file.forget(today, self._days)
             return file.budgets(today) if names else {}
 
         if (found := await self._in_thread(forget_and_read)) is None:
             self._shared.touched |= names
             return
-        self._cleared = today
+        self._day = today
         for name in names:
             if name in found:
                 with self._shared.opened(name) as state:
@@ -145,18 +166,15 @@ class Ledger:
         budgets = {}
         for name in names:
             with self._shared.opened(name) as state:
-                if any(use := state.take_unsaved()):
-                    budgets[state.day, name] = use
+                for day, use in state.take_unsaved():
+                    budgets[day, name] = use
         return budgets
 
-    def _take_back(self, usage: Usage, budgets: Mapping[tuple[int, str], Use]) -> None:
-        """Keep what could not be saved for the next try."""
-        usage.add_all(self._unsaved)
-        self._unsaved = usage
-        for (day, name), use in budgets.items():
-            with self._shared.opened(name) as state:
-                if state.day == day:
-                    state.saved = state.saved.less(use)
+    async def _write(self, file: UsageFile, batch: Batch) -> bool:
+        """Write a batch; return False if it has to be written again."""
+        is_written = await self._in_thread(lambda: file.write(batch)) is not None
+        self._kept = None if is_written else batch
+        return is_written
 
     async def _in_thread(self, work: Callable[[], T]) -> T | None:
         """Run this in the thread; None if the file fails, which is logged once for as long as the reason stays."""

@@ -50,6 +50,11 @@ class Limit(Struct, frozen=True):
         return one * use[0] + two * use[1] + three * use[2] + four * use[3]
 
 
+def day_number(wall_s: float) -> int:
+    """The day of a time, counted from 1970."""
+    return int(wall_s // DAY_S)
+
+
 def limits_of(key: Key) -> tuple[Limit, ...]:
     """The limits of a key that count requests or tokens; those of a minute come first."""
     weighted = (0.0, 1.0, key.cached_token_weight, 1.0)
@@ -98,7 +103,11 @@ class KeyState(Struct):
     filled_s: list[float]  # when each was refilled last
     day: int = 0  # since 1970
     today: Use = NOTHING
-    saved: Use = NOTHING  # the part of it that is in a file
+    saved: Use = NOTHING  # the part of it that is in a file, or on its way there
+    # The same of the day that the clock showed before, for when it goes back there.
+    other_day: int = 0
+    other: Use = NOTHING
+    other_saved: Use = NOTHING
     in_flight: int = 0
 
     @classmethod
@@ -151,15 +160,22 @@ class KeyState(Struct):
         self.today = self.today.plus(use)
 
     def turn(self, wall_s: float) -> None:
-        """Begin a new day if it is one; a clock that goes back begins none."""
-        day = int(wall_s // DAY_S)
-        if day > self.day:
+        """Be on the clock's day, ahead or back; the day that it has left is kept."""
+        day = day_number(wall_s)
+        if day == self.day:
+            return
+        left = self.day, self.today, self.saved
+        if day == self.other_day:
+            self.day, self.today, self.saved = day, self.other, self.other_saved
+        else:
             self.day, self.today, self.saved = day, NOTHING, NOTHING
+        self.other_day, self.other, self.other_saved = left
 
-    def take_unsaved(self) -> Use:
-        """Take the part of today that is in no file yet; from now on it counts as saved."""
-        unsaved, self.saved = self.today.less(self.saved), self.today
-        return unsaved
+    def take_unsaved(self) -> list[tuple[int, Use]]:
+        """Take what is in no file yet, by day; from now on it counts as saved."""
+        found = [(self.day, self.today.less(self.saved)), (self.other_day, self.other.less(self.other_saved))]
+        self.saved, self.other_saved = self.today, self.other
+        return [(day, use) for day, use in found if any(use)]
 
     def read(self, day: int, in_file: Use) -> None:
         """Add the part of the sum in the file that others have used."""

@@ -17,12 +17,15 @@ MOST_KEYS = 2**14  # by name, also those that were removed since the start
 TRIES = 1000
 AMOUNTS = len(Use._fields)
 _HASH = struct.Struct("=Q")  # of the name; 0: free
-_STATE = struct.Struct(f"={2 * BUCKETS}dq{2 * AMOUNTS}q")  # a KeyState: its levels, times, day, today, saved
+_STATE = struct.Struct(f"={2 * BUCKETS}d{2 * (1 + 2 * AMOUNTS)}q")  # a KeyState: its levels, times, and two days
 _COUNT = struct.Struct("=q")  # of the requests that one worker runs
 _HEAD_BYTES = _HASH.size + _STATE.size
 _DAY = 2 * BUCKETS
 _TODAY = _DAY + 1
 _SAVED = _TODAY + AMOUNTS
+_OTHER_DAY = _SAVED + AMOUNTS
+_OTHER = _OTHER_DAY + 1
+_OTHER_SAVED = _OTHER + AMOUNTS
 
 
 class SharedLimits:
@@ -74,12 +77,23 @@ class SharedLimits:
     def read(self, row: int) -> KeyState:
         found = _STATE.unpack_from(self._memory, row + _HASH.size)
         running = sum(self._running.unpack_from(self._memory, row + _HEAD_BYTES))
-        today, saved = Use(*found[_TODAY:_SAVED]), Use(*found[_SAVED:])
-        return KeyState(list(found[:BUCKETS]), list(found[BUCKETS:_DAY]), found[_DAY], today, saved, running)
+        today, saved = Use(*found[_TODAY:_SAVED]), Use(*found[_SAVED:_OTHER_DAY])
+        other, other_saved = Use(*found[_OTHER:_OTHER_SAVED]), Use(*found[_OTHER_SAVED:])
+        return KeyState(
+            list(found[:BUCKETS]),
+            list(found[BUCKETS:_DAY]),
+            found[_DAY],
+            today,
+            saved,
+            found[_OTHER_DAY],
+            other,
+            other_saved,
+            running,
+        )
 
     def write(self, row: int, state: KeyState) -> None:
-        figures = (*state.levels, *state.filled_s, state.day, *state.today, *state.saved)
-        _STATE.pack_into(self._memory, row + _HASH.size, *figures)
+        days = (state.day, *state.today, *state.saved, state.other_day, *state.other, *state.other_saved)
+        _STATE.pack_into(self._memory, row + _HASH.size, *state.levels, *state.filled_s, *days)
 
     def row(self, name: str) -> int:
         """The beginning of the key's row; a new key gets a free one."""

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from router.tenants.limits import DAY_S
+from router.tenants.limits import day_number
 
 MOST_ROWS = 50_000  # in memory; more are counted as one row of the day
 NO_KEY = "(none)"  # clients without a key
@@ -85,7 +85,7 @@ class Usage:
         return bool(self._counts)
 
     def add(self, wall_s: float, key: str, model: str, counts: Counts) -> None:
-        place = int(wall_s // DAY_S), key, model
+        place = day_number(wall_s), key, model
         known = self._counts.get(place)
         if known is None:
             self._merge(place, counts)
@@ -104,8 +104,11 @@ class Usage:
             known = self._counts.setdefault(place, Counts())
         known.add(counts)
 
-    def forget_before(self, day: int) -> None:
-        for place in [place for place in self._counts if place[0] < day]:
+    def forget(self, today: int, days: int) -> None:
+        """Forget the days that are older than so many, of which as many later ones are known, as the file does."""
+        over = sorted({day for day, _, _ in self._counts if day < today})
+        kept = min(today - days + 1, over[-days]) if len(over) > days else 0
+        for place in [place for place in self._counts if place[0] < kept]:
             del self._counts[place]
 
     def rows(self) -> Iterator[Row]:

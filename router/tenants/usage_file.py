@@ -1,13 +1,16 @@
 """The file of usage and of the days' budgets: SQLite, which several workers and routers of one machine may share.
 
-Counts are added to what is there, never set. All methods block: call them in a thread, from one thread at a time. They
-raise `sqlite3.Error` or OSError, and open the file anew after that.
+Counts are added to what is there, never set. A COMMIT that fails may have taken effect: the file knows the last batch
+of each writer, so that the same one, tried again, is not added twice. All methods block: call them in a thread, from
+one thread at a time. They raise `sqlite3.Error` or OSError, and open the file anew after that.
 """
 
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
+
+from msgspec import Struct
 
 from router.tenants.limits import Use
 from router.tenants.usage import COUNTED, PLACE, Counts, Row, Selection, day_text
@@ -26,6 +29,15 @@ CREATE TABLE IF NOT EXISTS budgets (
 ) WITHOUT ROWID;
 PRAGMA user_version = {VERSION};
 """
+# Older files of this version have none, and older routers need none.
+_BATCHES = "CREATE TABLE IF NOT EXISTS batches (writer TEXT PRIMARY KEY, number, day TEXT) WITHOUT ROWID"
+_LAST_BATCH = "SELECT number FROM batches WHERE writer = ?"
+_NOTE_BATCH = "INSERT OR REPLACE INTO batches VALUES (?, ?, date('now'))"
+# A day goes once it is too old and so many later ones are over, so that a clock which jumps ahead deletes nothing.
+_FORGET = (
+    "DELETE FROM {table} WHERE day < ?1 AND day < "
+    "(SELECT day FROM (SELECT DISTINCT day FROM {table} WHERE day < ?2 ORDER BY day DESC LIMIT 1 OFFSET ?3))"
+)
 
 
 def _adding(table: str, place: tuple[str, ...], counted: tuple[str, ...]) -> str:
@@ -59,17 +71,30 @@ def prepare(path: str) -> None:
         file.close()
 
 
+class Batch(Struct, frozen=True):
+    """Counts to add, all or none."""
+
+    rows: Callable[[], Iterable[Row]]
+    budgets: Mapping[tuple[int, str], Use] = {}  # by day and key
+    writer: str = ""
+    number: int = 0  # of the writer's batches, one after the other
+
+
 class UsageFile:
     def __init__(self, path: str, connect: Callable[..., sqlite3.Connection] = sqlite3.connect) -> None:
         self.path = path
         self._connect = connect
         self._open: sqlite3.Connection | None = None
 
-    def write(self, rows: Iterable[Row], budgets: Mapping[tuple[int, str], Use]) -> bool:
-        """Add these counts, all or none; return True."""
+    def write(self, batch: Batch) -> bool:
+        """Add a batch's counts, unless the writer's last batch here is this one; return whether they were added."""
         with _Transaction(self) as connection:
-            connection.executemany(_ADD_USAGE, [row.values for row in rows])
-            connection.executemany(_ADD_BUDGET, [(day_text(day), key, *use) for (day, key), use in budgets.items()])
+            if connection.execute(_LAST_BATCH, (batch.writer,)).fetchone() == (batch.number,):
+                return False
+            connection.executemany(_ADD_USAGE, [row.values for row in batch.rows()])
+            budgets = [(day_text(day), key, *use) for (day, key), use in batch.budgets.items()]
+            connection.executemany(_ADD_BUDGET, budgets)
+            connection.execute(_NOTE_BATCH, (batch.writer, batch.number))
         return True
 
     def budgets(self, day: int) -> dict[str, Use]:
@@ -83,10 +108,12 @@ class UsageFile:
             found = connection.execute(_select(wanted.by), (wanted.first, wanted.last, wanted.key, wanted.model, most))
             return [Row(day, key, model, Counts(*counts)) for day, key, model, *counts in found]
 
-    def forget_before(self, day: int) -> None:
+    def forget(self, today: int, days: int) -> None:
+        """Delete the days that are older than so many, of which as many later ones are in the file."""
         with _Transaction(self) as connection:
             for table in ("usage", "budgets"):
-                connection.execute(f"DELETE FROM {table} WHERE day < ?", (day_text(day),))
+                connection.execute(_FORGET.format(table=table), (day_text(today - days + 1), day_text(today), days - 1))
+            connection.execute("DELETE FROM batches WHERE day < ?", (day_text(today - days),))
 
     def close(self) -> None:
         if self._open is not None:
@@ -115,6 +142,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         raise sqlite3.DatabaseError(f"{path} was written by a newer version of warmroute ({version}); use another file")
     if not version:
         connection.executescript(_TABLES)
+    connection.execute(_BATCHES)
 
 
 class _Transaction:

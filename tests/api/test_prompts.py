@@ -183,7 +183,6 @@ def test_ids_that_a_router_made_are_used() -> None:
         (completion("a", prompt_token_ids=[[300]]), "prompt_token_ids[0]"),
         (completion("a", stop_token_ids=[300]), "stop_token_ids"),
         (completion("a", logit_bias={"300": 1}), "logit_bias"),
-        (completion("a", resume_token_ids=[[300]]), "resume_token_ids[0]"),
     ],
 )
 def test_ids_beyond_the_vocabulary_are_refused(request_: CompletionRequest, param: str) -> None:

@@ -152,7 +152,6 @@ def test_the_last_of_two_equal_keys_wins() -> None:
         ({"best_of": 1, "n": 2}, "best_of", "best_of is 1 and n is 2; best_of must be at least n"),
         ({"best_of": 2, "stream": True}, "best_of", "unset stream or best_of"),
         ({"cache_salt": ""}, "cache_salt", "length >= 1"),
-        ({"resume_token_ids": [[1], [2]]}, "resume_token_ids", "has 2 lists; the request has 1 choices"),
         ({"model": None}, "model", "got `null`"),
     ],
 )
@@ -300,7 +299,6 @@ def test_a_stream_has_no_log_probabilities_of_an_echoed_prompt() -> None:
 def test_best_of_stands_for_n_candidates_or_more() -> None:
     assert completion(n=2).candidates == completion(n=2, best_of=2, stream=True).candidates == 2
     assert completion(n=2, best_of=3).candidates == 3
-    assert refused_completion(n=2, best_of=3, resume_token_ids=[[1], [1]]).param == "resume_token_ids"
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -364,11 +362,6 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
 )
 def test_a_prompt_comes_in_four_shapes(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
-
-
-def test_resumed_tokens_come_one_list_per_choice() -> None:
-    request = completion(prompt=["a", "b"], n=2, resume_token_ids=[[1], [], [2, 3], []])
-    assert request.resume_token_ids == [[1], [], [2, 3], []]
 
 
 def test_parts_of_a_message_are_joined_by_lines() -> None:

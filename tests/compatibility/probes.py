@@ -12,7 +12,6 @@ LETTER = ord("b")
 LETTERS = {"logit_bias": {str(LETTER): 100}}
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 SCHEMA = {"type": "object", "properties": {"a": {"const": "bbbb"}}, "required": ["a"], "additionalProperties": False}
-THOUGHT = "<think>Hm.</think>Yes."
 LIMIT = 40
 
 BASES: dict[str, dict[str, Any]] = {
@@ -46,6 +45,11 @@ _TOOLS: dict[str, list[dict[str, Any]]] = {
 }
 # Long enough for two calls, and with a seed that makes two.
 _CALLED = {"tool_choice": "required", "seed": 3, "ignore_eos": True}
+# Its answer goes on with a thought.
+_THINKING = {
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}],
+    "continue_final_message": True,
+}
 _GREEDY = {"temperature": 0.0}
 _REPEATED = {**_GREEDY, "ignore_eos": True}
 
@@ -69,7 +73,7 @@ SHARED: dict[str, Probe] = {
     "guided_json": Probe(SCHEMA),
     "guided_regex": Probe("b{3}"),
     "ignore_eos": Probe(True),
-    "include_reasoning": Probe(False, {"resume_token_ids": [[*THOUGHT.encode(), ENDING[0]]]}),
+    "include_reasoning": Probe(False, _THINKING),
     "include_stop_str_in_output": Probe(True, {"stop": "b", **LETTERS}),
     "instructions": Probe("Be kind."),
     "length_penalty": Probe(2.0),
@@ -125,14 +129,12 @@ OWN: dict[tuple[str, str], Probe] = {
     ("chat", "logprobs"): Probe(True),
     ("chat", "parallel_tool_calls"): Probe(False, {"tools": _TOOLS["chat"], "max_tokens": 200, **_CALLED}),
     ("chat", "prompt_token_ids"): Probe([1, 2, 3]),
-    ("chat", "resume_token_ids"): Probe([[LETTER, LETTER]]),
     ("chat", "tool_choice"): Probe("required", {"tools": _TOOLS["chat"]}),
     ("chat", "tools"): Probe(_TOOLS["chat"]),
     ("chat", "top_logprobs"): Probe(2, {"logprobs": True}),
     ("completions", "logprobs"): Probe(1),
     ("completions", "prompt"): Probe("hello"),
     ("completions", "prompt_token_ids"): Probe([[1, 2, 3]]),
-    ("completions", "resume_token_ids"): Probe([[LETTER, LETTER]]),
     ("messages", "stop_sequences"): Probe(["bb"], _FORMS["messages"]),
     ("messages", "system"): Probe("Be kind."),
     ("messages", "tool_choice"): Probe({"type": "any"}, {"tools": _TOOLS["messages"]}),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from api.retention import Retain
 from events.blocks import pack_tokens
 from replica.engine import Engine
@@ -80,6 +82,18 @@ def test_running_requests_get_retained_blocks_rather_than_being_preempted() -> N
     assert len(text) == 8
     assert one.scheduler.preemptions == 0
     assert one.stats().pool.retained == 0
+
+
+@pytest.mark.parametrize("own", [1, 6], ids=["one salt", "six salts"])
+def test_salts_of_one_key_share_its_share(own: int) -> None:
+    """The router puts the key's own salt before what its client adds."""
+    one = small()
+    for number in range(6):
+        prompt, salt = [number] * (2 * SIZE + 1), f"{'a' * 32}.{number % own}"
+        generate(one, prompt, 1, cache_salt=salt, retain=[Retain(len(prompt), TTL_S)])
+    assert one.stats().pool.retained == BLOCKS // 4
+    generate(one, KEPT, 1, cache_salt="b" * 32, retain=[Retain(len(KEPT), TTL_S)])
+    assert one.stats().pool.retained == BLOCKS // 4 + 4
 
 
 def test_a_salt_is_a_tenant() -> None:

@@ -1,5 +1,6 @@
 """Scripted answers: one script for every API, through the real tokenizer, parsers, scheduler and cache."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from api.native import pack_ids
+from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.requests import ChatRequest
 from api.tokenizer import ByteTokenizer
 from replica.config import AnswerRule, SimulatedConfig
@@ -124,8 +125,9 @@ def test_an_answer_with_a_form_follows_the_script_that_has_it(scripted: Replica)
 
 def test_another_replica_goes_on_with_the_script(scripted: Replica) -> None:
     begun = [*RULES[0].text.encode()[:30]]
-    resumed = chat(user("Write."), tools=TOOLS, resume_token_ids=[begun])
-    [choice] = scripted.post("/v1/chat/completions", resumed).json["choices"]
+    native = Native(resume_token_ids=[pack_ids(begun)])
+    body = envelope(native) + json.dumps(chat(user("Write."), tools=TOOLS)).encode()
+    [choice] = scripted.post("/v1/chat/completions", body, **{"Content-Type": REQUEST_TYPE}).json["choices"]
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
 
 

@@ -292,8 +292,6 @@ def test_a_long_prompt_is_read_beside_the_event_loop(served: Replica) -> None:
         ("/v1/completions", completion(prompt=[]), 400, "prompt", None),
         ("/v1/completions", completion(prompt=[99999]), 400, "prompt", None),
         ("/v1/completions", completion(prompt=["x"] * 1000, n=2), 400, "n", None),
-        ("/v1/completions", completion(resume_token_ids=[[1], [2]]), 400, "resume_token_ids", None),
-        ("/v1/completions", completion(resume_token_ids=[[999]]), 400, "resume_token_ids[0]", None),
         ("/v1/completions", completion(max_tokens=9000), 400, "max_tokens", "context_length_exceeded"),
         ("/v1/completions", completion(prompt="x" * 9000), 400, "prompt", "context_length_exceeded"),
         ("/v1/chat/completions", chat(messages=[{"role": "king", "content": ""}]), 400, "messages[0].role", None),
@@ -513,13 +511,6 @@ def test_a_model_is_found_by_its_name(served: Replica) -> None:
     for name in ("other", "some/other", "some%2Fother"):
         unknown = served.get(f"/v1/models/{name}")
         assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
-
-
-def test_what_another_replica_cannot_have_said_is_refused(served: Replica) -> None:
-    body = completion(max_tokens=10, resume_token_ids=[[97] * 100_000])
-    answer = served.post("/v1/completions", body)
-    assert (answer.status, answer.error["param"]) == (400, "resume_token_ids[0]")
-    assert "100000" in answer.error["message"] and "10" in answer.error["message"]
 
 
 @pytest.mark.parametrize(

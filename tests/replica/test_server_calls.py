@@ -32,9 +32,13 @@ def request(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, **asked, **fields}
 
 
+def answered(served: Replica, body: dict[str, Any], said: list[int]) -> Any:
+    """The whole answer of a replica, of which another one has said this."""
+    return json.loads(payload(frames(served, PATH, body, [pack_ids(said)])))
+
+
 def test_a_call_is_a_call_to_the_client(parsing: Replica) -> None:
-    body = request(resume_token_ids=[[*END.encode(), EOS]])
-    [choice] = parsing.post(PATH, body).json["choices"]
+    [choice] = answered(parsing, request(), [*END.encode(), EOS])["choices"]
     message = choice["message"]
     assert (message["reasoning"], message["content"], choice["finish_reason"]) == ("Hm.", "I write.", "tool_calls")
     assert message["tool_calls"][0]["function"] == {"name": "write", "arguments": '{"text": "ok"}'}
@@ -42,7 +46,7 @@ def test_a_call_is_a_call_to_the_client(parsing: Replica) -> None:
 
 def test_without_a_parser_it_is_text() -> None:
     with replica(http=dict.fromkeys(PARSERS, "none")) as plain:
-        [choice] = plain.post(PATH, request(resume_token_ids=[[*END.encode(), EOS]])).json["choices"]
+        [choice] = answered(plain, request(), [*END.encode(), EOS])["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (END, "stop")
 
 
@@ -58,8 +62,8 @@ def test_a_stream_cut_within_a_call_continues_byte_for_byte(parsing: Replica, be
 
 
 def test_arguments_come_in_pieces(parsing: Replica) -> None:
-    body = request(stream=True, resume_token_ids=[[*BEGINNING.encode()]], ignore_eos=True)
-    events = parsing.post(PATH, body).body.decode().split("\n\n")[:-2]
+    body = request(stream=True, ignore_eos=True)
+    events = payload(frames(parsing, PATH, body, [pack_ids(BEGINNING.encode())])).decode().split("\n\n")[:-2]
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
     pieces = [call["function"]["arguments"] for choice in choices for call in choice["delta"].get("tool_calls", ())]
     assert len("".join(pieces)) == 200 - len(BEGINNING) and len(pieces) > 10

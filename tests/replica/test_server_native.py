@@ -347,7 +347,6 @@ def test_the_models_end_of_sequence_ends_the_text_unless_it_is_ignored(served: R
         ({"prompt": [1, VOCABULARY]}, "prompt"),
         ({"prompt": [[1], [2**32 - 1]]}, "prompt[1]"),
         ({"prompt_token_ids": [[VOCABULARY]]}, "prompt_token_ids[0]"),
-        ({"resume_token_ids": [[3, VOCABULARY]]}, "resume_token_ids[0]"),
         ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
         ({"max_tokens": LENGTH}, "max_tokens"),
     ],

@@ -137,16 +137,31 @@ def test_a_tokenizer_of_byte_pairs_continues_inside_a_character_too(tmp_path: Pa
         assert one.post("/detokenize", {"tokens": token_ids}).json["prompt"] == "hello"  # by the template of the file
 
 
-def test_a_plain_client_can_resume_too(origin: Replica, successor: Replica) -> None:
+def test_a_whole_answer_has_all_that_was_said(origin: Replica, successor: Replica) -> None:
     body = request("/v1/completions", return_token_ids=True)
     [whole] = origin.post("/v1/completions", body).json["choices"]
-    resumed = successor.post("/v1/completions", body | {"resume_token_ids": [whole["token_ids"][:9]]}).json
+    resumed = json.loads(payload(frames(successor, "/v1/completions", body, [pack_ids(whole["token_ids"][:9])])))
     assert resumed["choices"] == [whole]
     assert resumed["usage"]["completion_tokens"] == 24
 
 
-def test_impossible_resumed_tokens_are_refused(successor: Replica) -> None:
-    native = Native(resume_token_ids=[pack_ids([5000])])
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ([[5000]], "resume_token_ids[0]"),
+        ([[1], [2]], "resume_token_ids"),
+        ([[97] * 100_000], "resume_token_ids[0]"),
+    ],
+)
+def test_impossible_resumed_tokens_are_refused(successor: Replica, said: list[list[int]], param: str) -> None:
+    native = Native(resume_token_ids=list(map(pack_ids, said)))
     body = envelope(native) + json.dumps(request("/v1/completions")).encode()
     answer = successor.post("/v1/completions", body, **HEADERS)
-    assert (answer.status, answer.error["param"]) == (400, "resume_token_ids[0]")
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_only_a_router_can_have_an_answer_resumed(origin: Replica, path: str) -> None:
+    plain = origin.post(path, request(path, return_token_ids=True)).json
+    named = origin.post(path, request(path, return_token_ids=True, resume_token_ids=[[97] * 9])).json
+    assert named["choices"] == plain["choices"]

@@ -78,6 +78,7 @@ class Made(Struct, tag=True):
     retain: list[Retain] = []  # beginnings that replicas are asked to keep
     dated_s: float | None = None  # when its template was asked for the date
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
+    further_tokens: int = 0  # of the prompts after the first one
 
 
 class Refused(Struct, tag=True):

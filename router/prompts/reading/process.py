@@ -143,6 +143,7 @@ class Process:
             check_counts(apart, make.max_model_len, chat=APIS[make.api].is_chat)
         reads_text = make.with_text or make.why_not is not None or not make.strict
         peek = Peek(**found.fields, **(contents_of(apart) if reads_text else {}))
+        peek.keep_contents(chat=APIS[make.api].is_chat)
         if reads_text and not APIS[make.api].is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
             peek.messages = shown.messages
         prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
@@ -163,6 +164,7 @@ class Process:
             doubt=prompt.doubt,
             retain=prompt.retain,
             dated_s=prompt.dated_s,
+            further_tokens=prompt.further_tokens,
             counts=tokens.counts,
         )
 
@@ -233,7 +235,7 @@ def found_in(apart: Any) -> Found:
 
 
 def contents_of(apart: Any) -> dict[str, Any]:
-    """The contents of a Peek; of several prompts only the first is parsed."""
+    """The contents of a Peek; of several prompts only the first is parsed, the others stay as they are written."""
     try:
         messages = _decode_messages(apart.messages)
     except UNREADABLE:
@@ -243,7 +245,7 @@ def contents_of(apart: Any) -> dict[str, Any]:
         first, *others = _decode_list(apart.prompt) if several else (apart.prompt,)
         prompt = _decode_any(first)
         if several:
-            prompt = [prompt, *([None] * len(others))]
+            prompt = [prompt, *others]
     except UNREADABLE:
         prompt = None
     return {"messages": messages, "prompt": prompt, "tools": apart.tools}

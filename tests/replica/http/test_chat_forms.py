@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from api.constraint_fields import NamedFunction, NamedTool
-from api.native import Native
+from api.native import Native, pack_ids
 from api.parsing.formats import REASONING, AnswerFormats, answer_formats
 from api.requests import ChatRequest, read
 from api.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
@@ -43,9 +43,9 @@ def answered(
     tokenizer = tokenizer or ByteTokenizer()
     served = Served(4096, tokenizer, tokenizer.eos_token_ids, formats)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    request.resume_token_ids = [said[:resumed] for said in ids] if resumed else None
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
     native = Native(response_id="chatcmpl-1", created=1)
+    native.resume_token_ids = [pack_ids(said[:resumed]) for said in ids] if resumed else []
     work = plan(request, native, [prompt_ids], served, itertools.count(1).__next__)
     form = form_of(work, "demo", tokenizer)
     shown = b""

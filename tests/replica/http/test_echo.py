@@ -2,11 +2,12 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from api.native import Native
+from api.native import Native, pack_ids
 from api.requests import CompletionRequest, read
 from api.tokenizer import ByteTokenizer
 from replica.http.forms import Form, form_of
@@ -17,9 +18,10 @@ BYTES = ByteTokenizer()
 SERVED = Served(max_model_len=1000, tokenizer=BYTES)
 
 
-def planned(prompts: list[list[int]], **fields: Any) -> Work:
+def planned(prompts: list[list[int]], resumed: Sequence[list[int]] = (), **fields: Any) -> Work:
+    native = Native(resume_token_ids=list(map(pack_ids, resumed)))
     request = read(json.dumps({"model": "demo", "prompt": prompts} | fields).encode(), CompletionRequest)
-    return plan(request, Native(), prompts, SERVED, itertools.count(1).__next__)
+    return plan(request, native, prompts, SERVED, itertools.count(1).__next__)
 
 
 def answered(work: Work, said: list[str], logprobs: list[float] | None = None) -> Any:
@@ -108,7 +110,7 @@ def test_a_streamed_choice_says_its_prompt_once_and_first() -> None:
 
 
 def test_a_resumed_stream_does_not_say_its_prompt_again() -> None:
-    work = planned([[97, 98]], echo=True, stream=True, max_tokens=9, resume_token_ids=[[99]])
+    work = planned([[97, 98]], [[99]], echo=True, stream=True, max_tokens=9)
     form, choice = form_of(work, "demo", BYTES), work.parts[0].choice
     assert b'"text":"d"' in form.add(choice, choice.feed([100]))
 
@@ -138,5 +140,5 @@ def test_candidates_have_seeds_of_their_own() -> None:
 
 
 def test_candidates_are_generated_anew_where_they_are_resumed() -> None:
-    work = planned([[97]], best_of=2, resume_token_ids=[[1], [2]])
+    work = planned([[97]], [[1], [2]], best_of=2)
     assert [part.submit and part.submit.output for part in work.parts] == [b"", b""]

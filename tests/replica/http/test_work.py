@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from api.errors import ApiError
-from api.native import Native
+from api.native import Native, pack_ids
 from api.requests import CompletionRequest, read
 from api.tokenizer import ByteTokenizer
 from replica.http.forms import AT_ONCE, form_of
@@ -29,6 +29,10 @@ def planned(request: CompletionRequest, native: Native | None = None) -> Work:
     return plan(request, native or Native(), prompts, SERVED, itertools.count(1).__next__)
 
 
+def resumed(*said: list[int]) -> Native:
+    return Native(resume_token_ids=list(map(pack_ids, said)))
+
+
 def seeds(work: Work) -> list[int]:
     return [part.submit.sampling.seed for part in work.parts if part.submit is not None]
 
@@ -43,11 +47,16 @@ def test_without_a_clients_seed_every_choice_has_its_own() -> None:
     assert len(set(seeds(planned(asked(prompt=["a", "a"], n=2))))) == 4
 
 
+def test_resumed_tokens_come_one_list_per_choice() -> None:
+    with pytest.raises(ApiError, match="resume_token_ids has 2 lists; the request has 1 choices"):
+        planned(asked(), resumed([1], [2]))
+
+
 @pytest.mark.parametrize(("fields", "most"), [({"max_tokens": 3}, 3), ({"max_tokens": None}, 16)])
 def test_more_tokens_than_could_have_been_generated_are_refused(fields: dict[str, Any], most: int) -> None:
-    planned(asked(n=2, resume_token_ids=[[1], [1] * most], **fields))
+    planned(asked(n=2, **fields), resumed([1], [1] * most))
     with pytest.raises(ApiError) as caught:
-        planned(asked(n=2, resume_token_ids=[[1], [1] * (most + 1)], **fields))
+        planned(asked(n=2, **fields), resumed([1], [1] * (most + 1)))
     assert (caught.value.status, caught.value.param) == (400, "resume_token_ids[1]")
     assert f"{most + 1} tokens" in caught.value.message and caught.value.message.endswith(f" {most}")
 
@@ -59,7 +68,7 @@ def test_the_first_choice_of_each_prompt_says_its_log_probabilities() -> None:
 
 
 def test_log_probabilities_of_a_prompt_are_computed_again_where_it_is_resumed() -> None:
-    work = planned(asked(n=2, max_tokens=1, prompt_logprobs=0, resume_token_ids=[[1], [1]]))
+    work = planned(asked(n=2, max_tokens=1, prompt_logprobs=0), resumed([1], [1]))
     assert [part.submit and part.submit.output for part in work.parts] == [b"", b""]
 
 
@@ -89,13 +98,13 @@ def test_many_log_probabilities_are_put_into_words_in_small_steps() -> None:
 
 
 def test_many_resumed_tokens_are_not_decoded_on_the_event_loop() -> None:
-    few, many = (ParsedRequest(asked(resume_token_ids=[[1] * count]), Native(), []) for count in (10, 10_000))
+    few, many = (ParsedRequest(asked(), resumed([1] * count), []) for count in (10, 10_000))
     assert size_of_plan(few) < 1000
     assert size_of_plan(many) > 100_000
 
 
 def test_usage_is_kept_and_not_counted_again() -> None:
-    work = planned(asked(prompt=["a", "b"], n=2, max_tokens=9, stream=True, resume_token_ids=[[1], [], [], []]))
+    work = planned(asked(prompt=["a", "b"], n=2, max_tokens=9, stream=True), resumed([1], [], [], []))
     form = form_of(work, "demo", SERVED.tokenizer)
     for part in work.parts:
         form.begin(part.choice, 16 if part.choice.index < 2 else 32)

@@ -88,11 +88,11 @@ def test_generated_tokens_count_and_uncomputed_ones_do_not() -> None:
     shares.asked(ONE, BURST + 5000, 0.0)
     shares.asked(OTHER, 1, 0.0)
     shares.spared(ONE, 5000)
-    shares.generated(ONE, 500)
+    shares.used(ONE, 0, 500)
     assert behind(shares, ONE, 0.0) == pytest.approx(500 * GENERATED_WEIGHT / RATE)
     shares.spared(ONE, 10**9)
     assert behind(shares, ONE, 0.0) == 0
-    shares.generated(Tenant("never seen"), 5)  # nothing to correct
+    shares.used(Tenant("never seen"), 7, 5)  # nothing to correct
 
 
 def test_several_routers_each_see_a_part_of_the_requests() -> None:

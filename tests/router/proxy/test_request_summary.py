@@ -28,7 +28,7 @@ def test_what_is_kept_of_a_decision_leaves_the_decision_itself_as_it_was() -> No
     assert decision.effects is not None
     some: Any = SimpleNamespace
     generation = GenerationSummary(
-        some(model="m"), some(tokens=160, exact=True, doubt=None), decision, None, None, None
+        some(model="m"), some(all_tokens=160, exact=True, doubt=None), decision, None, None, None
     )
     summary = RequestSummary(
         exchange=some(status=200), admitted=some(request_id="r"), arrived_s=1.0, ended_s=3.0, first_byte_s=1.5

@@ -1,13 +1,19 @@
 """Usage and budgets are saved once a second, survive a restart, and wait in memory while the file fails."""
 
+import asyncio
 import logging
 import sqlite3
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from api.errors import ApiError
@@ -29,13 +35,15 @@ KEY = Key(name="a", digest=digest_of("a"), requests_per_day=3, tokens_per_day=10
 class Router:
     """As much of a router as counts: the limits of its key, and its ledger."""
 
-    def __init__(self, path: Path | None, days: int = 90, shared: SharedLimits | None = None) -> None:
+    def __init__(
+        self, path: Path | None, days: int = 90, shared: SharedLimits | None = None, connect: Any = sqlite3.connect
+    ) -> None:
         self.wall_s = NOON_S
         self.shared = shared or SharedLimits()
         found = account_of(KEY, self.shared, lambda: self.wall_s)
         assert found is not None
         self.account: Account = found
-        file = None if path is None else UsageFile(str(path))
+        file = None if path is None else UsageFile(str(path), connect)
         clock: Callable[[], float] = lambda: self.wall_s  # noqa: E731
         self.ledger = Ledger(file, days, self.shared, lambda: {"a": self.account}, KeyTotals(20), clock)
 
@@ -56,8 +64,10 @@ class Router:
 
 
 @asynccontextmanager
-async def router(path: Path | None, days: int = 90, shared: SharedLimits | None = None) -> AsyncIterator[Router]:
-    made = Router(path, days, shared)
+async def router(
+    path: Path | None, days: int = 90, shared: SharedLimits | None = None, connect: Any = sqlite3.connect
+) -> AsyncIterator[Router]:
+    made = Router(path, days, shared, connect)
     await made.ledger.save()
     try:
         yield made
@@ -128,7 +138,7 @@ async def test_a_new_day_has_a_new_budget_and_forgets_the_oldest(path: Path) -> 
             one.ledger.add("", "m", Counts(1))
             await one.ledger.save()
             assert one.used().requests == 1
-        assert [row.day for row in await one.rows()] == ["2024-10-06", "2024-10-07"]
+        assert [row.day for row in await one.rows()] == ["2024-10-05", "2024-10-06", "2024-10-07"]
 
 
 async def test_while_the_file_is_broken_nothing_is_lost_and_one_line_is_logged(
@@ -201,13 +211,160 @@ async def test_what_was_written_is_not_written_again_if_only_reading_fails(path:
         assert after.used().requests == 1
 
 
+# ---- a clock that jumps
+
+
+def allowed(one: Router) -> int:
+    """Requests that are let in until the day's budget is used up."""
+    for count in range(10):
+        try:
+            one.account.admit(0.0)
+        except ApiError:
+            return count
+    raise AssertionError("there is no limit")
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_a_jump_of_the_clock_gives_nothing_and_takes_nothing(path: Path, has_file: bool) -> None:
+    async with router(path if has_file else None) as one:
+        assert allowed(one) == 3
+        one.wall_s = NOON_S + 20 * DAY_S
+        await one.ledger.save()
+        assert allowed(one) == 3
+        await one.ledger.save()
+        one.wall_s = NOON_S
+        assert allowed(one) == 0, "what was used of this day stays used"
+        for day in range(1, 20):
+            one.wall_s = NOON_S + day * DAY_S
+            await one.ledger.save()
+            assert allowed(one) == 3, f"{day} days later"
+        await one.ledger.save()
+
+
+@given(st.lists(st.integers(-400, 400), min_size=1, max_size=12))
+async def test_wherever_the_clock_goes_each_day_has_its_own_budget_and_history(jumps: list[int]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "usage.db"
+        async with router(path) as one:
+            used: Counter[float] = Counter()
+            for jump in jumps:
+                one.wall_s = NOON_S + jump * DAY_S
+                with one.shared.opened("a") as state:
+                    state.turn(one.wall_s)
+                await one.ledger.save()
+                assert one.used().requests == used[jump]
+                used[jump] += allowed(one)
+                assert used[jump] == 3
+                one.ledger.add("a", "m", Counts(1))
+                await one.ledger.save()
+            assert sum(row.counts.requests for row in await one.rows()) == len(jumps)
+        async with router(path) as again:
+            again.wall_s = one.wall_s
+            await again.ledger.save()
+            with again.shared.opened("a") as state:
+                state.turn(again.wall_s)
+            await again.ledger.save()
+            assert allowed(again) == 0
+
+
+# ---- a database that fails
+
+
+class Faulty:
+    """A connection whose COMMITs do what a test wants; all else goes to SQLite."""
+
+    def __init__(self, connection: sqlite3.Connection, faults: "Faults") -> None:
+        self._connection, self._faults = connection, faults
+
+    def execute(self, sql: str, *arguments: Any) -> Any:
+        if sql != "COMMIT" or not self._connection.in_transaction or self._faults.are_over:
+            return self._connection.execute(sql, *arguments)
+        return self._faults.commit(self._connection)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class Faults:
+    """Faults of the next COMMITs: it fails, takes effect and fails, or is slow; then there are none."""
+
+    def __init__(self, *faults: str) -> None:
+        self._faults = list(faults)
+        self.is_slow, self.goes_on = threading.Event(), threading.Event()
+
+    @property
+    def are_over(self) -> bool:
+        return not self._faults
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return Faulty(sqlite3.connect(*arguments, **options), self)
+
+    def commit(self, connection: sqlite3.Connection) -> Any:
+        fault = self._faults.pop(0)
+        if "slow" in fault:
+            self.is_slow.set()
+            assert self.goes_on.wait(10.0)
+        if "lost" not in fault:
+            connection.execute("COMMIT")
+        if "fails" in fault:
+            raise sqlite3.OperationalError("disk I/O error")
+
+
+async def count(one: Router, requests: int) -> None:
+    for _ in range(requests):
+        one.account.admit(0.0)
+        one.ledger.add("a", "m", Counts(1, generated_tokens=2))
+
+
+async def saved_in(path: Path) -> tuple[int, int]:
+    """The requests of the usage and of the budget in the file."""
+    async with router(path) as after:
+        rows = await after.ledger.saved(ALL, 10)
+        return sum(row.counts.requests for row in rows), after.used().requests
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [["fails"], ["lost, fails"], ["fails", "fails"], ["fails", "lost, fails", "fails"], ["lost, fails", "fails"]],
+    ids=str,
+)
+async def test_a_commit_that_fails_after_it_took_effect_is_not_written_twice(path: Path, faults: list[str]) -> None:
+    async with router(path) as one:
+        one.use(UsageFile(str(path), found := Faults(*faults)))
+        await count(one, 1)
+        await one.ledger.save()
+        await count(one, 1)
+        while not found.are_over:
+            await one.ledger.save()
+            await count(one, 0)
+        await one.ledger.save()
+        assert await one.ledger.unsaved(ALL) == [] and one.problem() is None
+    assert await saved_in(path) == (2, 2)
+
+
+@pytest.mark.parametrize("then", ["", "fails", "lost, fails"])
+async def test_a_save_that_is_cancelled_loses_nothing_and_writes_nothing_twice(path: Path, then: str) -> None:
+    async with router(path) as one:
+        one.use(UsageFile(str(path), found := Faults(f"slow, {then}")))
+        await count(one, 1)
+        saving = asyncio.create_task(one.ledger.save())
+        await asyncio.to_thread(found.is_slow.wait, 10.0)
+        await count(one, 1)
+        saving.cancel()  # as SIGTERM has it
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        found.goes_on.set()
+    assert await saved_in(path) == (2, 2)
+
+
 async def test_without_a_file_usage_is_kept_since_the_start() -> None:
     async with router(None, days=2) as one:
-        for day in range(3):
+        for day in (0, 1, 2, 3, 500):
             one.wall_s = NOON_S + day * DAY_S
+            await one.ledger.save()
             one.ledger.add("", "m", Counts(1))
             await one.ledger.save()
-        assert [row.day for row in await one.rows()] == ["2024-10-05", "2024-10-06"]
+        assert [row.day for row in await one.rows()] == ["2024-10-05", "2024-10-06", "2024-10-07", "2026-02-16"]
 
 
 def test_rows_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,22 @@ import msgspec
 import pytest
 
 from router.tenants.limits import Use
-from router.tenants.usage import Counts, Row, Selection, merged
-from router.tenants.usage_file import UsageFile, prepare
+from router.tenants.usage import Counts, Row, Selection, day_text, merged
+from router.tenants.usage_file import Batch, UsageFile, prepare
 
 ALL = Selection("0000-01-01", "9999-12-31")
 DAY = 20_000
+NUMBERS = count(1)
 ROW = Row("2024-10-04", "a", "m", Counts(requests=1, computed_tokens=10, first_token_s=0.5))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "usage.db")
+
+
+def write(file: UsageFile, rows: list[Row], budgets: dict[tuple[int, str], Use] | None = None) -> None:
+    file.write(Batch(lambda: rows, budgets or {}, "w", next(NUMBERS)))
 
 
 def opened(path: str, connect: Callable[..., sqlite3.Connection] = sqlite3.connect) -> Any:
@@ -31,7 +37,7 @@ def opened(path: str, connect: Callable[..., sqlite3.Connection] = sqlite3.conne
 def test_counts_of_several_that_share_it_are_added(path: str) -> None:
     with opened(path) as one, opened(path) as two:
         for file in (one, two, one):
-            file.write([ROW, Row("2024-10-04", "b", "m", Counts(requests=2))], {(DAY, "a"): Use(1, 2, 3, 4)})
+            write(file, [ROW, Row("2024-10-04", "b", "m", Counts(requests=2))], {(DAY, "a"): Use(1, 2, 3, 4)})
         whole = Counts(requests=3, computed_tokens=30, first_token_s=1.5)
         assert two.read(ALL, 10) == [
             Row("2024-10-04", "a", "m", whole),
@@ -44,15 +50,15 @@ def test_counts_of_several_that_share_it_are_added(path: str) -> None:
 def test_rows_are_chosen_by_day_key_and_model(path: str) -> None:
     rows = [Row(f"2024-10-0{n}", key, model, Counts(1)) for n in (1, 2, 3) for key in "ab" for model in "xy"]
     with opened(path) as file:
-        file.write(rows, {})
+        write(file, rows)
         assert file.read(ALL, 100) == rows
         assert file.read(ALL, 5) == rows[:5]
         assert [row.day for row in file.read(Selection("2024-10-02", "2024-10-03", "a", "y"), 100)] == [
             "2024-10-02",
             "2024-10-03",
         ]
-        file.forget_before(DAY - 1)  # 2024-10-03
-        assert file.read(ALL, 100) == rows[8:]
+        file.forget(DAY, 2)  # from 2024-10-03 on, and two days that are over
+        assert file.read(ALL, 100) == rows[4:]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_rows_are_chosen_by_day_key_and_model(path: str) -> None:
 def test_it_adds_up_as_memory_does(path: str, by: tuple[str, ...], places: list[tuple[str, ...]]) -> None:
     rows = [Row(f"2024-10-0{n}", key, model, Counts(n, saved_s=0.5)) for n in (1, 2) for key in "ab" for model in "xy"]
     with opened(path) as file:
-        file.write(rows, {})
+        write(file, rows)
         found = file.read(msgspec.structs.replace(ALL, by=by), 100)
         assert found == merged(rows, by)
         assert [(row.day, row.key, row.model) for row in found] == places
@@ -75,14 +81,14 @@ def test_it_adds_up_as_memory_does(path: str, by: tuple[str, ...], places: list[
 
 def test_only_its_user_may_read_it(path: str) -> None:
     with opened(path) as file:
-        file.write([ROW], {})
+        write(file, [ROW])
         assert {one.stat().st_mode & 0o777 for one in Path(path).parent.iterdir()} == {0o600}
 
 
 def test_it_survives_being_closed_and_made_twice(path: str) -> None:
     prepare(path)
     with opened(path) as file:
-        file.write([ROW], {})
+        write(file, [ROW])
     prepare(path)
     with opened(path) as file:
         assert file.read(ALL, 10) == [ROW]
@@ -93,9 +99,9 @@ def test_one_that_is_no_database_fails_and_a_new_one_in_its_place_works(path: st
     prepare(path)  # says nothing
     with opened(path) as file:
         with pytest.raises(sqlite3.DatabaseError, match="not a database"):
-            file.write([ROW], {})
+            write(file, [ROW])
         Path(path).unlink()
-        file.write([ROW], {})
+        write(file, [ROW])
         assert file.read(ALL, 10) == [ROW]
 
 
@@ -108,9 +114,9 @@ def full(pages: int, *arguments: Any, **options: Any) -> sqlite3.Connection:
 def test_a_full_one_takes_all_of_a_write_or_nothing(path: str) -> None:
     rows = [Row("2024-10-04", f"key-{number}", "m" * 100, Counts(1)) for number in range(1000)]
     with opened(path, partial(full, 8)) as file:
-        file.write([ROW], {})
+        write(file, [ROW])
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            file.write([*rows, ROW], {(DAY, "a"): Use(1)})
+            write(file, [*rows, ROW], {(DAY, "a"): Use(1)})
         assert file.read(ALL, 10) == [ROW]
         assert file.budgets(DAY) == {}
 
@@ -118,14 +124,14 @@ def test_a_full_one_takes_all_of_a_write_or_nothing(path: str) -> None:
 def test_a_locked_one_can_be_written_later(path: str) -> None:
     connect = partial(sqlite3.connect, timeout=0.0)
     with opened(path, lambda path, **options: connect(path, **options | {"timeout": 0.0})) as file:
-        file.write([ROW], {})
+        write(file, [ROW])
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(sqlite3.OperationalError, match="locked"):
-                file.write([ROW], {})
+                write(file, [ROW])
             assert file.read(ALL, 10) == [ROW]
             other.execute("ROLLBACK")
-        file.write([ROW], {})
+        write(file, [ROW])
         assert file.read(ALL, 10)[0].counts.requests == 2
 
 
@@ -133,4 +139,37 @@ def test_one_of_a_newer_version_is_left_alone(path: str) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 7")
     with opened(path) as file, pytest.raises(sqlite3.DatabaseError, match="a newer version of warmroute"):
-        file.write([ROW], {})
+        write(file, [ROW])
+
+
+def test_a_batch_that_is_tried_again_is_added_once(path: str) -> None:
+    with opened(path) as one, opened(path) as two:
+        rows: list[Row] = [ROW]
+        batch, later = Batch(lambda: rows, {(DAY, "a"): Use(1)}, "w", 1), Batch(lambda: rows, {}, "w", 2)
+        assert one.write(batch)
+        assert not two.write(batch)
+        assert two.write(msgspec.structs.replace(batch, writer="v"))
+        assert one.write(later) and not one.write(later)
+        assert one.read(ALL, 10)[0].counts.requests == 3
+        assert one.budgets(DAY) == {"a": Use(2)}
+
+
+def test_a_file_of_an_older_router_is_used_on(path: str) -> None:
+    with opened(path) as file:
+        write(file, [ROW])
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("DROP TABLE batches")
+    with opened(path) as file:
+        write(file, [ROW])
+        assert file.read(ALL, 10)[0].counts.requests == 2
+
+
+def test_a_clock_that_jumps_ahead_has_no_day_deleted(path: str) -> None:
+    days = [day_text(DAY + number) for number in range(5)]
+    with opened(path) as file:
+        write(file, [Row(day, "a", "m", Counts(1)) for day in days])
+        file.forget(DAY + 4, 5)
+        file.forget(DAY + 1000, 5)
+        assert [row.day for row in file.read(ALL, 10)] == days
+        file.forget(DAY + 6, 4)
+        assert [row.day for row in file.read(ALL, 10)] == days[1:]
