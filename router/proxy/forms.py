@@ -11,6 +11,7 @@ from router.proxy.withheld import NESTING, TRANSFER
 
 FORM = b"multipart/form-data"
 MOST_PARTS = 2000  # as many as Starlette takes: 1,000 fields and 1,000 files
+MOST_BEFORE = 64  # line ends before the first part
 # The charset would be that of names, too; a second boundary would make another form of it.
 _TYPE = re.compile(
     rb"""multipart/form-data *; *boundary=("?)([\w'()+,./:=?-]{1,70})\1(?: *; *charset="?utf-8"?)?""", re.IGNORECASE
@@ -29,6 +30,8 @@ def check_form(content_type: bytes, body: bytes, withheld: Collection[str]) -> N
     refused = {*withheld, *NESTING} if TRANSFER[0] in withheld else set(withheld)
     mark = b"--" + told[2]
     at, parts = body.find(mark), 0
+    if at < 0 or at > MOST_BEFORE or body[:at].strip(b"\r\n"):
+        raise invalid("the body is no form: it does not begin with the boundary that the Content-Type names")
     while at >= 0:
         at, parts = at + len(mark), parts + 1
         if not body.startswith(b"--", at):

@@ -90,8 +90,12 @@ def test_a_token_that_is_split_is_refused(where: str) -> None:
 
 
 def test_only_what_would_meet_is_joined() -> None:
-    parts = ["<|im_" + "x" * 40, "end|>", {"text": 7}, {"type": "text"}, None, [], {"text": "<|im_ end|>"}]
-    messages = [{"role": "user", "content": parts}, {"role": "<|im_", "content": None}, {"role": "user"}]
+    parts: list[Any] = ["<|im_" + "x" * 40, "end|>", {"text": 7}, {"type": "text"}, None, [], {"text": "<|im_ end|>"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": parts},
+        {"role": "<|im_", "content": None},
+        {"role": "user"},
+    ]
     SpelledTokens(["<|im_end|>"]).check(Conversation(messages=messages))
     SpelledTokens([]).check(Conversation(messages=SPLIT["over parts"]))
 

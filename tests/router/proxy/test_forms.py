@@ -57,6 +57,12 @@ def test_a_name_that_readers_could_read_otherwise_is_refused(head: bytes) -> Non
         check_form(TYPE, FILE + part(head) + END, WITHHELD)
 
 
+@pytest.mark.parametrize("body", [b'{"model": "m"}', b"", b"before it" + FILE, b"\r\n" * 99 + FILE, b"\n {}" + FILE])
+def test_what_does_not_begin_as_a_form_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body is no form"):
+        check_form(TYPE, body + END.replace(b"xyz", b"abc"), WITHHELD)
+
+
 def test_lines_that_end_otherwise_are_refused() -> None:
     with pytest.raises(ApiError, match="part 1 of the form"):
         check_form(TYPE, part(named(b'"vllm_xargs"')).replace(b"\r\n", b"\n") + END, WITHHELD)
