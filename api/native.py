@@ -9,13 +9,14 @@ this choice, and those that were cached.
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
+from api.http.media_type import media_type
 from api.retention import Retained
 
 REQUEST_TYPE = "application/x-warmroute-request"
@@ -78,6 +79,11 @@ def envelope(native: Native) -> bytes:
     """The bytes in front of the client's body."""
     header = _encode(native)
     return _LENGTH.pack(len(header)) + header
+
+
+def is_enveloped(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a request's body begins with an envelope, as only routers send it."""
+    return media_type(headers) == REQUEST_TYPE.encode()
 
 
 def unwrap(body: bytes) -> tuple[Native, bytes]:

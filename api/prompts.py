@@ -49,6 +49,11 @@ class Prompts:
         self._template = _compiled(source, tokenizer, name)
         self._tool_template = _compiled(with_tools, tokenizer, f"{name} for tools") or self._template
 
+    def check_texts(self, body: bytes) -> None:
+        """Raise ApiError 400 if a text of this chat spells a special token, and may not."""
+        if self._spelled is not None:
+            self._spelled.check_body(body)
+
     @property
     def templates(self) -> list[str]:
         """The sources of the chat templates."""

@@ -237,8 +237,8 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "pass_kv_transfer_params",
             click.BOOL,
-            "Pass on clients' kv_transfer_params and ec_transfer_params, which can name any host, instead of removing "
-            "them.",
+            "Pass on clients' kv_transfer_params, ec_transfer_params and SGLang's bootstrap_*, which can name any "
+            "host, instead of removing them.",
         ),
     ],
     "Other routers": [

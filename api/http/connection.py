@@ -171,17 +171,29 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._decline_upgrade()
             return
-        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
-            # The parser reads `gzip, chunked` as chunked, and what comes out would be taken for the body.
-            message = "a Transfer-Encoding other than chunked is not known here; send the body as it is, or chunked"
-            self._refusal = ApiError(501, message, code="transfer_encoding_unknown")
-            raise _Enough
+        self._check_head()
         try:
             self.url = parse_target(self.url, self.headers).raw
         except ApiError as error:
             self._refusal = error
             raise _Enough from error
         self._begin_cycle()
+
+    def _check_head(self) -> None:
+        """Refuse what the parser takes although servers read it differently."""
+        hosts = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding" and value.strip(b" \t").lower() != b"chunked":
+                # The parser reads `gzip, chunked` as chunked, and what comes out would be taken for the body.
+                message = "a Transfer-Encoding other than chunked is not known here; send the body as it is, or chunked"
+                self._refusal = ApiError(501, message, code="transfer_encoding_unknown")
+                raise _Enough
+        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+            message = f"the request has {hosts} Host headers; send one (RFC 9112, 3.2)"
+            self._refusal = invalid(message, code="invalid_host")
+            raise _Enough
 
     def _decline_upgrade(self) -> None:
         """Answer in HTTP/1.1, as a server may (RFC 9110, 7.8), and read the body, which the parser would leave out."""

@@ -14,7 +14,7 @@ from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.generation_apis import GenerationApi, InnerRequest
 from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
 from api.http.inflater import inflated
-from api.native import PRIORITY_HEADER, REQUEST_TYPE, Native, unpack_ids, unwrap, without_envelope
+from api.native import PRIORITY_HEADER, Native, is_enveloped, unpack_ids, unwrap, without_envelope
 from api.prompts import Prompts, check_room
 from api.requests import ChatRequest
 
@@ -97,8 +97,9 @@ class Reader:
         max_model_len: int,
         complete: Callable[[Any], None] | None = None,
     ) -> ParsedRequest:
-        enveloped = request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE
-        native = None if enveloped else without_envelope(request.headers.get(PRIORITY_HEADER))
+        native = (
+            None if is_enveloped(request.scope["headers"]) else without_envelope(request.headers.get(PRIORITY_HEADER))
+        )
         async with self.body(request) as received:
             return await self.aside(
                 request, len(received), lambda: self._parse(received, api, native, max_model_len, complete)

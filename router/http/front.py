@@ -48,6 +48,7 @@ class FrontConnection(HttpProtocol):
         if self.parser.should_upgrade():
             self._decline_upgrade()
             return
+        self._check_head()
         method = self.parser.get_method().decode("ascii")
         raw, query = self.url, b""
         usual = self._table.usual.get(raw)

@@ -27,6 +27,8 @@ from router.proxy.exchange import Exchange
 from router.proxy.headers import CORS, HOP_BY_HOP
 
 FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
+# A gateway goes on by these, and no engine reads them.
+GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint")
 
 
 class PickedExchange(Exchange, kw_only=True):
@@ -178,7 +180,7 @@ def request_target(scope: Scope) -> bytes:
 
 
 def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
-    """The changes that make the given headers the wanted ones; those that frame a message are left alone."""
+    """The changes that make the given headers the wanted ones; a gateway's own, and those of frames, are left alone."""
     before, after = _by_name(given), _by_name(wanted)
     changed = [(name, value) for name, values in after.items() if before.get(name) != values for value in values]
     return Mutation(changed, [name for name in before if name not in after])
@@ -187,6 +189,6 @@ def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
 def _by_name(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        if name == b":path" or not (name in FRAMING or name.startswith(b":")):
+        if name == b":path" or not (name in FRAMING or name.startswith(GATEWAYS_OWN)):
             found.setdefault(name, []).append(value)
     return found

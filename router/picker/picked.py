@@ -15,8 +15,8 @@ from router.proxy.attempt import RESTING, Attempt, refusal_code
 from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, OfModel
-from router.proxy.generation import FOREIGN_TYPE, REFUSALS
-from router.proxy.headers import TO_FOREIGN, TO_REPLICA, TRACED, lines_to
+from router.proxy.generation import REFUSALS
+from router.proxy.headers import JSON_LINE, TO_REPLICA, TRACED, lines_to
 from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
 
@@ -49,7 +49,7 @@ class Picked(Request):
     def _sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:  # noqa: ARG002
         return Request._sent(self, member, decision, streams=streams, envelope=member.native)  # a header, in its place
 
-    def _pick(self, attempt: Attempt, dropped: frozenset[bytes], more: bytes, body: bytes) -> None:
+    def _pick(self, attempt: Attempt, passed: frozenset[bytes], more: bytes, body: bytes) -> None:
         """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
         member, decision = attempt.member, self.decision
         assert decision is not None, "the attempt follows from it"
@@ -61,7 +61,7 @@ class Picked(Request):
             more += PRIORITY_LINE % attempt.placed.priority_s
         others = fallbacks(decision, member, self.router.members)
         endpoints = [endpoint, *others[: self.router.config.picker_fallbacks]]
-        lines = lines_to(member, self.exchange.scope["headers"], self.admitted, dropped, more)
+        lines = lines_to(member, self.exchange.scope["headers"], self.admitted, passed, more)
         self.exchange.pick(attempt, endpoints, lines, body)
 
     # ---- the answer
@@ -116,7 +116,7 @@ class PickedForwarding(Picked, Forwarding):
     __slots__ = ()
 
     def _hand_over(self, attempt: Attempt, body: bytes) -> None:
-        self._pick(attempt, TO_REPLICA, b"", body)
+        self._pick(attempt, TO_REPLICA, self._type, body)
 
 
 class PickedOfModel(Picked, OfModel):
@@ -144,10 +144,10 @@ class PickedGeneration(Picked, PromptedRequest):
     def _send(self, member: Member, decision: Decision) -> bool:
         attempt = self._sent(member, decision, streams=bool(self.peek.stream))
         self.attempts.append(attempt)
-        dropped, types = TO_FOREIGN, FOREIGN_TYPE
+        passed, types = TO_REPLICA, JSON_LINE
         if self.trace is not None:
-            dropped, types = TRACED[dropped], types + self.trace.line()
-        self._pick(attempt, dropped, types, salted_for(self.prompt, self._body))
+            passed, types = TRACED[passed], types + self.trace.line()
+        self._pick(attempt, passed, types, salted_for(self.prompt, self._body))
         if self.prompt.shape is not None and not member.native:
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         self._body = b""  # the gateway has it

@@ -148,6 +148,7 @@ class Tokens:
         `counts`: to count it elsewhere than among the model's requests.
         """
         prompts, engine, own = self.prompts, self.engine, APIS.get(api)
+        self.check_texts(api, body)
         named = Named(self.model, peek, lora, salt, counts or self.counts)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
@@ -166,6 +167,15 @@ class Tokens:
         encoding = Encoding(self, prompts, named, asked, api != COMPLETIONS.name, self.cache, compare)
         most = QUICK_TEXT_BYTES_OF_FAST if prompts.tokenizer.is_fast else QUICK_TEXT_BYTES
         return Draft(encoding.unknown_bytes <= most, encoding.finish)
+
+    @property
+    def refuses_texts(self) -> bool:
+        return self.prompts is not None and self.prompts.special_tokens_in_text == "refuse"
+
+    def check_texts(self, api: str, body: bytes) -> None:
+        """Raise ApiError 400 if a text spells a special token, and may not: also where its prompt cannot be known."""
+        if self.prompts is not None and api != COMPLETIONS.name:
+            self.prompts.check_texts(body)
 
     def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
         named.counts.approximate[reason] += 1

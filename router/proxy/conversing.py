@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from api.errors import ApiError, quoted
+from api.errors import ApiError, invalid, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.requests import REFERENCE, response_of
 from api.sse import CONTENT_TYPE
@@ -158,6 +158,8 @@ class Conversing(Forwarding):
     def _make_ready_after(self, previous: _Previous | None) -> None:
         body, name = self._body, self._model
         if name is None or not body:
+            if body and self.router.config.special_tokens_in_text == "refuse":
+                raise invalid("model is missing; its tokens are those that texts may not spell", "model")
             self.place()
             return
         model = self.model = self.router.members.model(name)
@@ -166,9 +168,12 @@ class Conversing(Forwarding):
         peek = peek_of(self.api, body, name) if is_quick(body) else None
         if peek is None:
             self.peek = Peek(name)
-            self.prompt = by_text(model.tokens.model, self.peek, model.lora, body[:MOST_TEXT_BYTES])
-            self._count_batch()
-            self.place()
+            if model.tokens.refuses_texts:
+                self.router.in_thread(partial(self._by_text, model, self.peek, body), len(body), self._made)
+            else:
+                self.prompt = self._by_text(model, self.peek, body)
+                self._count_batch()
+                self.place()
             return
         self.peek = peek
         make = partial(model.tokens.draft, self.api, body, peek, model.lora, peek.cache_salt, model.max_model_len)
@@ -178,6 +183,10 @@ class Conversing(Forwarding):
             self.place()
         else:
             self.router.in_thread(lambda: make().finish(), len(body), self._made)
+
+    def _by_text(self, model: ServedModel, peek: Peek, body: bytes) -> Prompt:
+        model.tokens.check_texts(self.api, body)
+        return by_text(model.tokens.model, peek, model.lora, body[:MOST_TEXT_BYTES])
 
     def _made(self, made: "asyncio.Future[Prompt]") -> None:
         if not made.cancelled() and not self.is_over:

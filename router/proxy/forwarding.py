@@ -1,31 +1,35 @@
-"""A request that the router does not interpret: it goes to a replica as it came, and so does the response."""
+"""A request that the router does not interpret: it goes to a replica as it came, and so does the response.
 
+Its body is a JSON object or a form, and nothing that an engine reads in another way than the router (decision 0048).
+"""
+
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from urllib.parse import parse_qs
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from api.errors import ApiError, invalid, quoted
-from api.native import REQUEST_TYPE
+from api.http.media_type import media_type
 from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.decision import Decision
 from router.placement.prompt import Prompt, Unread
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, object_salted
 from router.prompts.reading.client import is_quick
-from router.prompts.reading.messages import Found, Salt
+from router.prompts.reading.messages import Salt
 from router.proxy.attempt import RESTING, Attempt, refusal_code
 from router.proxy.exchange import Exchange
-from router.proxy.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
+from router.proxy.forms import FORM, check_form
+from router.proxy.headers import JSON_LINE, TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.token_report import Report
 from router.proxy.token_use import prompt_use
+from router.proxy.withheld import Asked
 from router.tenants.limits import NOTHING, Use
 
 UNREAD = Unread()
@@ -34,17 +38,10 @@ COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about
 RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # safe to repeat
 
 
-class _Named(Struct):
-    model: str | None = None
-
-
-_decode_named = msgspec.json.Decoder(_Named).decode
-
-
 def model_in(body: bytes | bytearray) -> str | None:
     try:
-        return _decode_named(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Asked(body).model
+    except ApiError:
         return None
 
 
@@ -53,6 +50,7 @@ class Forwarding(Request):
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
     prompt: Prompt = UNREAD
     _model: str | None = None  # named in the body
+    _type: bytes = b""  # the header line that says what the body is
     report: Report | None = None  # the engine's figures of its tokens
 
     @property
@@ -68,14 +66,11 @@ class Forwarding(Request):
         body = self._body = exchange.take_body()
         self.came_s = self.router.now_s()
         try:
-            self._refuse_native()
             if not is_quick(body):
                 self.aside(partial(self._read_apart, body))
                 return
-            if self.caches:
-                body = self._without_withheld(body)
-            self._body = self._salted(body)
-            self._model = model_in(self._body)
+            if body:
+                self._body = self._salted(self._readable(body))
             self._make_ready()
         except ApiError as error:
             self.refuse(error)
@@ -84,30 +79,30 @@ class Forwarding(Request):
         """Place the request, now that its body has come."""
         self.place()
 
-    def _refuse_native(self) -> None:
-        """Refuse the content type of routers: only they may set a priority or a cache salt at a replica."""
-        for name, value in self.exchange.scope["headers"]:
-            if name == b"content-type" and value.partition(b";")[0].strip().lower() == REQUEST_TYPE.encode():
-                raise ApiError(415, f"{REQUEST_TYPE} is only for routers; send application/json", code="router_only")
+    def _readable(self, body: bytes) -> bytes:
+        """The body without fields that only routers set; raise ApiError 400 if it may have some that are not seen."""
+        headers = self.exchange.scope["headers"]
+        if media_type(headers) == FORM:
+            content_type = value_of(headers, b"content-type") or b""
+            check_form(content_type, body, self._withheld)
+            self._type = b"content-type: %b\r\n" % content_type
+        else:
+            body, self._model = self._withhold(body)
+            self._type = JSON_LINE
+        return body
 
     async def _read_apart(self, body: bytes) -> None:
+        body = self._body = await asyncio.to_thread(self._readable, body)
         key = self.admitted.key
-
-        def want(found: Found) -> Salt | None:
-            self._model = found.fields.get("model")
-            if key is None or key.salt is None:
-                return None
-            if found.error is not None:
-                self._check_needs_no_salt(found.error)
-                return None
-            return Salt(key.salted(found.fields.get("cache_salt")))
-
-        if self.caches:
-            body = self._body = await self._withhold_apart(body)
-        made = await self.router.reading.read(body, want, whole=False)
+        if self._type is not JSON_LINE:
+            self._body = self._salted(body)
+        elif key is not None and key.salt is not None:
+            made = await self.router.reading.read(
+                body, lambda found: Salt(key.salted(found.fields.get("cache_salt"))), whole=False
+            )
+            if made is not None and made.body is not None:
+                self._body = made.body
         self.exchange.aside = None
-        if made is not None and made.body is not None:
-            self._body = made.body
         self._make_ready()
 
     def _salted(self, body: bytes) -> bytes:
@@ -157,7 +152,7 @@ class Forwarding(Request):
 
     def _hand_over(self, attempt: Attempt, body: bytes) -> None:
         member, method = attempt.member, self.exchange.scope["method"]
-        request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, b"", body)
+        request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, self._type, body)
         bodiless, resend = method == "HEAD", method in RESENT
         attempt.sending = member.upstream.send(request, attempt, body=body, bodiless=bodiless, resend=resend)
 

@@ -18,10 +18,10 @@ from router.proxy.exchange import Exchange
 from router.proxy.handover import Beginning
 from router.proxy.headers import (
     FROM_FRAMES,
+    JSON_LINE,
     TO_CLIENT,
-    TO_FOREIGN,
-    TO_NATIVE,
     TO_READ,
+    TO_REPLICA,
     TRACED,
     lines,
     request_to,
@@ -39,7 +39,6 @@ REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not 
 JSON_TYPE = b"application/json"
 SSE_TYPE = CONTENT_TYPE.encode()
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
-FOREIGN_TYPE = b"content-type: application/json\r\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -74,12 +73,12 @@ class Generation(PromptedRequest):
             elif not response.can_go_on(member, exchange.sent_bytes > 0):
                 return False
             if member.native:
-                body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
+                body, passed, types, path = self._body, TO_READ, NATIVE_TYPES, None
                 envelope = response.envelope(decision.priority_s(self.router.now_s()), decision.neighbours)
             else:
                 body, path = response.foreign_body(member)
                 body = self._with_kv(member, decision, body) if path is None else body
-                dropped, types = TO_FOREIGN if response.continuation is None else TO_READ, FOREIGN_TYPE
+                passed, types = TO_REPLICA if response.continuation is None else TO_READ, JSON_LINE
                 envelope = b""
         except UNREADABLE as error:
             raise unreadable(error) from None
@@ -88,8 +87,8 @@ class Generation(PromptedRequest):
         attempt.takes_frames = member.native
         self.attempts.append(attempt)
         if self.trace is not None:
-            dropped, types = TRACED[dropped], types + self.trace.line()
-        request, body = request_to(member, exchange, self.admitted, dropped, types, body, path, envelope)
+            passed, types = TRACED[passed], types + self.trace.line()
+        request, body = request_to(member, exchange, self.admitted, passed, types, body, path, envelope)
         resend = self._may_resend(member, decision)
         attempt.sending = member.upstream.send(request, attempt, body=body, resend=resend)
         if self.prompt.shape is not None and not member.native:

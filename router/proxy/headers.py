@@ -15,41 +15,52 @@ HOP_BY_HOP = frozenset(
     b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization proxy-connection te "
     b"trailer transfer-encoding upgrade".split()
 )
-# Engines obey these: they select a data-parallel rank, a worker, an adapter or a place in the queue, which is for the
-# router to choose.
-STEERING = frozenset(
-    b"x-data-parallel-rank x-smg-routing-key x-smg-target-worker x-amzn-sagemaker-adapter-identifier "
-    b"x-amzn-sagemaker-adapter-alias x-amzn-sagemaker-session-id x-warmroute-priority".split()
+# All that a request takes along; the rest is written by the router. Engines obey more headers with every version, which
+# name a rank, a host, a place in the queue or a form of the answer (decision 0048).
+TRACES = (
+    b"b3 baggage sentry-trace traceparent tracestate uber-trace-id x-amzn-trace-id x-b3-flags x-b3-parentspanid "
+    b"x-b3-sampled x-b3-spanid x-b3-traceid x-cloud-trace-context x-datadog-parent-id x-datadog-sampling-priority "
+    b"x-datadog-trace-id"
 )
-# Set by the router; a replica's key is not the router's.
-TO_REPLICA = HOP_BY_HOP | STEERING | KEY_HEADERS | {b"x-request-id"}
+TO_REPLICA = frozenset(
+    b"accept-encoding accept-language anthropic-beta anthropic-version user-agent x-custom-labels x-session-id".split()
+    + TRACES.split()
+)
+TO_READ = TO_REPLICA - {b"accept-encoding"}  # where the answer is not only passed on
+USUAL_OPTIONS = (b"keep-alive", b"close")  # of a `connection` header
+JSON_LINE = b"content-type: application/json\r\n"
 COPIED_BYTES = 64 * 1024  # of a body; one write costs less than two
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-TO_NATIVE = TO_REPLICA | {b"accept", b"accept-encoding", b"content-type"}
 # The router decides which pages may ask; engines admit all of them by default.
 CORS = frozenset(b"access-control-allow-%b" % part for part in (b"credentials", b"headers", b"methods", b"origin"))
 TO_CLIENT = HOP_BY_HOP | CORS | {b"x-request-id", b"x-warmroute-content-type", b"x-warmroute-replica"}
-# A generation's body has been read as JSON, and goes on as that: no client names the type that only routers may send.
-TO_FOREIGN = TO_REPLICA | {b"content-type"}
-TO_READ = TO_FOREIGN | {b"accept-encoding"}  # where the answer is not only passed on
 FROM_FRAMES = TO_CLIENT | {b"content-type"}
-TRACED = {dropped: dropped | {b"traceparent"} for dropped in (TO_REPLICA, TO_NATIVE, TO_FOREIGN, TO_READ)}
-WITH_KEY = {dropped: dropped - KEY_HEADERS for dropped in (*TRACED, *TRACED.values())}
+TRACED = {passed: passed - {b"traceparent"} for passed in (TO_REPLICA, TO_READ)}
+WITH_KEY = {passed: passed | KEY_HEADERS for passed in (*TRACED, *TRACED.values())}
 
 
 def lines(headers: Sequence[Header], dropped: frozenset[bytes]) -> bytes:
-    """Header lines without those dropped, and without those that any `connection` header names."""
+    """Header lines of an answer without those dropped, and without those that any `connection` header names."""
     kept = []
     named: set[bytes] = set()
     for name, value in headers:
         if name not in dropped:
             kept.append(name + b": " + value + b"\r\n")
-        elif name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+        elif name == b"connection" and value.lower() not in USUAL_OPTIONS:
             named.update(part.strip().lower() for part in value.split(b","))
-    if named:
-        others = [header for header in headers if header[0] != b"connection"]
-        return lines(others, dropped | named)
-    return b"".join(kept)
+    return b"".join(kept) if named <= dropped else lines(headers, dropped | named)
+
+
+def passed_lines(headers: Sequence[Header], passed: frozenset[bytes]) -> bytes:
+    """The lines of a request's headers that go on, except those that any `connection` header names."""
+    kept = []
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name in passed:
+            kept.append(name + b": " + value + b"\r\n")
+        elif name == b"connection" and value.lower() not in USUAL_OPTIONS:
+            named.update(part.strip().lower() for part in value.split(b","))
+    return b"".join(kept) if named.isdisjoint(passed) else passed_lines(headers, passed - named)
 
 
 def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:
@@ -63,7 +74,7 @@ def request_to(
     member: Member,
     exchange: Exchange,
     admitted: Admitted,
-    dropped: frozenset[bytes],
+    passed: frozenset[bytes],
     more: bytes,
     body: bytes,
     path: bytes | None = None,
@@ -71,21 +82,21 @@ def request_to(
 ) -> tuple[bytes, bytes]:
     """The bytes of a client's request for a replica, and its body apart if that is too large to copy."""
     scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
-    kept = lines_to(member, scope["headers"], admitted, dropped, more)
+    kept = lines_to(member, scope["headers"], admitted, passed, more)
     head = request_head(scope, member.upstream, kept, len(envelope) + len(body))
     return (head + envelope + body, b"") if len(body) <= COPIED_BYTES else (head + envelope, body)
 
 
 def lines_to(
-    member: Member, headers: Sequence[Header], admitted: Admitted, dropped: frozenset[bytes], more: bytes
+    member: Member, headers: Sequence[Header], admitted: Admitted, passed: frozenset[bytes], more: bytes
 ) -> bytes:
     """The header lines of a client's request for a replica, without those that frame its body.
 
-    The client's key is dropped if it is for the router, or if the replica has a key of its own.
+    The client's key goes along unless it is for the router, or the replica has a key of its own.
     """
     if admitted.key is None and not admitted.shows_key and not member.server.key_line:
-        dropped = WITH_KEY[dropped]
-    return lines(headers, dropped) + member.own_lines + admitted.id_line + more
+        passed = WITH_KEY[passed]
+    return passed_lines(headers, passed) + member.own_lines + admitted.id_line + more
 
 
 def request_head(scope: Scope, upstream: Upstream, kept: bytes, length: int) -> bytes:

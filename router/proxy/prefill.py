@@ -32,7 +32,7 @@ from router.proxy.handover import (
     why_whole,
     with_handed,
 )
-from router.proxy.headers import TO_NATIVE, TO_READ, TRACED, request_to
+from router.proxy.headers import JSON_LINE, TO_READ, TRACED, request_to
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import PrefillOutcome, PrefillSummary
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 MOST_PREFILLS = 2  # of one request: a second one if the replica that was to generate is lost, as its KV is still cached
 PAUSE_S = 30.0  # for a replica that hands nothing over, or whose KV could not be read
 PATIENCE, LEAST_PATIENCE_S = 4.0, 5.0  # beyond the estimated time, computing it again is better than waiting
-JSON_TYPE = b"content-type: application/json\r\n"
 NATIVE_TYPE = b"content-type: %b\r\n" % REQUEST_TYPE.encode()
 
 
@@ -163,14 +162,14 @@ class Prefill(Owner):
         self._prefills += 1
         self.outcome = None
         self._answer.clear()
-        dropped, types, envelope = TO_READ, JSON_TYPE, b""
+        passed, types, envelope = TO_READ, JSON_LINE, b""
         if member.native:
-            dropped, types = TO_NATIVE, NATIVE_TYPE
+            types = NATIVE_TYPE
             envelope = prefill_envelope(prompt, decision, self.router.now_s())
         if trace is not None:
-            dropped, types = TRACED[dropped], types + trace.line()
+            passed, types = TRACED[passed], types + trace.line()
         whole = prefill_body(self.api, body, native=member.native)
-        request, rest = request_to(member, self.exchange, self.admitted, dropped, types, whole, envelope=envelope)
+        request, rest = request_to(member, self.exchange, self.admitted, passed, types, whole, envelope=envelope)
         attempt.sending = member.upstream.send(request, attempt, body=rest)
         return attempt
 

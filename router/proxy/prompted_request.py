@@ -86,7 +86,7 @@ class PromptedRequest(Request):
         router.retry_budget.requests += 1
         try:
             if is_quick(body):
-                self._body = self._without_withheld(body)
+                self._body, _ = self._withhold(body)
             self._make_prompt()
         except ApiError as error:
             self.refuse(error)
@@ -139,7 +139,8 @@ class PromptedRequest(Request):
             model = self.model = self.router.members.model(self.peek.model)
             return make_for(model, self.api.name, salt)
 
-        body = self._body = await self._withhold_apart(body)
+        body, _ = await asyncio.to_thread(self._withhold, body)
+        self._body = body
         made = await self.router.reading.read(body, want)
         self.exchange.aside = None
         assert made is not None and self.model is not None, "it was wanted"

@@ -4,7 +4,6 @@ All methods are called by the client's exchange, by attempts, or by the router w
 request alone writes its fields; when it is over, the router gets a summary.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
-from router.proxy.withheld import PRIORITY, WITHHELD, may_have_withheld, priority_in, without_withheld
+from router.proxy.withheld import PLACING, PRIORITY, TRANSFER, Asked
 from router.tenants.keys import Key
 from router.tenants.limits import Use
 
@@ -277,22 +276,17 @@ class Request(Owner):
 
     # ---- fields that only the router may set
 
-    def _without_withheld(self, body: bytes) -> bytes:
-        names = self._withheld
-        self._priority = priority_in(body) if PRIORITY in names else None
-        return without_withheld(body, names)
+    def _withhold(self, body: bytes) -> tuple[bytes, str | None]:
+        """The body without these fields, and the model that it names; raise ApiError 400 unless it is a JSON object."""
+        asked, names = Asked(body), self._withheld
+        self._priority = asked.priority if PRIORITY in names else None
+        return asked.without(names), asked.model
 
     @property
     def _withheld(self) -> tuple[str, ...]:
-        names = () if self.router.config.pass_kv_transfer_params else WITHHELD
+        names = PLACING if self.router.config.pass_kv_transfer_params else (*PLACING, *TRANSFER)
         key = self.admitted.key
         return (*names, PRIORITY) if key is not None and key.classes else names
-
-    async def _withhold_apart(self, body: bytes) -> bytes:
-        """Remove the fields from a body that takes long to parse."""
-        if not may_have_withheld(body, self._withheld):
-            return body
-        return await asyncio.to_thread(self._without_withheld, body)
 
     # ---- a prompt that is computed elsewhere
 

@@ -1,60 +1,80 @@
-"""Fields that clients may not set: hosts that an engine connects to, and, beside classes, an order of their own."""
+"""Fields that clients may not set: hosts, ranks and sockets of an engine, and, beside classes, an order of their own.
 
-from functools import cache
-from typing import Any
+`tests/hostile/test_fields.py` holds the fields of the engines' own schemas against these.
+"""
+
+from collections.abc import Collection
+from operator import attrgetter
+from typing import Any, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from api.errors import invalid
-from router.prompts.prompt import UNREADABLE, lenient
+from router.prompts.prompt import UNREADABLE, lenient, unreadable
 
-WITHHELD = ("kv_transfer_params", "ec_transfer_params")
+# From where an engine reads KV; with `--pass-kv-transfer-params` clients may say so.
+TRANSFER = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disagg_prefill_dp_rank",
+)
+# SGLang's: a rank, a key of its scheduler, the socket for the answer, and an adapter by its inner id.
+PLACING = ("data_parallel_rank", "routed_dp_rank", "routing_key", "http_worker_ipc", "lora_id")
+NESTING = ("vllm_xargs", "sampling_params", "extra_args")  # objects in which vLLM looks for those of TRANSFER, too
 PRIORITY = "priority"  # with classes the router reads it
-_ESCAPE = b"\\u00"  # or they are spelled with escapes
-_MARKS = dict.fromkeys(WITHHELD, b"_transfer_params") | {PRIORITY: b'"priority"'}
 
-
-class _Ordered(Struct):
-    priority: Any = None
-
-
-_decode_ordered = msgspec.json.Decoder(_Ordered).decode
+_NOTHING = Raw(b"")
+_RESERVED = (*TRANSFER, *PLACING, *NESTING)
+_ASKED = [("model", Any, None), (PRIORITY, Any, None), *((name, Raw, _NOTHING) for name in _RESERVED)]
+_decode_asked = msgspec.json.Decoder(msgspec.defstruct("_Asked", _ASKED)).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_reserved_in = attrgetter(*_RESERVED)
+_NONE_RESERVED = (_NOTHING,) * len(_RESERVED)
 
 
-def may_have_withheld(body: bytes | bytearray, names: tuple[str, ...] = WITHHELD) -> bool:
-    """Tell whether it takes parsing to see that none of these fields is there."""
-    return any(mark in body for mark in _marks_of(names))
+class Asked:
+    """A client's body; raise ApiError 400 unless it is a JSON object. Engines read more, such as UTF-16 and NaN."""
 
+    __slots__ = ("_body", "_fields")
 
-@cache
-def _marks_of(names: tuple[str, ...]) -> tuple[bytes, ...]:
-    return tuple({_MARKS[name] for name in names} | {_ESCAPE}) if names else ()
+    def __init__(self, body: bytes | bytearray) -> None:
+        try:
+            self._fields: Any = _decode_asked(body)
+        except UNREADABLE as error:
+            raise unreadable(error) from None
+        self._body = cast(bytes, body)
 
+    @property
+    def model(self) -> str | None:
+        model = self._fields.model
+        return model if isinstance(model, str) else None
 
-def priority_in(body: bytes) -> int | None:
-    """The priority that a client asks for; None: it asks for none, or in no way that can be read."""
-    if not may_have_withheld(body, (PRIORITY,)):
-        return None
-    try:
-        found: int | None = lenient(_decode_ordered(body).priority, int)
+    @property
+    def priority(self) -> int | None:
+        """The priority that it asks for; None: it asks for none, or in no way that can be read."""
+        found: int | None = lenient(self._fields.priority, int)
         return found
-    except UNREADABLE:
-        return None
+
+    def without(self, names: Collection[str]) -> bytes:
+        """The body without these fields, wherever an engine looks for them."""
+        orders = self._fields.priority is not None and PRIORITY in names
+        if not orders and _reserved_in(self._fields) == _NONE_RESERVED:
+            return self._body
+        fields = _decode_fields(self._body)
+        kept = {name: _within(name, value, names) for name, value in fields.items() if name not in names}
+        return self._body if kept == fields else msgspec.json.encode(kept)
 
 
-def without_withheld(body: bytes, names: tuple[str, ...] = WITHHELD) -> bytes:
-    """The body without these fields; raise ApiError 400 if it may have some and cannot be parsed."""
-    if not may_have_withheld(body, names):
-        return body
+def _within(name: str, value: Raw, names: Collection[str]) -> Raw:
+    """The value, without these fields if vLLM looks for some of them there."""
+    if name not in NESTING:
+        return value
     try:
-        fields = _decode_fields(body)
-    except UNREADABLE as error:
-        if not bytes(body[:64]).lstrip().startswith(b"{"):
-            return body  # no engine reads fields in it
-        why = f"it cannot be read ({error}), and seems to set {names[0]}, which only the router may"
-        raise invalid(f"the body is refused: {why}") from None
-    if fields.keys().isdisjoint(names):
-        return body
-    return msgspec.json.encode({name: value for name, value in fields.items() if name not in names})
+        fields = _decode_fields(value)
+    except UNREADABLE:
+        return value  # engines refuse what is no object here
+    kept = {name: _within(name, one, names) for name, one in fields.items() if name not in names or name == PRIORITY}
+    return value if kept == fields else Raw(msgspec.json.encode(kept))

@@ -114,12 +114,12 @@ def code(answer: bytes) -> tuple[int, str]:
 
 
 ENDLESS = {
-    "a value": [b"GET / HTTP/1.1\r\nX: ", b"a" * 4000],
+    "a value": [b"GET / HTTP/1.1\r\nHost: t\r\nX: ", b"a" * 4000],
     "a name": [b"GET / HTTP/1.1\r\n", b"a" * 4000],
     "headers": [b"GET / HTTP/1.1\r\n", b"x: y\r\n" * 700],
     "a path": [b"GET /", b"a" * 4000],
-    "trailers": [b"POST /body HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 700],
-    "a trailer": [b"POST /body HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 4000],
+    "trailers": [b"POST /body HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 700],
+    "a trailer": [b"POST /body HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 4000],
 }
 
 
@@ -139,11 +139,13 @@ async def test_headers_without_end_are_refused(what: str) -> None:
 async def test_headers_within_the_limit_and_a_large_body_are_taken() -> None:
     async with serving() as served:
         client = await served.connect()
-        head = b"POST /body HTTP/1.1\r\nX: " + b"a" * 60_000 + b"\r\nContent-Length: 1000000\r\n\r\n"
+        head = b"POST /body HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 60_000 + b"\r\nContent-Length: 1000000\r\n\r\n"
         await client.say(head + b"b" * 1_000_000)
         assert (await client.until(b"1000000")).startswith(b"HTTP/1.1 200")
         chunk = b"1\r\na\r\n"
-        await client.say(b"POST /body HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 50_000 + b"0\r\n\r\n")
+        await client.say(
+            b"POST /body HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 50_000 + b"0\r\n\r\n"
+        )
         assert (await client.until(b"\r\n\r\n50000")).startswith(b"HTTP/1.1 200")
 
 
@@ -168,7 +170,7 @@ async def test_idle_connections_and_long_answers_are_left_alone() -> None:
         idle, streamed, cut = [await served.connect() for _ in range(3)]
         await idle.say(HEALTH)
         await idle.until(b"ok")
-        await streamed.say(b"GET /stream HTTP/1.1\r\n\r\n" + HALF)  # half a request that waits for its turn
+        await streamed.say(b"GET /stream HTTP/1.1\r\nHost: t\r\n\r\n" + HALF)  # half a request that waits for its turn
         await streamed.until(b"\r\n\r\n")
         for _ in range(2):  # two looks at the time later
             await cut.say(HALF)
@@ -218,7 +220,7 @@ async def test_beyond_the_connections_that_are_taken_only_probes_are_answered() 
         answer = await spare.rest()
         assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
         spare = await served.connect()
-        await spare.say(b"GET / HTTP/1.1\r\n\r\n")
+        await spare.say(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
         assert code(await spare.rest()) == (503, "too_many_connections")
         silent = await served.connect()
         assert await (await served.connect()).rest() == b""
@@ -237,7 +239,9 @@ async def test_what_is_no_http_is_refused_in_the_shape_of_every_error() -> None:
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\r\n\r\n", b"POST /body HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\r\n\r\n", b"POST /body HTTP/1.1\r\nHost: t\r\nContent-Length: x\r\n\r\n"]
+)
 async def test_garbage_behind_a_request_does_not_cut_its_answer(
     garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,7 +251,7 @@ async def test_garbage_behind_a_request_does_not_cut_its_answer(
         answer = await waiting.rest()
         assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n10")
         assert answer.count(b"HTTP/1.1") == 1
-        await streamed.say(b"GET /stream HTTP/1.1\r\n\r\n")
+        await streamed.say(b"GET /stream HTTP/1.1\r\nHost: t\r\n\r\n")
         await streamed.until(b"\r\n\r\n")
         caplog.clear()
         await streamed.say(garbage * 100)
@@ -262,7 +266,9 @@ async def test_garbage_behind_a_request_does_not_cut_its_answer(
 async def test_an_unknown_transfer_coding_is_refused(coding: bytes) -> None:
     async with serving() as served:
         client = await served.connect()
-        await client.say(b"POST /body HTTP/1.1\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\nab\r\n0\r\n\r\n")
+        await client.say(
+            b"POST /body HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+        )
         assert code(await client.rest()) == (501, "transfer_encoding_unknown")
 
 
@@ -271,7 +277,7 @@ async def test_an_end_cuts_requests_that_are_half_sent_and_logs_nothing(caplog: 
         async with serving() as served:
             half, pipelined = await served.connect(), await served.connect()
             await half.say(HALF)
-            await pipelined.say(b"GET /stream HTTP/1.1\r\n\r\n" + HALF)
+            await pipelined.say(b"GET /stream HTTP/1.1\r\nHost: t\r\n\r\n" + HALF)
             await pipelined.until(b"\r\n\r\n")
         assert await half.rest() == b""
         assert await pipelined.rest() == b"ok"

@@ -32,7 +32,7 @@ class Client:
     def __init__(self, body: bytes = b"", content_type: str = "application/json", encoding: str = "identity") -> None:
         self.left = asyncio.Event()
         self._messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        headers = [(b"content-type", content_type.encode()), (b"content-encoding", encoding.encode())]
+        headers = [(b"content-type", content_type.encode("latin-1")), (b"content-encoding", encoding.encode())]
         scope = {"type": "http", "headers": headers}
         self.request = Request(scope, self._receive)
 
@@ -176,6 +176,19 @@ async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> No
     with pytest.raises(ApiError) as caught:
         await reader.generation(Client(body, REQUEST_TYPE).request, COMPLETIONS, 100)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("more", "taken"), [("", True), (" ;x=1", True), ("\x85", False), ("\xa0", False), ("\x0b", False)]
+)
+async def test_an_envelope_is_read_only_under_its_own_name(reader: Reader, more: str, taken: bool) -> None:
+    body = envelope(Native(priority=-9.0)) + b'{"model": "demo", "prompt": "x"}'
+    reading = reader.generation(Client(body, REQUEST_TYPE.upper() + more).request, COMPLETIONS, 100)
+    if taken:
+        assert (await reading).native.priority == -9.0
+    else:
+        with pytest.raises(ApiError, match="not valid JSON"):
+            await reading
 
 
 async def test_the_log_says_once_that_the_format_of_calls_is_not_known(

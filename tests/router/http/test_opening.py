@@ -270,21 +270,20 @@ async def test_a_clients_own_salt_divides_further_on_every_route() -> None:
         assert script.calls[0].json == {"cache_salt": f"{keys[0].salt}.mine"}
 
 
-@pytest.mark.parametrize(
-    "body", [b"[1]", b"--boundary\r\nmultipart", b'{"a":', '{"input":"x"}'.encode("utf-16"), b'{"a":' + b"[" * 99999]
-)
-async def test_a_body_that_cannot_have_a_salt_goes_only_where_no_cache_is_read(body: bytes) -> None:
+async def test_a_body_that_cannot_have_a_salt_goes_only_where_no_cache_is_read() -> None:
+    body = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--b--\r\n'
+    form = {"content_type": "multipart/form-data; boundary=b"}
     script = Script(says(GOOD))
     salted = tuple(keys_from_options([KEY], None))
     [shares] = keys_from_options(["shares"], None)
     keys = (*salted, msgspec.structs.replace(shares, name="shares", salt=None))
     async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
         for path in ("/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"):
-            answer = await client.post(path, body, authorization=f"Bearer {KEY}")
+            answer = await client.post(path, body, authorization=f"Bearer {KEY}", **form)
             assert answer.status == 400 and "not a JSON object" in answer.error["message"]
         assert not script.calls
         for path in ("/v1/audio/transcriptions", "/tokenize"):
-            assert (await client.post(path, body, authorization=f"Bearer {KEY}")).status == 200
-        assert (await client.post("/v1/responses", body, authorization="Bearer shares")).status == 200
+            assert (await client.post(path, body, authorization=f"Bearer {KEY}", **form)).status == 200
+        assert (await client.post("/v1/responses", body, authorization="Bearer shares", **form)).status == 200
         assert (await client.post("/v1/responses/7/cancel", b"", authorization=f"Bearer {KEY}")).status == 200
         assert [call.body for call in script.calls] == [body] * 3 + [b""]

@@ -156,17 +156,19 @@ async def test_a_replica_gets_what_this_router_would_send() -> None:
     options = {"keys": (key,), "demand_key": True, "replica_api_key": "sk-replicas", **LISTEN}
     async with served(named("one"), **options) as running, gateway(running) as asking:
         stream = asking.stream()
-        unwanted = {"x_data_parallel_rank": "3", "content_encoding": "gzip", "content_type": "text/plain"}
+        unwanted = {"x_own": "1", "x_vllm_priority": "-9", "content_encoding": "gzip", "content_type": "text/plain"}
         body = gzip.compress(asked(kv_transfer_params={"a": 1}))
-        await stream.begin(body, authorization="Bearer sk-alice", x_own="kept", **unwanted)
+        await stream.begin(
+            body, authorization="Bearer sk-alice", user_agent="kept", x_envoy_attempt_count="1", **unwanted
+        )
         name, value, _ = await stream.reply()
         assert name == "request_headers", value
         mutation = value.response.header_mutation
         changed = {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
         assert changed["authorization"] == "Bearer sk-replicas"
         assert changed["content-type"] == "application/json"
-        assert {"x-data-parallel-rank", "content-encoding"} <= {*mutation.remove_headers}
-        assert "x-own" not in {*changed, *mutation.remove_headers}
+        assert set(mutation.remove_headers) == {"x-own", "x-vllm-priority", "content-encoding"}
+        assert {"user-agent", "x-envoy-attempt-count"}.isdisjoint(changed)
         _, value, _ = await stream.reply()
         sent = value.response.body_mutation.streamed_response.body
         assert len(sent) == int(changed["content-length"])

@@ -156,8 +156,6 @@ def _remove(running: Served, name: str) -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        b"{",
-        b"[1]",
         b'{"model": 7}',
         b'{"model": "m"}',
         b'{"model": "m", "messages": 5, "input": 5}',

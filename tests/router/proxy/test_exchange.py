@@ -489,13 +489,14 @@ async def test_headers_of_one_connection_end_with_it() -> None:
     script = Script(answers)
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         answer = await client.post(
-            CHAT, chat(), connection="keep-alive, X-Named, content-length, host", x_named="n", x_own="2", te="trailers",
-            proxy_authorization="x", keep_alive="timeout=9", x_request_id="mine", traceparent="00-1-2-01",
+            CHAT, chat(), connection="keep-alive, X-Named, content-length, host, Baggage", x_named="n", te="trailers",
+            proxy_authorization="x", keep_alive="timeout=9", x_request_id="mine", traceparent="00-1-2-01", baggage="b",
+            user_agent="2",
         )  # fmt: skip
         call = script.calls[0]
-        for gone in ("x-named", "te", "proxy-authorization", "keep-alive", "connection", "expect"):
+        for gone in ("x-named", "te", "proxy-authorization", "keep-alive", "connection", "expect", "baggage"):
             assert call.header(gone) is None, gone
-        assert (call.header("x-own"), call.header("traceparent"), call.header("x-request-id")) == (
+        assert (call.header("user-agent"), call.header("traceparent"), call.header("x-request-id")) == (
             "2",
             "00-1-2-01",
             "mine",

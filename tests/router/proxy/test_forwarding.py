@@ -33,7 +33,7 @@ async def test_it_goes_to_a_replica_that_serves_the_model_which_the_body_names()
         assert (answer.status, answer.error["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": 7}', b"\xff\xfe", b"--boundary\r\nmultipart"])
+@pytest.mark.parametrize("body", [b"", b"{}", b' {"model": 7}\n'])
 async def test_a_body_that_names_none_goes_to_any(body: bytes) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(2)) as running, connect(running.port) as client:
