@@ -1,6 +1,5 @@
 """A request of an API that only engines speak: placed by its conversation, and passed on as it came."""
 
-import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
+from router.proxy.figures import last_number
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
 from router.proxy.handover import Beginning
@@ -28,13 +28,12 @@ from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
 from router.proxy.responses import TAKE_IDS, Made, checked, new_response_id, with_id
 from router.proxy.sessions import session_of
+from router.proxy.token_report import CACHED
 from router.proxy.token_use import prompt_use
 from router.tenants.limits import NOTHING, Use
 
 if TYPE_CHECKING:
     import asyncio
-
-_CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
 
 
 def _checked(request: Forwarding, response_id: str, param: str | None = None) -> Made | None:
@@ -271,8 +270,8 @@ class Conversing(Forwarding):
             self._beginning, body = None, held
         if not self.first_byte_s:
             self.first_byte_s = self.router.now_s()
-        if found := _CACHED_TOKENS.findall(body):
-            self.hit.reported_tokens = int(found[-1])
+        if (cached := last_number(body, *CACHED)) is not None:
+            self.hit.reported_tokens = cached
         Forwarding.take(self, attempt, body, complete)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:

@@ -22,7 +22,7 @@ KEYS = ("--api-key", "owner", "--api-key", "other")
 
 
 def by(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"} if key else {}
+    return {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
 
 @pytest.fixture(scope="module")

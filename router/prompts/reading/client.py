@@ -31,6 +31,7 @@ QUICK_BODY_BYTES = 24 * 1024  # always parsed in the event loop
 LONG_BODY_BYTES = 256 * 1024
 MOST_COMMAS = 32 * 1024
 MOST_NESTED = 4 * 1024  # lists and objects
+LONG_EVENT_BYTES = 8 * 1024 * 1024  # of a replica's stream; the first one may have a million token ids of the prompt
 READ_LIMIT_S = 20.0
 PIPE_BYTES = 1024 * 1024  # of an answer, before it is read on
 
@@ -62,6 +63,13 @@ def is_quick(body: bytes | bytearray) -> bool:
     if len(body) > LONG_BODY_BYTES or (len(body) > MOST_COMMAS and body.count(b",") > MOST_COMMAS):
         return False
     return body.count(b"[") + body.count(b"{") <= MOST_NESTED
+
+
+def is_quick_event(event: bytes) -> bool:
+    """The same for an event of a replica's stream, which may have more numbers than a body of a client."""
+    if len(event) <= QUICK_BODY_BYTES:
+        return True
+    return len(event) <= LONG_EVENT_BYTES and event.count(b"[") + event.count(b"{") <= MOST_NESTED
 
 
 class Reading:
