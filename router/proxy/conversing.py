@@ -42,12 +42,14 @@ def _checked(request: Forwarding, response_id: str, param: str | None = None) ->
     return checked(response_id, request.admitted.cache_salt(None), param, has_salts=has_salts)
 
 
-def _named_holder(request: Forwarding, made: Made | None) -> str | None:
-    """The replica that the id names, if it serves: what an engine has made stays there."""
-    if made is None:
-        return None
-    there = (one for one in request.router.members if one.candidate.unavailable is None)
-    return next((one.name for one in there if made.at(one.name)), None)
+async def _holder(request: Forwarding, response_id: str, made: Made | None) -> str | None:
+    """The name of the replica that has the response; None: whichever gets the request says that it is gone."""
+    if made is not None:
+        for member in request.router.members:
+            # Another engine keeps what it makes; a replica of ours may have gone on with another one's.
+            if made.at(member.name) and not member.native and member.candidate.unavailable is None:
+                return member.name
+    return await request.router.responses.holder(response_id, made)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,8 +125,7 @@ class Conversing(Forwarding):
         made = {response_id: _checked(self, response_id, param) for response_id, param in named}
         wanted = named.previous or named.newest
         if wanted is not None:
-            self._holder = _named_holder(self, made[wanted])
-            self._holder = self._holder or await self.router.responses.holder(wanted, made[wanted])
+            self._holder = await _holder(self, wanted, made[wanted])
         self.exchange.aside = None
         self._make_ready_checked()
 
@@ -310,7 +311,7 @@ class OfResponse(Forwarding):
         self.aside(partial(self._make_ready_asked, response_id, made))
 
     async def _make_ready_asked(self, response_id: str, made: Made | None) -> None:
-        self._holder = await self.router.responses.holder(response_id, made)
+        self._holder = await _holder(self, response_id, made)
         self.exchange.aside = None
         self.place()
 

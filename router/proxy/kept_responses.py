@@ -19,6 +19,7 @@ from router.proxy.responses import Made, no_response
 MOST_ASKED = 64  # replicas at a time, for all requests together
 MOST_FETCHED = 8  # conversations at a time, each of at most 4 MiB
 MOST_NAMES = 5  # of replicas, in an error
+ASK_S = 5.0  # for an answer of a replica that may have much to do
 
 T = TypeVar("T")
 
@@ -46,7 +47,8 @@ class KeptResponses:
         """
 
         async def has(member: Member) -> str | None:
-            answer = await fetch(member.upstream, f"/v1/responses/{response_id}", lines=member.own_lines, whole=False)
+            path = f"/v1/responses/{response_id}"
+            answer = await fetch(member.upstream, path, lines=member.own_lines, timeout_s=ASK_S, whole=False)
             return member.name if _is_there(answer.status) else None
 
         return None if len(self._members.servers) == 1 else await self._first(response_id, made, has)
@@ -57,7 +59,7 @@ class KeptResponses:
         async def conversation(member: Member) -> bytes | None:
             path = f"/v1/responses/{response_id}/conversation"
             try:
-                answer = await fetch(member.upstream, path, lines=member.own_lines)
+                answer = await fetch(member.upstream, path, lines=member.own_lines, timeout_s=ASK_S)
             except TooLong as error:
                 message = f"the conversation of {quoted(response_id)} is too long: {error}; send what it needs as input"
                 raise ApiError(413, message, code="conversation_too_long") from None

@@ -1,8 +1,8 @@
 """`python -m tests.hostile.clocked CONFIG`: a router that measures how long its event loop stands still.
 
-CONFIG is JSON: the fields of a RouterConfig, and `planted`, the path of a route that is to parse its bodies in the loop.
-It writes its port, and for each line that it reads the longest pause since the last one. A pause is counted in processor
-time of the whole process, so other processes do not count, and a thread does that keeps the interpreter to itself.
+CONFIG is JSON: the fields of a RouterConfig, and `planted`, the path of a route that is to parse its bodies in the
+loop. It writes its port, and for each line that it reads the longest pause since the last one. A pause is counted in
+processor time of the whole process: other processes do not count, but a thread does that keeps the interpreter.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 

@@ -53,7 +53,8 @@ def test_a_new_router_finds_each_response(options: list[str], key: str) -> None:
         made = make(running, key)
     with router(*options, *keys, within_s=60) as running:
         for response_id in made:
-            assert running.ask("GET", f"{PATH}/{response_id}", headers=by(key)).json["id"] == response_id
+            read = running.ask("GET", f"{PATH}/{response_id}", headers=by(key))
+            assert (read.status, read.json.get("id")) == (200, response_id), read.body
             then = running.post(PATH, asked("go on", previous_response_id=response_id), **by(key))
             assert (then.status, then.json["previous_response_id"]) == (200, response_id), then.body
 

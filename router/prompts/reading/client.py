@@ -31,7 +31,7 @@ QUICK_BODY_BYTES = 24 * 1024  # always parsed in the event loop
 LONG_BODY_BYTES = 256 * 1024
 MOST_COMMAS = 32 * 1024
 MOST_NESTED = 4 * 1024  # lists and objects
-LONG_EVENT_BYTES = 8 * 1024 * 1024  # of a replica's stream; the first one may have a million token ids of the prompt
+LONG_EVENT_BYTES = 4 * 1024 * 1024  # of a replica's stream; the first one may have the token ids of a long prompt
 READ_LIMIT_S = 20.0
 PIPE_BYTES = 1024 * 1024  # of an answer, before it is read on
 
