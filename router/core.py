@@ -28,11 +28,11 @@ from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
 from router.proxy.attempt import Attempt, Owner
+from router.proxy.kept_responses import KeptResponses
 from router.proxy.request_summary import (
     RequestSummary,
     counted,
 )
-from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
 from router.records.history import History
 from router.tenants.ledger import ledger_of
@@ -84,7 +84,7 @@ class Router:
         self.tracing: Tracing | None = None
         self.links: Links | None = None  # to other routers
         self.colleagues: Colleagues | None = None  # the other workers, if there are several
-        self.responses = HeldResponses()
+        self.responses = KeptResponses(members)
         self.verification: Verification | None = None  # of prompts for engines that build them themselves
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ from router.peers.links import Links
 from router.placement.load import ReplicaLoad
 from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.proxy.admission import Admission, watched_keys
-from router.proxy.responses import Held
 from router.records.access_log import AccessLog
 from router.records.request_log import RequestLog
 from router.status import not_ready
@@ -35,7 +33,7 @@ from router.telling import Telling
 from router.watched_file import LastGood
 from router.workers.colleagues import Colleagues
 from router.workers.processes import Place
-from router.workers.questions import CHANGES, RESPONSE
+from router.workers.questions import CHANGES
 
 if TYPE_CHECKING:
     from router.picker.server import PickerServer
@@ -66,8 +64,6 @@ class Front:
             self._use_rewrites(self._watched_rewrites.look())
         self.links = self.router.links = links_of(config, self.router)
         self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
-        if self.colleagues is not None:
-            self.router.responses.ask_others = partial(held_elsewhere, self.colleagues)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._taken_over: Desired = {}
         self._access_log = AccessLog.open(config.access_log)
@@ -262,10 +258,6 @@ class Front:
                 self._use_rewrites(self._watched_rewrites.look())
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
-
-
-async def held_elsewhere(colleagues: Colleagues, response_id: str) -> Iterable[Held]:
-    return (await colleagues.told(RESPONSE, response_id)).values()
 
 
 def links_of(config: RouterConfig, router: Router) -> Links | None:

@@ -21,6 +21,7 @@ from router.parts import part_of, workers_of
 from router.tenants.usage_file import prepare
 from router.workers.processes import BEAT_S, Place, Processes
 
+THRESHOLD = (50_000, 20, 50)  # of the garbage collector
 SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
 
 
@@ -83,7 +84,7 @@ async def _serve(
         starting.result()
         gc.collect()
         gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
-        gc.set_threshold(50_000, 20, 50)
+        gc.set_threshold(*THRESHOLD)
         say_alive()
         if front.picker is not None:
             with suppress(OSError):

@@ -20,7 +20,6 @@ from router.workers.questions import (
     FORGET,
     LEARN_AGAIN,
     RECENT,
-    RESPONSE,
     USAGE,
     Changes,
     Figures,
@@ -40,7 +39,6 @@ class Telling:
             CHANGES: self._changes,
             RECENT: self._recent,
             DECIDED: self._decided,
-            RESPONSE: self._response,
             USAGE: self._usage,
             LEARN_AGAIN: self._learn_again,
             FORGET: self._forget,
@@ -69,9 +67,6 @@ class Telling:
 
     async def _decided(self, _: Told) -> list[dict[str, Any]]:
         return decided(self._router)
-
-    async def _response(self, told: Told) -> Any:
-        return self._router.responses.get(about(told, str))
 
     async def _usage(self, told: Told) -> list[Row]:
         ledger = self._router.ledger

@@ -95,7 +95,7 @@ def plan(
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
-    answer_id = native.response_id or api.new_id()
+    answer_id = native.response_id or getattr(original, "request_id", None) or api.new_id()
     script = b"" if served.answers is None else served.answers.token_ids(request)
     retain = _in_blocks(native.retain, served.block_size)
     parts: list[ChoiceWork] = []

@@ -43,6 +43,7 @@ DONE = {"status": "ok"}
 PLACES = {"api": "/v1", "dashboard": "/dashboard", "docs": "/docs", "health": "/health", "metrics": "/metrics"}
 USUAL_DECISIONS = 100
 MAX_SMALL_BODY = 1024 * 1024
+MAX_RETAINED_BODY = 2 * 1024 * 1024  # read in the loop: the beginning of a prompt is rarely as long as a whole one
 MOST_NAMES = 10  # of replicas, in an error
 
 
@@ -197,7 +198,8 @@ class Endpoints:
     # ---- retention
 
     async def retain(self, request: Request) -> Response:
-        async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
+        limit = min(MAX_RETAINED_BODY, self._router.config.max_body_bytes)
+        async with body_of(request, limit, self._router.bodies) as body:
             status, report = await retaining.retain(self._router, body)
         return json_response(report, status)
 

@@ -9,6 +9,10 @@ from router.members.upstream import Header, Upstream
 MAX_BYTES = 4 * 1024 * 1024
 
 
+class TooLong(Broken):
+    """An answer above the limit."""
+
+
 class Fetched(NamedTuple):
     status: int
     headers: list[Header]
@@ -16,7 +20,8 @@ class Fetched(NamedTuple):
 
 
 class _Collected:
-    def __init__(self) -> None:
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole
         self.status = 0
         self.headers: list[Header] = []
         self.body = bytearray()
@@ -24,6 +29,8 @@ class _Collected:
 
     def answered(self, status: int, headers: list[Header]) -> None:
         self.status, self.headers = status, headers
+        if not self.whole and not self.done.done():
+            self.done.set_result(Fetched(status, headers, b""))
 
     def received(self, body: bytes, complete: bool) -> None:
         self.body += body
@@ -32,7 +39,7 @@ class _Collected:
         if complete:
             self.done.set_result(Fetched(self.status, self.headers, bytes(self.body)))
         elif len(self.body) > MAX_BYTES:
-            self.done.set_exception(Broken(f"its answer is longer than {MAX_BYTES:,} bytes"))
+            self.done.set_exception(TooLong(f"its answer is longer than {MAX_BYTES:,} bytes"))
 
     def broke(self, broken: Broken) -> None:
         if not self.done.done():
@@ -40,15 +47,24 @@ class _Collected:
 
 
 async def fetch(
-    upstream: Upstream, path: str, *, body: bytes | None = None, lines: bytes = b"", timeout_s: float = 2.0
+    upstream: Upstream,
+    path: str,
+    *,
+    body: bytes | None = None,
+    lines: bytes = b"",
+    timeout_s: float = 2.0,
+    whole: bool = True,
 ) -> Fetched:
-    """Send a GET, or a POST if there is a (JSON) body; raise Broken on failure and on time-out."""
+    """Send a GET, or a POST if there is a (JSON) body; raise Broken on failure and on time-out.
+
+    `whole`: False if the answer's head is enough.
+    """
     target = upstream.target
     method = "GET" if body is None else "POST"
     head = f"{method} {target.path}{path} HTTP/1.1\r\nhost: {target.authority}\r\n".encode() + lines
     if body is not None:
         head += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-    collected = _Collected()
+    collected = _Collected(whole)
     sending = upstream.send(head + b"\r\n" + (body or b""), collected)
     try:
         async with asyncio.timeout(timeout_s):

@@ -17,6 +17,7 @@ from router.members.target import Target
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 1024
+LONG_READ_BYTES = 128 * 1024  # after such a read others have their turn: uvloop would make up to 32 of them at once
 IDLE_LIMIT_S = 60.0  # our replicas keep connections for 75 s
 SURE_IDLE_S = 1.0  # few servers close a connection this soon: for requests that must not arrive twice
 # A machine that lost its power says nothing: its connections end after a minute. Not every system has all of these.
@@ -127,7 +128,7 @@ class Upstream:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._idle: deque[Connection] = deque()  # the one used last at the right
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -141,7 +142,7 @@ class Upstream:
         sending = Sending(self, request, body, listener, bodiless, resend)
         self.sendings.add(sending)
         while self._idle:
-            if not resend and self._loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:
+            if not resend and self.loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:
                 break  # the others have idled longer
             connection = self._idle.pop()
             if not connection.transport.is_closing():
@@ -157,14 +158,14 @@ class Upstream:
         return sending
 
     def open(self, sending: Sending) -> None:
-        task = self._loop.create_task(self._open(sending))
+        task = self.loop.create_task(self._open(sending))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
     async def _open(self, sending: Sending) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self._loop.create_connection(
+                _, connection = await self.loop.create_connection(
                     lambda: Connection(self),
                     self.target.host,
                     self.target.port,
@@ -191,7 +192,7 @@ class Upstream:
         if self._closed or len(self._idle) >= MAX_IDLE:
             connection.abort()
         else:
-            connection.idle_since_s = self._loop.time()
+            connection.idle_since_s = self.loop.time()
             self._idle.append(connection)
 
     def forget(self, connection: "Connection") -> None:
@@ -302,6 +303,13 @@ class Connection(asyncio.Protocol):
             sending.received(body, True)
         elif not sending.over:  # as `Sending.received` does, in one call less for each part of a stream
             sending._listener.received(body, False)  # also without a body: the head alone is news
+            if len(data) > LONG_READ_BYTES and self._sending is sending and not sending.paused:
+                self.transport.pause_reading()
+                self._upstream.loop.call_soon(self._read_on, sending)
+
+    def _read_on(self, sending: Sending) -> None:
+        if self._sending is sending and not sending.paused:
+            self.transport.resume_reading()
 
     def _excess(self, read_bytes: int) -> str | None:
         """The reason if the answer is too long besides its body, else None; the head may be most of one long read."""

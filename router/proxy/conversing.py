@@ -1,16 +1,12 @@
 """A request of an API that only engines speak: placed by its conversation, and passed on as it came."""
 
-import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import msgspec
-from msgspec import Struct
-
-from api.errors import ApiError, invalid, quoted
+from api.errors import ApiError, invalid
 from api.generation_apis import APIS, RESPONSES, GenerationApi
-from api.openai_responses.requests import REFERENCE, response_of
+from api.openai_responses.named import NamedResponses, may_name, named_in
 from api.sse import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel
@@ -18,9 +14,10 @@ from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
+from router.prompts.reading.messages import Found
 from router.proxy.attempt import Attempt
-from router.proxy.continued import continued, conversation
 from router.proxy.exchange import Exchange
+from router.proxy.figures import last_number
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
 from router.proxy.handover import Beginning
@@ -29,60 +26,30 @@ from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
+from router.proxy.responses import TAKE_IDS, Made, checked, new_response_id, with_id
 from router.proxy.sessions import session_of
+from router.proxy.token_report import CACHED
 from router.proxy.token_use import prompt_use
 from router.tenants.limits import NOTHING, Use
 
 if TYPE_CHECKING:
     import asyncio
 
-_CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
-_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
-HEAD_BYTES = 4096  # of an answer, in which its id stands
+
+def _checked(request: Forwarding, response_id: str, param: str | None = None) -> Made | None:
+    """Read the id of a response; raise ApiError 404 if the response may be another tenant's."""
+    has_salts = request.router.admission.has_salts
+    return checked(response_id, request.admitted.cache_salt(None), param, has_salts=has_salts)
 
 
-class _Named(Struct):
-    type: Any = None
-    id: Any = None
-
-
-class _Continued(Struct):
-    previous_response_id: Any = None
-    input: str | list[_Named] | None = None
-
-
-_decode_continued = msgspec.json.Decoder(_Continued).decode
-
-
-class _Previous(NamedTuple):
-    response_id: str
-    field: str  # in which a replica of ours takes its items
-
-
-def _previous_in(body: bytes) -> _Previous | None:
-    """The response that a request continues, or the newest of which it names an item."""
-    if not any(mark in body for mark in (b"previous_response_id", b"item_reference", b"\\")):
-        return None  # most bodies are not parsed for it
-    try:
-        found = _decode_continued(body)
-    except UNREADABLE:
-        return None
-    if isinstance(found.previous_response_id, str):
-        return _Previous(found.previous_response_id, "previous_items")
-    items = found.input if isinstance(found.input, list) else ()
-    named = [item.id for item in items if item.type == REFERENCE]
-    response_id = response_of(named[-1]) if named else None
-    return None if response_id is None else _Previous(response_id, "referenced_items")
-
-
-def _holder(request: Forwarding, response_id: str) -> str | None:
-    """The replica that made this response; raise ApiError 404 if it did so for a key of another tenant."""
-    held = request.router.responses.get(response_id)
-    if held is None:
-        return None
-    if held.salt != request.admitted.cache_salt(None):
-        raise ApiError(404, f"there is no response {quoted(response_id)}", code="not_found")
-    return held.replica
+async def _holder(request: Forwarding, response_id: str, made: Made | None) -> str | None:
+    """The name of the replica that has the response; None: whichever gets the request says that it is gone."""
+    if made is not None:
+        for member in request.router.members:
+            # Another engine keeps what it makes; a replica of ours may have gone on with another one's.
+            if made.at(member.name) and not member.native and member.candidate.unavailable is None:
+                return member.name
+    return await request.router.responses.holder(response_id, made)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +62,6 @@ class Conversing(Forwarding):
     notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
     _beginning: Beginning | None = None  # of an answer that may turn out to be an error
-    _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
 
     @property
     def _streams(self) -> bool:
@@ -107,32 +73,37 @@ class Conversing(Forwarding):
         if api is None or not self._is_for_ours(exchange):
             Forwarding.serve(self, exchange)  # super() would fail: `slots` makes a new class
             return
-        previous = _previous_in(bytes(exchange.body)) if api is RESPONSES else None
-        if previous is None:
-            self._generate(api, exchange)
+        if api is RESPONSES and may_name(exchange.body):
+            self.aside(partial(self._generate_continued, api, exchange))
         else:
-            self.aside(partial(self._generate_continued, api, exchange, previous))
+            self._generate(api, exchange)
 
     def _generate(self, api: GenerationApi, exchange: Exchange) -> None:
         Generation(self.router, exchange, self.admitted, self.arrived_s, api=api).serve(exchange)
 
-    async def _generate_continued(self, api: GenerationApi, exchange: Exchange, previous: _Previous) -> None:
+    async def _generate_continued(self, api: GenerationApi, exchange: Exchange) -> None:
         """Put the conversation of the previous response into the body: then any replica can go on with it."""
-        if self.router.responses.may_be_elsewhere(previous.response_id):
-            await self.router.responses.find(previous.response_id)
-        items = await conversation(self._holder_of(previous.response_id), previous.response_id)
+        named = await self._named(exchange.body)
+        made = {response_id: _checked(self, response_id, param) for response_id, param in named}
+        # The newest of the responses that have the items has all of them in its conversation.
+        for response_id, items in ((named.previous, "previous_items"), (named.newest, "referenced_items")):
+            if response_id is not None:
+                await self.router.responses.join(exchange, response_id, made[response_id], items)
         exchange.aside = None
-        exchange.body = bytearray(continued(bytes(exchange.body), items, previous.field))
-        exchange.hold(len(exchange.body))
         self._generate(api, exchange)
 
-    def _holder_of(self, response_id: str) -> list[Member]:
-        """The replica that has this response; all, where the router does not know it and keeps no tenants apart."""
-        members = self.router.members
-        name = _holder(self, response_id)
-        if name is not None:
-            return [members.by_name[name]] if name in members.by_name else []
-        return [] if self.router.admission.has_salts else list(members)
+    async def _named(self, body: bytes | bytearray) -> NamedResponses:
+        """The responses that the body names."""
+        if is_quick(body):
+            try:
+                return named_in(body)
+            except UNREADABLE as error:
+                found = Found({}, chat=False, error=str(error))
+        else:
+            found = await self.router.reading.found(body)
+        if found.error is not None and self.router.admission.has_salts:
+            raise invalid(f"the body is no JSON object that could be searched for responses: {found.error}")
+        return found.named
 
     def _is_for_ours(self, exchange: Exchange) -> bool:
         members = self.router.members
@@ -144,18 +115,21 @@ class Conversing(Forwarding):
     # ---- the prompt
 
     def _make_ready(self) -> None:
-        previous = _previous_in(self._body) if self.api == "responses" else None
-        if previous is not None and self.router.responses.may_be_elsewhere(previous.response_id):
-            self.aside(partial(self._make_ready_asked, previous))
+        if self.api == RESPONSES.name and may_name(self._body):
+            self.aside(self._make_ready_continued)
         else:
-            self._make_ready_after(previous)
+            self._make_ready_checked()
 
-    async def _make_ready_asked(self, previous: _Previous) -> None:
-        await self.router.responses.find(previous.response_id)
+    async def _make_ready_continued(self) -> None:
+        named = await self._named(self._body)
+        made = {response_id: _checked(self, response_id, param) for response_id, param in named}
+        wanted = named.previous or named.newest
+        if wanted is not None:
+            self._holder = await _holder(self, wanted, made[wanted])
         self.exchange.aside = None
-        self._make_ready_after(previous)
+        self._make_ready_checked()
 
-    def _make_ready_after(self, previous: _Previous | None) -> None:
+    def _make_ready_checked(self) -> None:
         body, name = self._body, self._model
         if name is None or not body:
             if body and self.router.config.special_tokens_in_text == "refuse":
@@ -163,8 +137,6 @@ class Conversing(Forwarding):
             self.place()
             return
         model = self.model = self.router.members.model(name)
-        if previous is not None:
-            self._holder = _holder(self, previous.response_id)
         peek = peek_of(self.api, body, name) if is_quick(body) else None
         if peek is None:
             self.peek = Peek(name)
@@ -279,6 +251,12 @@ class Conversing(Forwarding):
             notes=self.notes,
         )
 
+    def _with_kv(self, member: Member, decision: Decision, body: bytes) -> bytes:
+        body = Forwarding._with_kv(self, member, decision, body)
+        if self.api != RESPONSES.name or member.spec.engine not in TAKE_IDS:
+            return body
+        return with_id(body, new_response_id(self.admitted.cache_salt(None), member.name, self._model or ""))
+
     def _send(self, member: Member, decision: Decision) -> bool:
         self._beginning = None
         sent = Forwarding._send(self, member, decision)
@@ -313,10 +291,8 @@ class Conversing(Forwarding):
             self._beginning, body = None, held
         if not self.first_byte_s:
             self.first_byte_s = self.router.now_s()
-        if self._head is not None and self.api == "responses":
-            self._look_for_id(attempt, body)
-        if found := _CACHED_TOKENS.findall(body):
-            self.hit.reported_tokens = int(found[-1])
+        if (cached := last_number(body, *CACHED)) is not None:
+            self.hit.reported_tokens = cached
         Forwarding.take(self, attempt, body, complete)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
@@ -326,14 +302,6 @@ class Conversing(Forwarding):
             self._compute_here(attempt)
         else:
             Forwarding.failed(self, attempt, broken)
-
-    def _look_for_id(self, attempt: Attempt, body: bytes) -> None:
-        head = (self._head or b"") + body[:HEAD_BYTES]
-        found = _RESPONSE_ID.search(head)
-        if found is not None and attempt.status < 400:
-            salt = self.admitted.cache_salt(None)
-            self.router.responses.add(found[1].decode(), attempt.member.name, salt, self._model or "")
-        self._head = None if found is not None or len(head) >= HEAD_BYTES else head
 
     def _over(self, exchange: Exchange) -> None:
         Forwarding._over(self, exchange)
@@ -374,18 +342,12 @@ class OfResponse(Forwarding):
 
     def _make_ready(self) -> None:
         response_id = self.exchange.scope["path"].split("/")[3]  # of /v1/responses/ID, and perhaps /cancel
-        if self.router.responses.may_be_elsewhere(response_id):
-            self.aside(partial(self._make_ready_asked, response_id))
-        else:
-            self._make_ready_after(response_id)
+        made = _checked(self, response_id)
+        self.aside(partial(self._make_ready_asked, response_id, made))
 
-    async def _make_ready_asked(self, response_id: str) -> None:
-        await self.router.responses.find(response_id)
+    async def _make_ready_asked(self, response_id: str, made: Made | None) -> None:
+        self._holder = await _holder(self, response_id, made)
         self.exchange.aside = None
-        self._make_ready_after(response_id)
-
-    def _make_ready_after(self, response_id: str) -> None:
-        self._holder = _holder(self, response_id)
         self.place()
 
     def _choose(self) -> Decision:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from api.errors import ApiError
 from api.generation_apis import RESPONSES
@@ -30,6 +31,7 @@ from router.proxy.headers import (
 from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
+from router.proxy.responses import new_response_id
 from router.proxy.resumable_response import ResumableResponse
 
 MAX_LOST = 3  # replicas that one request may lose before it is given up
@@ -74,7 +76,8 @@ class Generation(PromptedRequest):
                 return False
             if member.native:
                 body, passed, types, path = self._body, TO_READ, NATIVE_TYPES, None
-                envelope = response.envelope(decision.priority_s(self.router.now_s()), decision.neighbours)
+                new_id = partial(self._new_id, member)
+                envelope = response.envelope(decision.priority_s(self.router.now_s()), decision.neighbours, new_id)
             else:
                 body, path = response.foreign_body(member)
                 body = self._with_kv(member, decision, body) if path is None else body
@@ -97,15 +100,17 @@ class Generation(PromptedRequest):
             attempt.sending.pause()
         return True
 
+    def _new_id(self, member: Member) -> str:
+        if self.api is not RESPONSES:
+            return self.api.new_id()
+        return new_response_id(self.admitted.cache_salt(None), member.name, self.peek.model)
+
     # ---- from the replica to the client
 
     def begun(self, attempt: Attempt) -> None:
         exchange = self.exchange
         self._is_answered()
         self.router.answered(attempt)
-        if self.api is RESPONSES:  # a replica that goes on with it keeps it in place of this one
-            salt = self.admitted.cache_salt(None)
-            self.router.responses.add(self._response.response_id, attempt.member.name, salt, self.peek.model)
         if attempt.cached_tokens is not None and not self.resumes:
             self.hit.reported_tokens = attempt.cached_tokens
             if self.prefill is not None and self.decision is not None:

@@ -1,6 +1,5 @@
 """The hit that is expected at the replica chosen for a prompt, and the one that its engine reports."""
 
-import re
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from router.placement.prediction import Prediction, predict
 from router.prompts.dates import SHOWS_DATE
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
+from router.proxy.figures import last_number
 from router.proxy.request_summary import GenerationSummary, exactness
 
 if TYPE_CHECKING:
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 
 CACHED = b'"cached_tokens"'
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
-_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 
 
 def cached_tokens_in(body: bytes) -> int | None:
     """The cached tokens in an engine's last bytes: `"prompt_tokens_details": {"cached_tokens": N}`."""
-    found = _CACHED_TOKENS.findall(body)
-    return int(found[-1]) if found else None
+    return last_number(body, CACHED)
 
 
 class PredictedHit(Struct, eq=False):
@@ -89,8 +86,8 @@ class PredictedHit(Struct, eq=False):
         # Comparing the prompt's length costs nothing, and covers every field of the request.
         if prompt.shape is None or not prompt.exact or len(prompt.packed) > 1 or model is None or verification is None:
             return
-        if (found := _PROMPT_TOKENS.findall(body)) and int(found[-1]) != prompt.tokens:
-            verification.other_length(member, model.tokens, prompt, int(found[-1]))
+        if (told := last_number(body, b'"prompt_tokens"')) is not None and told != prompt.tokens:
+            verification.other_length(member, model.tokens, prompt, told)
             self.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
     @property

@@ -6,7 +6,7 @@ For a stream from our own replicas only token ids are kept; a foreign engine's s
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -108,14 +108,14 @@ class ResumableResponse(Struct, eq=False):
         continuation.relay()
         return with_ids(body) if self._says_ids(member) else body, None
 
-    def envelope(self, priority: float, neighbours: Sequence[Neighbour]) -> bytes:
+    def envelope(self, priority: float, neighbours: Sequence[Neighbour], new_id: Callable[[], str]) -> bytes:
         """The bytes before the body for a replica of ours: the token ids of the prompt, and of the answer so far.
 
-        `neighbours`: that it may read the prompt's KV from.
+        `neighbours`: that it may read the prompt's KV from. `new_id` draws the id of an answer that has none.
         """
         prompt = self._prompt
         if not self._response_id:
-            self._response_id = self._api.new_id()
+            self._response_id = new_id()
             self._created = int(time.time())
             if prompt.peek.seed is None:
                 self._seed = random.getrandbits(63)

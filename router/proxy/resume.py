@@ -27,6 +27,7 @@ from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Prompt
+from router.prompts.reading.client import is_quick_event
 from router.proxy.chunks import Choice, Chunk, decode_chunk, is_silent
 from router.proxy.resumable_request import decode_asked
 from router.proxy.sse import DONE, EventReader, payload_of
@@ -36,9 +37,12 @@ TAKE_IDS = ("vllm", "sglang")  # as a prompt; beside our own
 PROMPT_END = 32  # tokens of a prompt in which the beginning of reasoning is looked for
 USUAL_COMPLETION_TOKENS = 16  # OpenAI's default, where a chat may go on to the model's length
 
-_IDS = rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]'
 # Within a string the quotes would stand behind backslashes, so a member's name cannot be mistaken.
-_ADDED = re.compile(rb"\s*,\s*" + _IDS + rb"|" + _IDS + rb"\s*,?\s*")
+_IDS = b'token_ids"'
+_MEMBER = re.compile(rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]\s*(,?)')
+_BEFORE = len('"prompt_')
+MOST_ADDED = 256  # members of an event that are removed: an engine adds three, and two for each further choice
+MOST_SPACE = 64  # before a comma, where no engine writes any
 # Fields of chat requests only, or set anew. All others mean the same in a completion.
 _NOT_CONTINUED = frozenset(
     """messages prompt max_tokens max_completion_tokens return_token_ids tools tool_choice parallel_tool_calls
@@ -46,6 +50,29 @@ _NOT_CONTINUED = frozenset(
     continue_final_message add_special_tokens reasoning_effort include_reasoning documents mm_processor_kwargs
     suffix echo best_of prompt_token_ids""".split()  # noqa: SIM905
 )
+
+
+def without_ids(event: bytes) -> bytes:
+    """The event without the members that were asked for; it is searched once, whatever a replica has written."""
+    kept: list[bytes] = []
+    start = name = 0
+    for _ in range(MOST_ADDED):
+        if (name := event.find(_IDS, name)) < 0:
+            break
+        begin, name = event.rfind(b'"', max(start, name - _BEFORE), name), name + len(_IDS)
+        found = _MEMBER.match(event, begin) if begin >= 0 else None
+        if found is None:
+            continue
+        end = found.end() - len(found[1])
+        if (before := event.rfind(b",", max(start, begin - MOST_SPACE), begin)) >= 0 and not event[
+            before + 1 : begin
+        ].strip():
+            begin = before  # the comma before it goes, or the one behind if it is the first member
+        else:
+            end = found.end()
+        kept.append(event[start:begin])
+        start = name = end
+    return b"".join((*kept, event[start:])) if kept else event
 
 
 class Continuation:
@@ -175,7 +202,7 @@ class Continuation:
         self._note(chunk)
         if self._shows_ids:
             return event
-        return b"" if is_silent(chunk) else _ADDED.sub(b"", event)
+        return b"" if is_silent(chunk) else without_ids(event)
 
     def _retold(self, event: bytes) -> bytes:
         chunk = self._read(event)
@@ -226,6 +253,9 @@ class Continuation:
             return None
         if payload == DONE:
             self.done = True
+            return None
+        if not is_quick_event(payload):
+            self.why_not = "an event of it takes too long to be read"
             return None
         try:
             chunk = decode_chunk(payload)

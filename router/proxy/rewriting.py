@@ -4,26 +4,14 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-import msgspec
-from msgspec import Struct
-
 from api.errors import ApiError
 from router.members.upstream import Header
 from router.prompts.model_rewrites import Rules, rewritten
-from router.prompts.prompt import UNREADABLE
 from router.prompts.reading.client import is_quick
 from router.proxy.exchange import Exchange
 from router.proxy.request import Request
+from router.proxy.responses import made_for
 from router.proxy.sessions import session_of
-
-PREVIOUS = b"previous_response_id"
-
-
-class _Continued(Struct):
-    previous_response_id: str | None = None
-
-
-_decode_continued = msgspec.json.Decoder(_Continued).decode
 
 
 def serve_rewritten(request: Request, exchange: Exchange) -> None:
@@ -31,7 +19,7 @@ def serve_rewritten(request: Request, exchange: Exchange) -> None:
     rules, body = request.router.model_rewrites, exchange.body
     if rules.is_empty:
         request.serve(exchange)
-    elif is_quick(body) and not (rules.has_shares and _continues(exchange)):
+    elif is_quick(body):
         try:
             exchange.replace_body(_rewritten(request, exchange))
         except ApiError as error:
@@ -42,16 +30,8 @@ def serve_rewritten(request: Request, exchange: Exchange) -> None:
         request.aside(partial(_serve_apart, request, exchange))
 
 
-def _continues(exchange: Exchange) -> bool:
-    return exchange.scope["path"] == "/v1/responses" and PREVIOUS in exchange.body
-
-
 async def _serve_apart(request: Request, exchange: Exchange) -> None:
-    """Look into a large body on a thread, one at a time; and learn who has the response that this one continues."""
-    responses = request.router.responses
-    previous = _previous_in(exchange.body) if _continues(exchange) else None
-    if previous is not None and responses.may_be_elsewhere(previous):
-        await responses.find(previous)
+    """Look into a large body on a thread, one at a time."""
     async with request.router.rewriting:
         body = await asyncio.to_thread(_rewritten, request, exchange)
     exchange.aside = None
@@ -71,8 +51,8 @@ def _rewritten(request: Request, exchange: Exchange) -> bytearray | None:
     router = request.router
 
     def kept_by(response_id: str) -> str | None:
-        held = router.responses.get(response_id) if _continues(exchange) else None
-        return held.model if held is not None and held.salt == request.admitted.cache_salt(None) else None
+        made = made_for(response_id, request.admitted.cache_salt(None))
+        return None if made is None else next(filter(made.by, router.members.models), None)
 
     key = partial(_session_key, exchange.scope["headers"])
     return rewritten(router.model_rewrites, exchange.body, key, kept_by)
@@ -81,10 +61,3 @@ def _rewritten(request: Request, exchange: Exchange) -> bytearray | None:
 def _session_key(headers: Iterable[Header], prompt_cache_key: str | None) -> str | None:
     session = session_of(headers, prompt_cache_key)
     return None if session is None else session.key
-
-
-def _previous_in(body: bytes | bytearray) -> str | None:
-    try:
-        return _decode_continued(body).previous_response_id
-    except UNREADABLE:
-        return None

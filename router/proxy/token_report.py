@@ -1,17 +1,17 @@
 """The figures that an engine tells of one answer, read on its way to the client."""
 
-import re
-
 from msgspec import Struct
+
+from router.proxy.figures import last_number
 
 MARK = b'_tokens"'  # in each report of an engine, and nowhere in generated text, whose quotes are escaped
 END_BYTES = 64  # a report may come in two parts
 BESIDE_TOKENS = 2  # events of a stream that carry none: its first and its last
 
-_GENERATED = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
-_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
-_APART = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,9})')  # not part of Anthropic's input_tokens
+_GENERATED = (b'"completion_tokens"', b'"output_tokens"')
+_PROMPT = (b'"prompt_tokens"', b'"input_tokens"')
+CACHED = (b'"cached_tokens"', b'"cache_read_input_tokens"')
+_APART = (b'"cache_read_input_tokens"', b'"cache_creation_input_tokens"')  # not part of Anthropic's input_tokens
 
 
 class PromptsTold(Struct, eq=False):
@@ -61,12 +61,12 @@ class Report(Struct, eq=False):
         if MARK not in body:
             return
         self.generated = _last(_GENERATED, body, self.generated)
-        self.cached = _last(_CACHED, body, self.cached)
-        if found := _PROMPT.findall(body):
-            prompt = int(found[-1]) + sum(map(int, _APART.findall(body)))
+        self.cached = _last(CACHED, body, self.cached)
+        if (told := last_number(body, *_PROMPT)) is not None:
+            prompt = told + sum(last_number(body, name) or 0 for name in _APART)
             self.prompt = max(prompt, self.prompt or 0)  # the end of a stream may leave out the cached ones
 
 
-def _last(wanted: re.Pattern[bytes], body: bytes, before: int | None) -> int | None:
-    found = wanted.findall(body)
-    return int(found[-1]) if found else before
+def _last(names: tuple[bytes, ...], body: bytes, before: int | None) -> int | None:
+    found = last_number(body, *names)
+    return before if found is None else found

@@ -5,7 +5,6 @@ from msgspec import Struct
 from router.members.counts import ReplicaCounts
 from router.members.spec import ReplicaSpec
 from router.prompts.prefixes.recent import RecentPrompt
-from router.proxy.responses import Held
 from router.tenants.usage import Row
 from router.workers.colleagues import Question
 
@@ -41,7 +40,6 @@ FIGURES = Question("figures", Figures)
 CHANGES = Question("changes", Changes)
 RECENT = Question("recent", RecentlyRouted)
 DECIDED = Question("decided", list)  # for the dashboard, newest first
-RESPONSE = Question("response", Held | None)  # type: ignore[arg-type]  # about its id
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
 LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
 FORGET = Question("forget", bool)  # about a model's name: none of its replicas is to come back

@@ -101,6 +101,7 @@ SHARED: dict[str, Probe] = {
     "reasoning": Probe({"effort": "high"}),
     "reasoning_effort": Probe("high"),
     "repetition_penalty": Probe(2.0, _REPEATED),
+    "request_id": Probe("resp_x"),
     "response_format": Probe({"type": "json_object"}),
     "return_token_ids": Probe(True),
     "seed": Probe(2),

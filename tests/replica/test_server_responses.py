@@ -101,6 +101,15 @@ def test_items_of_earlier_responses_may_be_named_by_their_ids(client: OpenAI) ->
             client.responses.create(**asked, input=[{"type": "item_reference", "id": missing}])
 
 
+def test_a_request_may_say_the_id_of_its_response(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "input": "hello", "max_output_tokens": 2}
+    made = client.responses.create(**asked, extra_body={"request_id": "resp_mine"})
+    assert made.id == "resp_mine" and client.responses.retrieve("resp_mine").output == made.output
+    for bad in ("mine", "resp_/../x", "resp_" + "x" * 129):
+        with pytest.raises(openai.BadRequestError, match="request_id"):
+            client.responses.create(**asked, extra_body={"request_id": bad})
+
+
 def test_a_response_that_is_not_stored_cannot_be_read(client: OpenAI) -> None:
     made = client.responses.create(model=MODEL, input="hello", max_output_tokens=2, store=False)
     with pytest.raises(openai.NotFoundError):

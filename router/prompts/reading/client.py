@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from api.errors import ApiError, queue_full
 from api.http.bodies import MEDIUM_BYTES
@@ -31,6 +31,7 @@ QUICK_BODY_BYTES = 24 * 1024  # always parsed in the event loop
 LONG_BODY_BYTES = 256 * 1024
 MOST_COMMAS = 32 * 1024
 MOST_NESTED = 4 * 1024  # lists and objects
+LONG_EVENT_BYTES = 4 * 1024 * 1024  # of a replica's stream; the first one may have the token ids of a long prompt
 READ_LIMIT_S = 20.0
 PIPE_BYTES = 1024 * 1024  # of an answer, before it is read on
 
@@ -64,6 +65,13 @@ def is_quick(body: bytes | bytearray) -> bool:
     return body.count(b"[") + body.count(b"{") <= MOST_NESTED
 
 
+def is_quick_event(event: bytes) -> bool:
+    """The same for an event of a replica's stream, which may have more numbers than a body of a client."""
+    if len(event) <= QUICK_BODY_BYTES:
+        return True
+    return len(event) <= LONG_EVENT_BYTES and event.count(b"[") + event.count(b"{") <= MOST_NESTED
+
+
 class Reading:
     """Two processes, for medium and for large bodies, each reading one body at a time."""
 
@@ -71,16 +79,29 @@ class Reading:
         self._medium = _Lane(wait_s)
         self._large = _Lane(wait_s)
 
-    async def read(self, body: bytes, want: Callable[[Found], Wanted], *, whole: bool = True) -> Made | None:
+    async def read(
+        self, body: bytes, want: Callable[[Found], Wanted], *, whole: bool = True, names: bool = False
+    ) -> Made | None:
         """Parse a body. `want` is called with the fields found, and returns a request for the result.
 
         None: `want` did not want anything. ApiError: it may not be read, or cannot within the limits.
         """
         lane = self._medium if len(body) <= MEDIUM_BYTES else self._large
-        answer = await lane.read(body, want, whole)
+        answer = await lane.read(body, Body(len(body), whole, names), want)
         if isinstance(answer, Refused):
             raise answer.error()
         return answer
+
+    async def found(self, body: bytes | bytearray) -> Found:
+        """Parse a body for its fields and the stored responses that it names; ApiError as of `read`."""
+        found = Found({}, chat=False)
+
+        def note(told: Found) -> None:
+            nonlocal found
+            found = told
+
+        await self.read(cast(bytes, body), note, whole=False, names=True)
+        return found
 
     async def close(self) -> None:
         await self._medium.close()
@@ -95,30 +116,30 @@ class _Lane:
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
-    async def read(self, body: bytes, want: Callable[[Found], Wanted], whole: bool) -> Made | Refused | None:
+    async def read(self, body: bytes, about: Body, want: Callable[[Found], Wanted]) -> Made | Refused | None:
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._turn.acquire()
         except TimeoutError:
             return Refused.of(queue_full(f"other large bodies came first for {self._wait_s:g} s; try again", 1))
         # It is read to its end even if its client leaves: a process that is ended has to be started again.
-        return await asyncio.shield(asyncio.create_task(self._in_turn(body, want, whole)))
+        return await asyncio.shield(asyncio.create_task(self._in_turn(body, about, want)))
 
-    async def _in_turn(self, body: bytes, want: Callable[[Found], Wanted], whole: bool) -> Made | Refused | None:
+    async def _in_turn(self, body: bytes, about: Body, want: Callable[[Found], Wanted]) -> Made | Refused | None:
         try:
-            answer = await self._tried(body, want, whole)
-            return answer if answer is not PROCESS_LOST else await self._tried(body, want, whole)
+            answer = await self._tried(body, about, want)
+            return answer if answer is not PROCESS_LOST else await self._tried(body, about, want)
         finally:
             self._turn.release()
 
-    async def _tried(self, body: bytes, want: Callable[[Found], Wanted], whole: bool) -> Made | Refused | None:
+    async def _tried(self, body: bytes, about: Body, want: Callable[[Found], Wanted]) -> Made | Refused | None:
         """The response of the process; PROCESS_LOST if it died, which this body need not have caused."""
         answer: Made | Refused | None = TOO_COSTLY
         try:
             async with asyncio.timeout(READ_LIMIT_S):
                 process = await self._running()
                 try:
-                    answer = await self._asked(process, body, want, whole)
+                    answer = await self._asked(process, body, about, want)
                 except (EOFError, ConnectionError) as error:
                     code = await process.wait()
                     log.warning("The reader of large bodies ended with code %d: %s", code, error)
@@ -131,9 +152,9 @@ class _Lane:
         return answer
 
     async def _asked(
-        self, process: asyncio.subprocess.Process, body: bytes, want: Callable[[Found], Wanted], whole: bool
+        self, process: asyncio.subprocess.Process, body: bytes, about: Body, want: Callable[[Found], Wanted]
     ) -> Made | Refused | None:
-        await _send(process, Body(len(body), whole), body)
+        await _send(process, about, body)
         found = await _received(process)
         if not isinstance(found, Found):
             return found

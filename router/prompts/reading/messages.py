@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError
+from api.openai_responses.named import NamedResponses
 from api.retention import Retain
 from api.special_tokens import SpecialTokensInText
 from router.prompts.tokens import TokenCounts
@@ -22,6 +23,7 @@ OUT_OF_MEMORY = 3  # the exit code of a process that has no memory for the messa
 class Body(Struct, tag=True):
     size: int
     whole: bool  # whether it is a generation request, whose contents matter
+    names: bool = False  # whether the stored responses are wanted that it names
 
 
 class Make(Struct, tag=True):
@@ -60,6 +62,7 @@ class Found(Struct, tag=True):
     fields: dict[str, Any]  # of `router.prompts.prompt.Peek`
     chat: bool
     error: str | None = None  # it is no JSON object
+    named: NamedResponses = NamedResponses()  # stored responses, where they were asked for
 
 
 class Made(Struct, tag=True):

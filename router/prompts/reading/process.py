@@ -20,6 +20,7 @@ from api.errors import ApiError, invalid
 from api.generation_apis import APIS
 from api.http.bodies import LARGEST_BODY_BYTES
 from api.lifeline import die_with_parent
+from api.openai_responses.named import NamedResponses, named_in
 from api.prompts import Prompts
 from api.requests import read
 from api.tokenizer import load_tokenizer
@@ -118,7 +119,7 @@ class Process:
             found = found_in(apart)
             answer = lambda make: self._made_or_unread(body, apart, found, make)  # noqa: E731
         else:
-            found = found_to_forward(body)
+            found = found_to_forward(body, names=asked.names)
             answer = lambda salt: Made(body=with_salt(body, salt.salt, "cache_salt" in found.fields))  # noqa: E731
         if len(msgspec.msgpack.encode(found)) > MOST_FIELD_BYTES:
             raise invalid(f"the fields beside messages, prompt and tools have more than {MOST_FIELD_BYTES:,} bytes")
@@ -251,15 +252,16 @@ def contents_of(apart: Any) -> dict[str, Any]:
     return {"messages": messages, "prompt": prompt, "tools": apart.tools}
 
 
-def found_to_forward(body: bytes) -> Found:
+def found_to_forward(body: bytes, *, names: bool = False) -> Found:
     try:
         forwarded = _decode_forwarded(body)
+        named = named_in(body) if names else NamedResponses()
     except UNREADABLE as error:
         return Found({}, chat=False, error=str(error))
     fields = {"model": forwarded.model} if isinstance(forwarded.model, str) else {}
     if forwarded.cache_salt is not None:
         fields["cache_salt"] = lenient(forwarded.cache_salt, str)
-    return Found(fields, chat=False)
+    return Found(fields, chat=False, named=named)
 
 
 def sent(body: bytes, peek: Peek, make: Make) -> tuple[bytes | None, bool]:

@@ -87,7 +87,8 @@ async def test_both_halves_of_every_api(path: str, stream: bool) -> None:
         [asked], [handed] = two.prefill.transferred, two.decode.transferred
         assert asked["do_remote_decode"] and not asked["do_remote_prefill"]
         assert (handed["do_remote_prefill"], handed["remote_engine_id"]) == (True, "e0")
-        sent = {name: value for name, value in two.decode.calls[0].json.items() if name != "kv_transfer_params"}
+        added = ("kv_transfer_params", "request_id")
+        sent = {name: value for name, value in two.decode.calls[0].json.items() if name not in added}
         assert sent == body(path, stream=stream, **more), "the second half is the client's own request"
         assert two.prefill.calls[0].path == two.decode.calls[0].path == path
         assert not two.fabric.held

@@ -4,15 +4,15 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.router.keeping import Keeping
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, gateway
-from tests.router.scripted import CHAT, Call, Client, Scripted, Served, connect, says, served
+from tests.router.scripted import CHAT, Client, Scripted, Served, connect, says, served
 
 MESSAGES, RESPONSES, EMBEDDINGS, SCORE = "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score"
 RULES = """
@@ -43,7 +43,7 @@ async def serving(folder: Path, text: str = RULES, **config: Any) -> AsyncIterat
 
 
 def asked_of(running: Served) -> list[Any]:
-    return [call.json["model"] for one in running.replicas.values() for call in one.calls]
+    return [call.json["model"] for one in running.replicas.values() for call in one.calls if call.body]
 
 
 @pytest.mark.parametrize("size", [1, 300_000], ids=["small", "large"])
@@ -73,7 +73,10 @@ async def test_conversations_are_split_and_each_stays(tmp_path: Path) -> None:
 
 
 async def test_a_response_is_continued_by_its_model(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (running, client, _):
+    file = tmp_path / "rewrites.toml"
+    file.write_text(RULES)
+    old, new = (Keeping(model, models=(model,)) for model in ("old", "new"))
+    async with served(old, new, model_rewrites_file=str(file)) as running, connect(running.port) as client:
         for number in range(12):
             first = await client.post(RESPONSES, {"model": "both", "input": f"{number}"})
             then = {"model": "both", "input": f"and {number + 100}", "previous_response_id": first.json["id"]}
@@ -83,12 +86,9 @@ async def test_a_response_is_continued_by_its_model(tmp_path: Path) -> None:
 
 
 async def test_a_replica_of_several_models_goes_on_with_the_one_that_answered(tmp_path: Path) -> None:
-    def answer(call: Call) -> None:
-        call.answer(json.dumps({"id": f"resp_{next(numbers)}", "model": call.json["model"], "usage": {}}).encode())
-
-    numbers, file = count(), tmp_path / "rewrites.toml"
+    file = tmp_path / "rewrites.toml"
     file.write_text(RULES)
-    both = Scripted("both", answer, models=["old", "new"])
+    both = Keeping("both", models=("old", "new"))
     async with served(both, model_rewrites_file=str(file)) as running, connect(running.port) as client:
         for number in range(12):
             first = await client.post(RESPONSES, {"model": "both", "input": f"{number}"})

@@ -1,0 +1,72 @@
+"""The stored responses that a request names: the one that it continues, and those that have the items it refers to."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from api.openai_responses.requests import REFERENCE, response_of
+
+# Without one of these a body names none; the last may spell one of the others.
+MARKS = (b"previous_response_id", REFERENCE.encode(), b"\\u00")
+
+
+class NamedResponses(Struct, frozen=True):
+    previous: str | None = None
+    of_items: list[str] = []  # in order, without repetitions
+
+    @property
+    def newest(self) -> str | None:
+        """The last of those that have the items."""
+        return self.of_items[-1] if self.of_items else None
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Each response, and the field that names it."""
+        if self.previous is not None:
+            yield self.previous, "previous_response_id"
+        for response_id in self.of_items:
+            yield response_id, "input"
+
+
+class _Continued(Struct):
+    previous_response_id: Any = None
+    input: Raw = Raw(b"null")
+
+
+class _Item(Struct):
+    type: Any = None
+    id: Any = None
+
+
+_decode_continued = msgspec.json.Decoder(_Continued).decode
+_decode_items = msgspec.json.Decoder(list[_Item]).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def may_name(body: bytes | bytearray) -> bool:
+    return any(mark in body for mark in MARKS)
+
+
+def named_in(body: bytes | bytearray) -> NamedResponses:
+    """Raises what msgspec does for a body that is no JSON object."""
+    if not may_name(body):
+        return NamedResponses()
+    asked = _decode_continued(body)
+    previous = asked.previous_response_id
+    items = dict.fromkeys(filter(None, map(response_of, _references(asked.input))))
+    return NamedResponses(previous if isinstance(previous, str) else None, list(items))
+
+
+def _references(given: Raw) -> Iterator[Any]:
+    """The ids of items that the input refers to, whatever stands beside them."""
+    if bytes(memoryview(given)[:1]) != b"[":
+        return
+    try:
+        for item in _decode_items(given):
+            if item.type == REFERENCE:
+                yield item.id
+    except msgspec.ValidationError:
+        for item in _decode_any(given):
+            if isinstance(item, dict) and item.get("type") == REFERENCE:
+                yield item.get("id")
