@@ -27,6 +27,7 @@ from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Prompt
+from router.proxy.aborts import ABORTED
 from router.proxy.chunks import Choice, Chunk, decode_chunk, is_silent
 from router.proxy.resumable_request import decode_asked
 from router.proxy.sse import DONE, EventReader, payload_of
@@ -225,7 +226,7 @@ class Continuation:
         if payload is None:
             return None
         if payload == DONE:
-            self.done = True
+            self.done = self.broken is None
             return None
         try:
             chunk = decode_chunk(payload)
@@ -235,6 +236,9 @@ class Continuation:
         if chunk.error is not None and not chunk.choices:
             if self.why_not is None:
                 self.broken = "it broke its stream off with an error"
+            return None
+        if any(choice.finish_reason == "abort" for choice in chunk.choices):
+            self.broken = ABORTED  # what else the event says is generated again
             return None
         return chunk
 
