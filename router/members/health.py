@@ -15,6 +15,8 @@ from router.placement.cost import Candidate
 
 SLOWEST = 10.0  # cost factor of a replica when it comes back
 MOST_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
+ASLEEP = "its engine sleeps"
+STALLED = "its engine computes nothing"  # and how that shows
 STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
 
 Breaker: TypeAlias = Literal["closed", "open", "half-open"]
@@ -40,6 +42,7 @@ class Health:
         self.breaker: Breaker = "closed"
         self.draining = False  # an operator's word
         self.resting: str | None = None  # the replica's own word: it takes nothing for now
+        self.stalled: str | None = None  # why its engine computes nothing, though its server answers health checks
         self.reached = not self.config.probe_interval_s
         self._rng = rng
         self._faults = 0  # in a row
@@ -107,6 +110,12 @@ class Health:
         """Note the replica's own word that it takes no new work; a probe that is sent from now on may end it."""
         self.resting, self._rests_since_probe = reason, True
         self.publish()
+
+    def stall(self, reason: str | None) -> None:
+        """Note that its engine computes nothing; None: it does again."""
+        if reason != self.stalled:
+            self.stalled = reason
+            self.publish()
 
     def heard(self, now_s: float) -> None:
         """Note a status. After silence it is a sign of life: an open breaker need not wait any longer."""
@@ -211,7 +220,8 @@ class Health:
         """Tell the candidates; call it when one has come."""
         reason = self._reason()
         # A request sent to a silent replica would only wait there, and could not go elsewhere.
-        kept_away = self.draining or self.resting is not None or self.silent or self._opened_by_silence
+        rests = self.resting is not None or self.stalled is not None
+        kept_away = self.draining or rests or self.silent or self._opened_by_silence
         may_try_anyway = reason is not None and self.reached and not kept_away
         for candidate in self.candidates:
             candidate.slowness, candidate.unavailable = self.slowness, reason
@@ -222,6 +232,8 @@ class Health:
             return "draining"
         if self.resting is not None:
             return self.resting
+        if self.stalled is not None:
+            return self.stalled
         if not self.reached:
             return f"not reached yet: {self._last_fault}" if self._last_fault else "not reached yet"
         if self.breaker == "open":
