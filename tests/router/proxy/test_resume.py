@@ -166,6 +166,19 @@ def test_a_lost_stream_continues_as_a_completion() -> None:
     assert used["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
 
 
+@pytest.mark.parametrize(("asked", "room"), [({}, 16), ({"max_tokens": None}, 98), ({"max_tokens": 7}, 7)])
+def test_a_completion_without_a_limit_has_openais_and_null_is_none_at_all(asked: dict[str, Any], room: int) -> None:
+    body = json.dumps({"model": "m", "prompt": "hi", **asked}).encode()
+    prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m"))
+    stream = Continuation(False, prompt, body, ByteTokenizer())
+    stream.relay()
+    stream.feed(gone_on("ab", [97, 98]))
+    stream.settle()
+    assert stream.fits(False, VLLM) and not stream.is_complete(100)
+    assert stream.fits(True, VLLM) is (room != 98), "ours take null for 16"
+    assert json.loads(stream.resume(body, 100))["max_tokens"] == room - 2
+
+
 def test_a_second_loss_continues_from_all_that_was_said() -> None:
     stream = stream_of({"prompt": "hi"}, chat=False)
     stream.relay()
