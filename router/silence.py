@@ -16,7 +16,7 @@ from router.placement.eligibility import can_take
 
 log = logging.getLogger(__name__)
 
-GIVEN_UP_S = 1.7  # without a heartbeat, which comes between an engine's steps: a long one is no death
+GIVEN_UP_S = 1.7  # without a heartbeat, or later by as much as the replica's steps take longer
 QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
 JUST_NOW_S = 0.2  # since something was heard: a tick of the clock that came late
 # A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
@@ -132,7 +132,7 @@ class Silence:
             self._works_again(server, now_s)
         if health.stalled is not None:
             return  # its server is heard, which says nothing
-        if health.silent_s > GIVEN_UP_S:
+        if health.silent_s > GIVEN_UP_S + health.patience_s - health.config.silence_s:
             self.suspect(server, "no heartbeat comes from it any more", now_s - health.silent_s)
         elif server.suspicion and now_s - server.alive_s < JUST_NOW_S:
             self._recovered(server, now_s)

@@ -15,6 +15,10 @@ from router.placement.cost import Candidate
 
 SLOWEST = 10.0  # cost factor of a replica when it comes back
 MOST_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
+# A status comes between an engine's steps, so its longest steps lately are known by the pauses between statuses.
+PAUSES = 2.0  # as many of the longest one are no silence
+LONGEST_PAUSE_S = 2.5  # more is a standstill, which says nothing about steps
+PAUSE_KEPT = 0.998  # of the longest pause with each status; there are about four a second
 ASLEEP = "its engine sleeps"
 STALLED = "its engine computes nothing"  # and how that shows
 STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
@@ -55,6 +59,7 @@ class Health:
         self._refusals_s = now_s
         self._heard_s: float | None = None
         self.silent_s = 0.0  # 0: not silent
+        self._longest_pause_s = 0.0  # between two statuses, lately
         self.slowness = 1.0  # cost factor
         self._probe_at_s = now_s
         self._rests_since_probe = False  # it said so after the last probe was sent, which may have come before
@@ -63,6 +68,11 @@ class Health:
     @property
     def silent(self) -> bool:
         return self.silent_s > 0
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds without a status that are no silence: more for an engine whose steps take long."""
+        return max(self.config.silence_s, PAUSES * self._longest_pause_s)
 
     def heard_age_s(self, now_s: float) -> float | None:
         """Seconds since its last status; None if it sends none."""
@@ -119,6 +129,8 @@ class Health:
 
     def heard(self, now_s: float) -> None:
         """Note a status. After silence it is a sign of life: an open breaker need not wait any longer."""
+        if self._heard_s is not None and (pause_s := now_s - self._heard_s) < LONGEST_PAUSE_S:
+            self._longest_pause_s = max(pause_s, self._longest_pause_s * PAUSE_KEPT)
         self._heard_s = now_s
         if self.silent_s and self.breaker != "closed" and self._opened_by_silence:
             self._works(now_s)
@@ -160,7 +172,7 @@ class Health:
             self._probe_at_s = now_s
         if self._heard_s is not None:
             silent_s = now_s - self._heard_s
-            self.silent_s = silent_s if silent_s > self.config.silence_s else 0.0
+            self.silent_s = silent_s if silent_s > self.patience_s else 0.0
         self.slowness = self._slow_start(now_s)
         if self._refusals:
             self._forget_refusals(now_s)
