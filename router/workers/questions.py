@@ -39,6 +39,7 @@ class RecentlyRouted(Struct):
 
 FIGURES = Question("figures", Figures)
 CHANGES = Question("changes", Changes)
+NOT_READY = Question("not ready", str)  # why; empty: it is
 RECENT = Question("recent", RecentlyRouted)
 DECIDED = Question("decided", list)  # for the dashboard, newest first
 RESPONSE = Question("response", Held | None)  # type: ignore[arg-type]  # about its id
