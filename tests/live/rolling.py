@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from tests.chaos.replicas import children
 from tests.chaos.routers import RouterProcess, router
-from tests.live.engine import MODEL, Engine, missing
+from tests.live.engine import MODEL, Engine, missing, ready
 from tests.live.traffic import text_of
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -242,11 +242,9 @@ def main() -> int:
         parser.error(reason)
     bad = 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        engines = [Engine(Path(folder) / f"w{number}.jsonl", {}, ()) for number in range(args.engines)]
-        for engine in engines:
-            stack.callback(engine.end)
-        for engine in engines:
-            engine.wait_ready()
+        engines = []
+        for number in range(args.engines):  # one after the other: at once, all may take too long on a busy machine
+            engines.append(stack.enter_context(ready(Engine(Path(folder) / f"w{number}.jsonl", {}, ()))))
         texts = asyncio.run(undisturbed(engines[0].url))
         options = ["--model-dir", f"{MODEL}={engines[0].folder / 'model'}"]
         for number, engine in enumerate(engines):
