@@ -27,7 +27,7 @@ from router.prompts.model_rewrites import NO_RULES
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
-from router.proxy.attempt import Attempt, Owner
+from router.proxy.attempt import BODY, Attempt, Owner
 from router.proxy.kept_responses import KeptResponses
 from router.proxy.request_summary import (
     RequestSummary,
@@ -243,6 +243,8 @@ class Router:
         attempt.ended_s, attempt.ended_order, attempt.fault = now_s, next(self.order), fault
         member = attempt.member
         self.placement.ended(attempt.placed, now_s)
+        if attempt.spoken == BODY and fault is None:
+            member.server.works(now_s)
         if fault is not None:
             log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # upkeep warns of it
             member.server.faults += 1
@@ -290,7 +292,7 @@ class Router:
         if not server.suspicion:
             sent_into_silence = attempt.placed.sent_s > server.silent_since_s
             return attempt.touched_s < server.recovered_s and (attempt.goes_on or sent_into_silence)
-        if attempt.goes_on:
+        if attempt.goes_on and attempt.begun_s:  # else its head has come, for which no engine is needed
             return attempt.touched_s < server.silent_since_s + QUIET_S
         return attempt.touched_s < self.now_s() - QUIET_S
 
@@ -344,7 +346,9 @@ class Router:
     def _look_at(self, attempt: Attempt, now_s: float) -> None:
         unread = attempt.owner.exchange.unread_bytes if attempt.is_paused else None
         if attempt.spoken or unread != attempt.unread:  # the replica has sent or the client has read something
-            attempt.spoken, attempt.unread, attempt.touched_s = False, unread, now_s
+            if attempt.spoken == BODY:
+                attempt.member.server.works(now_s)
+            attempt.spoken, attempt.unread, attempt.touched_s = 0, unread, now_s
             return
         goes_on = attempt.goes_on
         limit_s = self.config.idle_timeout_s if goes_on or unread is not None else self.config.first_token_timeout_s

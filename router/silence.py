@@ -1,19 +1,33 @@
-"""Replicas that have fallen silent: suspected, and relieved of their requests where others can take them."""
+"""Replicas that have fallen silent: suspected, and relieved of their requests where others can take them.
+
+Of another engine than ours, the server may answer health checks while the engine computes nothing: it sleeps, it was
+paused, its process was stopped. Signs that it computes are bytes of answers, events of its cache, and counts in its
+metrics that only its steps change; so a long prompt is no silence.
+"""
 
 import logging
 import math
 
 from router.core import Router
+from router.members.facts import is_asleep, scraped_steps
+from router.members.health import ASLEEP, STALLED
 from router.members.members import Member, Server
 from router.placement.eligibility import can_take
 
 log = logging.getLogger(__name__)
 
-GIVEN_UP_S = 1.7  # without a heartbeat, which comes between an engine's steps: a long one is no death
+GIVEN_UP_S = 1.7  # without a heartbeat, or later by as much as the replica's steps take longer
 QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
 JUST_NOW_S = 0.2  # since something was heard: a tick of the clock that came late
 # A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
 LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
+STALLED_S = 3.0  # without a sign that an engine computes, while it owes answers
+STEPS = 3.0  # of its longest step lately, if that is longer
+MOST_STALLED_S = 12.0
+CHUNK_TOKENS = 8192  # of a prompt, which engines compute in one step
+SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
+SCRAPED_LATELY_S = 1.5  # else its server does not answer either, and other rules judge it
+SCRAPED = ("vllm", "sglang")
 RECOVERY_S = 2.0  # for streams to continue after a silence; connections may have died of it, or wait for long
 
 
@@ -48,9 +62,77 @@ class Silence:
         server.suspicion, server.recovered_s = "", now_s
         server.upstream.drop_idle()
 
+    # ---- an engine that computes nothing
+
+    def is_doubtful(self, server: Server, now_s: float) -> bool:
+        """Return whether to look at an engine's metrics now: it owes answers, and gives no sign that it computes."""
+        if server.native or server.members[0].spec.engine not in SCRAPED or now_s - server.scraped_s < SCRAPE_S:
+            return False
+        return server.health.stalled is not None or now_s - server.worked_s > SCRAPE_S
+
+    def scraped(self, server: Server, metrics: bytes, now_s: float) -> None:
+        """Take from an engine's metrics whether it sleeps, and whether it has computed since the last time."""
+        server.scraped_s, before, server.steps = now_s, server.steps, scraped_steps(metrics)
+        if server.steps != before:
+            server.tells_steps = before is not None
+            server.works(now_s)
+        if is_asleep(metrics):
+            self._stall(server, ASLEEP, now_s)
+        elif server.health.stalled == ASLEEP:
+            self._works_again(server, now_s)
+
+    def _stall(self, server: Server, reason: str, since_s: float) -> None:
+        server.health.stall(reason)
+        self.suspect(server, reason, since_s)
+
+    def _works_again(self, server: Server, now_s: float) -> None:
+        server.health.stall(None)
+        server.longest_step_s = 0.0
+        self._recovered(server, now_s)
+
+    def _look_at_engine(self, server: Server, now_s: float) -> None:
+        """Suspect an engine that computes nothing although it should and its server answers, while others compute."""
+        since_s = now_s - server.worked_s
+        if not server.tells_steps or since_s < STALLED_S or now_s - server.scraped_s > SCRAPED_LATELY_S:
+            return
+        event_age_s = min(self._router.feeds.event_age_s(member.name) for member in server.members)
+        server.worked_s = max(server.worked_s, now_s - event_age_s)
+        quiet_s = now_s - server.worked_s
+        if quiet_s > self._patience_s(server) and self._others_work(server, now_s):
+            why = f"{STALLED}: no token, event or count for {quiet_s:.1f} s, with {server.in_flight} answers due"
+            self._stall(server, why, server.worked_s)
+
+    def _patience_s(self, server: Server) -> float:
+        """How long its engine may give no sign: some steps, each of which may compute a part of a long prompt."""
+        step_s = server.longest_step_s
+        for member in server.members:
+            candidate = member.candidate
+            if candidate.prefill_tokens_per_s:
+                step_s = max(step_s, min(candidate.queued_tokens, CHUNK_TOKENS) / candidate.prefill_tokens_per_s)
+        return min(MOST_STALLED_S, max(STALLED_S, STEPS * step_s))
+
+    def _others_work(self, server: Server, now_s: float) -> bool:
+        """Return whether another replica of one of its models works: if none does, the machine may stand still."""
+        return any(
+            other is not server
+            and other.unavailable is None
+            and not other.suspicion
+            and (now_s - other.worked_s < STALLED_S / 2 or not other.in_flight)
+            and not set(other.models).isdisjoint(server.models)
+            for other in self._servers.values()
+        )
+
+    # ---- any replica
+
     def look(self, server: Server, now_s: float) -> None:
         health = server.health
-        if health.silent_s > GIVEN_UP_S:
+        if health.stalled is None and server.in_flight and not server.native:
+            self._look_at_engine(server, now_s)
+        elif health.stalled not in (None, ASLEEP) and server.worked_s > server.suspected_s:
+            self._works_again(server, now_s)
+        if health.stalled is not None:
+            return  # its server is heard, which says nothing
+        if health.silent_s > GIVEN_UP_S + health.patience_s - health.config.silence_s:
             self.suspect(server, "no heartbeat comes from it any more", now_s - health.silent_s)
         elif server.suspicion and now_s - server.alive_s < JUST_NOW_S:
             self._recovered(server, now_s)

@@ -9,6 +9,7 @@ from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
 from router.members.broken import Broken
 from router.members.counts import counts_of
+from router.status import not_ready
 from router.tenants.usage import Row, Selection
 from router.upkeep import Upkeep
 from router.workers.colleagues import Question, Told, about
@@ -19,6 +20,7 @@ from router.workers.questions import (
     FIGURES,
     FORGET,
     LEARN_AGAIN,
+    NOT_READY,
     RECENT,
     USAGE,
     Changes,
@@ -37,6 +39,7 @@ class Telling:
         answers: dict[Question[Any], Callable[[Told], Awaitable[Any]]] = {
             FIGURES: self._figures,
             CHANGES: self._changes,
+            NOT_READY: self._not_ready,
             RECENT: self._recent,
             DECIDED: self._decided,
             USAGE: self._usage,
@@ -60,6 +63,9 @@ class Telling:
     async def _changes(self, _: Told) -> Changes:
         draining = [name for name, server in self._router.members.servers.items() if server.health.draining]
         return Changes(self._knows_and_serves(), self._upkeep.wanted, self._upkeep.added, draining)
+
+    async def _not_ready(self, _: Told) -> str:
+        return not_ready(self._router) or ""
 
     async def _recent(self, _: Told) -> RecentlyRouted:
         router = self._router

@@ -20,7 +20,7 @@ from router.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
 from router.log_lines import Report
 from router.members.broken import Broken
 from router.members.discovery.desired import Desired, difference
-from router.members.health import Health, HealthConfig
+from router.members.health import ASLEEP, Health, HealthConfig
 from router.members.members import Member, Server
 from router.members.ranks import Rank
 from router.members.spec import BadSpec, ReplicaSpec
@@ -28,14 +28,13 @@ from router.members.upstream import Upstream
 from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
-from router.silence import GIVEN_UP_S, QUIET_S, Silence, is_quiet
+from router.silence import GIVEN_UP_S, QUIET_S, SCRAPED, Silence, is_quiet
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 LATE_S = 0.1  # of the clock itself; beyond that, the router stood still
 MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
-SCRAPED = ("vllm", "sglang")
 LEARN_AGAIN_S = 4.0  # so that an adapter is noticed within five
 NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
 UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
@@ -213,7 +212,8 @@ class Upkeep:
                         await self.learn_again(server)
 
     def _is_due(self, server: Server, now_s: float) -> bool:
-        return server.health.probe_due(now_s) or is_quiet(server, now_s)
+        health = server.health
+        return health.probe_due(now_s) or is_quiet(server, now_s) or self.silence.is_doubtful(server, now_s)
 
     def _is_outdated(self, server: Server, now_s: float) -> bool:
         """Return whether to ask again a replica that loads and unloads adapters without a word."""
@@ -298,6 +298,16 @@ class Upkeep:
             scraped = await ask(server, "/metrics")
             if scraped.status == 200:
                 self._learning.scraped(server, scraped.body, now_s)
+                self.silence.scraped(server, scraped.body, now_s)
+            if server.health.stalled not in (None, ASLEEP):
+                await self._wake(server)
+
+    async def _wake(self, server: Server) -> None:
+        """Ask an engine that has stopped for one token: without work, it gives no sign that it goes on."""
+        body = msgspec.json.encode({"model": server.models[0], "prompt": "a", "max_tokens": 1})
+        with suppress(Broken):
+            if (await ask(server, "/v1/completions", body)).status < 500:
+                server.works(self._router.now_s())
 
     # ---- what comes by itself
 
@@ -344,6 +354,10 @@ class Upkeep:
         was = server.unavailable
         if server.upstream.spoken:
             server.alive_s = now_s
+        if not (server.in_flight or server.health.stalled):
+            server.worked_s = now_s
+        elif gap_s:
+            server.worked_s = min(now_s, server.worked_s + gap_s)
         if server.upstream.spoken or not server.in_flight:
             server.upstream.spoken, server.quiet_since_s = False, now_s
         elif gap_s:

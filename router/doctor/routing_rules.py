@@ -18,6 +18,7 @@ QUEUE_READINGS = 5
 QUEUE_CHANGES = 3  # of the replica with the longest queue; a hot replica stays the same
 HOT_BUSY = 8.0  # concurrent requests: fewer do not wait
 HOT_TIMES = 4.0  # the mean of the other replicas: cost gives a warm replica some more, but not as many
+STALLED = ("its engine sleeps", "its engine computes nothing")  # how the router's reason begins then
 STARVED = 0.2  # share of the time: below that a step is hardly late
 SALTED_PROMPTS = 20
 NEW_SALTS = 0.5  # a tenant's salt is new only once
@@ -25,12 +26,25 @@ NEW_SALTS = 0.5  # a tenant's salt is new only once
 
 def replica_down(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
-    if routed is None or routed.available or _drains(replica):
+    if routed is None or routed.available or _drains(replica) or engine_stalled(replica, _):
         return None
     return Diagnosis(
         f"it takes no requests: {routed.why or 'the router gives no reason'}",
         "check its log (`warmroute logs` in a fleet), and whether the router can reach its address",
         {"why": routed.why or "", "breaker": routed.breaker, "faults": routed.faults},
+    )
+
+
+def engine_stalled(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
+    routed = replica.routed
+    why = routed.why if routed is not None and not routed.available else None
+    if why is None or not why.startswith(STALLED):
+        return None
+    return Diagnosis(
+        f"{why}; its server answers health checks all the same, so nobody else notices",
+        "wake it (POST /wake_up) or end its pause (POST /resume) if somebody meant it; else its engine's process "
+        "hangs: look at its log and restart it. The router sends it requests again once it computes",
+        {"why": why},
     )
 
 

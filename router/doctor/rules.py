@@ -7,6 +7,7 @@ from router.doctor.findings import Finding, ReplicaRule, RouterRule, Rule
 RULES: tuple[Rule, ...] = (
     RouterRule("no-replicas", routing_rules.no_replicas),
     ReplicaRule("replica-down", routing_rules.replica_down),
+    ReplicaRule("engine-stalled", routing_rules.engine_stalled),
     ReplicaRule("replica-draining", routing_rules.replica_draining),
     ReplicaRule("replica-unsteady", routing_rules.replica_unsteady),
     ReplicaRule("name-taken", routing_rules.name_taken),

@@ -38,6 +38,7 @@ from router.responses import ReplicaStatus
 from router.sharing import shared
 from router.status import index_status, not_ready, replica_status, replica_statuses
 from router.upkeep import Upkeep
+from router.workers.questions import NOT_READY
 
 DONE = {"status": "ok"}
 PLACES = {"api": "/v1", "dashboard": "/dashboard", "docs": "/docs", "health": "/health", "metrics": "/metrics"}
@@ -99,6 +100,9 @@ class Endpoints:
         if self._router.draining:
             raise draining()
         why = "the router is about to end" if self._router.leaving else not_ready(self._router)
+        if why is None and self._router.index_awaited_until_s and (colleagues := self._router.colleagues) is not None:
+            # The next request may come to another worker, which may have begun later.
+            why = next(filter(None, (await colleagues.told(NOT_READY)).values()), None)
         if why is not None:
             raise ApiError(503, why, "service_unavailable", code="not_ready", headers={"Retry-After": "1"})
         self._router.index_awaited_until_s = 0.0  # a caller that saw "ready" sends requests

@@ -27,6 +27,15 @@ _METRIC = re.compile(
     rb" ([0-9.eE+-]{1,32})",
     re.M,
 )
+# What the engine itself counts at its steps, and no front end on the way to it.
+_STEPS = re.compile(
+    rb"^(?:vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total|"
+    rb"(?:prefix_cache_queries|prompt_tokens|generation_tokens)_total|iteration_tokens_total_sum)|"
+    rb"sglang:(?:num_running_reqs|num_queue_reqs|num_used_tokens|token_usage|(?:prompt|generation)_tokens_total))"
+    rb"(?:\{[^}\n]*\})? [0-9.eE+-]{1,32}$",
+    re.M,
+)
+_AWAKE = re.compile(rb'^vllm:engine_sleep_state\{[^}\n]*sleep_state="awake"[^}\n]*\} ([0-9.]{1,32})$', re.M)
 _RANK = re.compile(rb'(?:^|,)(?:engine|dp_rank)="([0-9]{1,5})"')
 _CACHE_CONFIG = re.compile(rb"^(?:vllm|sglang):cache_config_info\{([^}\n]{0,4096})\}", re.M)
 _PAGES = re.compile(rb"^sglang:(num_pages|page_size)(?:\{([^}\n]{0,4096})\})? ([0-9.eE+]{1,32})$", re.M)
@@ -156,6 +165,16 @@ def scraped_queues(metrics: bytes) -> dict[int | None, tuple[int, int]]:
         for rank, (running, waiting) in counts.items()
         if 0 <= running <= MOST_REQUESTS and 0 <= waiting <= MOST_REQUESTS
     }
+
+
+def scraped_steps(metrics: bytes) -> int:
+    """A number that is another one after each step of the engine that did something."""
+    return hash(tuple(_STEPS.findall(metrics)))
+
+
+def is_asleep(metrics: bytes) -> bool:
+    """Return whether a rank of vLLM has been put to sleep: it takes requests, and computes nothing."""
+    return any(not float(awake) for awake in _AWAKE.findall(metrics))
 
 
 def scraped_pools(metrics: bytes) -> dict[int | None, Pool]:

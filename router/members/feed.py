@@ -83,7 +83,7 @@ class ReplicaFeed:
         self._slot = slot
         self._block_sizes: set[int] = set()
         self._sizes_are_old = False  # from before the last reset; kept until something is stored
-        self._last_event_s: float | None = None
+        self.last_event_s: float | None = None
         self._stored = self._removed = 0  # blocks, since ever
         self._losses = 0  # losses of the stream at the last full read for them
         self._read_anew_s = -math.inf
@@ -173,7 +173,7 @@ class ReplicaFeed:
             partial=reason is not None and stream.settled and not self.view.busy,
             connected=stream.online,
             block_sizes=self.block_sizes,
-            last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
+            last_event_age_s=None if self.last_event_s is None else now_s - self.last_event_s,
             lag_batches=stream.lag_batches,
             seq=stream.last_seq,
             incarnation=stream.incarnation,
@@ -226,8 +226,8 @@ class ReplicaFeed:
 
     def _acted(self, action: Action, _batch: EventBatch | None) -> None:
         if isinstance(action, Apply):
-            self._last_event_s = time.monotonic()
-            is_later = self._last_event_s > self._clear_asked_s + SETTLED_S
+            self.last_event_s = time.monotonic()
+            is_later = self.last_event_s > self._clear_asked_s + SETTLED_S
             if self.view.may_be_cleared and is_later and self.view.stream.exact:
                 self.view.may_be_cleared = False  # this batch or one before would have told
         elif isinstance(action, Reset):

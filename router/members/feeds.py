@@ -1,5 +1,6 @@
 """The replicas' event streams, applied to the index; a FeedState describes each stream."""
 
+import math
 import time
 from collections.abc import Callable, Collection
 
@@ -59,6 +60,12 @@ class Feeds:
         """The state of a replica's stream; None if its events are not followed."""
         feed = self._feeds.get(name)
         return None if feed is None else feed.state(time.monotonic())
+
+    def event_age_s(self, name: str) -> float:
+        """Seconds since the replica's last event; infinite if there was none."""
+        feed = self._feeds.get(name)
+        last_s = None if feed is None else feed.last_event_s
+        return math.inf if last_s is None else time.monotonic() - last_s
 
     def block_sizes(self, name: str) -> tuple[int, ...] | None:
         """The block sizes that a replica's events have shown; None if they are not followed."""

@@ -15,6 +15,12 @@ from router.placement.cost import Candidate
 
 SLOWEST = 10.0  # cost factor of a replica when it comes back
 MOST_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
+# A status comes between an engine's steps, so its longest steps lately are known by the pauses between statuses.
+PAUSES = 2.0  # as many of the longest one are no silence
+LONGEST_PAUSE_S = 2.5  # more is a standstill, which says nothing about steps
+PAUSE_KEPT = 0.998  # of the longest pause with each status; there are about four a second
+ASLEEP = "its engine sleeps"
+STALLED = "its engine computes nothing"  # and how that shows
 STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
 
 Breaker: TypeAlias = Literal["closed", "open", "half-open"]
@@ -40,6 +46,7 @@ class Health:
         self.breaker: Breaker = "closed"
         self.draining = False  # an operator's word
         self.resting: str | None = None  # the replica's own word: it takes nothing for now
+        self.stalled: str | None = None  # why its engine computes nothing, though its server answers health checks
         self.reached = not self.config.probe_interval_s
         self._rng = rng
         self._faults = 0  # in a row
@@ -52,6 +59,7 @@ class Health:
         self._refusals_s = now_s
         self._heard_s: float | None = None
         self.silent_s = 0.0  # 0: not silent
+        self._longest_pause_s = 0.0  # between two statuses, lately
         self.slowness = 1.0  # cost factor
         self._probe_at_s = now_s
         self._rests_since_probe = False  # it said so after the last probe was sent, which may have come before
@@ -60,6 +68,11 @@ class Health:
     @property
     def silent(self) -> bool:
         return self.silent_s > 0
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds without a status that are no silence: more for an engine whose steps take long."""
+        return max(self.config.silence_s, PAUSES * self._longest_pause_s)
 
     def heard_age_s(self, now_s: float) -> float | None:
         """Seconds since its last status; None if it sends none."""
@@ -108,8 +121,16 @@ class Health:
         self.resting, self._rests_since_probe = reason, True
         self.publish()
 
+    def stall(self, reason: str | None) -> None:
+        """Note that its engine computes nothing; None: it does again."""
+        if reason != self.stalled:
+            self.stalled = reason
+            self.publish()
+
     def heard(self, now_s: float) -> None:
         """Note a status. After silence it is a sign of life: an open breaker need not wait any longer."""
+        if self._heard_s is not None and (pause_s := now_s - self._heard_s) < LONGEST_PAUSE_S:
+            self._longest_pause_s = max(pause_s, self._longest_pause_s * PAUSE_KEPT)
         self._heard_s = now_s
         if self.silent_s and self.breaker != "closed" and self._opened_by_silence:
             self._works(now_s)
@@ -151,7 +172,7 @@ class Health:
             self._probe_at_s = now_s
         if self._heard_s is not None:
             silent_s = now_s - self._heard_s
-            self.silent_s = silent_s if silent_s > self.config.silence_s else 0.0
+            self.silent_s = silent_s if silent_s > self.patience_s else 0.0
         self.slowness = self._slow_start(now_s)
         if self._refusals:
             self._forget_refusals(now_s)
@@ -211,7 +232,8 @@ class Health:
         """Tell the candidates; call it when one has come."""
         reason = self._reason()
         # A request sent to a silent replica would only wait there, and could not go elsewhere.
-        kept_away = self.draining or self.resting is not None or self.silent or self._opened_by_silence
+        rests = self.resting is not None or self.stalled is not None
+        kept_away = self.draining or rests or self.silent or self._opened_by_silence
         may_try_anyway = reason is not None and self.reached and not kept_away
         for candidate in self.candidates:
             candidate.slowness, candidate.unavailable = self.slowness, reason
@@ -222,6 +244,8 @@ class Health:
             return "draining"
         if self.resting is not None:
             return self.resting
+        if self.stalled is not None:
+            return self.stalled
         if not self.reached:
             return f"not reached yet: {self._last_fault}" if self._last_fault else "not reached yet"
         if self.breaker == "open":

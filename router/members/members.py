@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 TokensOf: TypeAlias = Callable[[str, str, str | None], Tokens]
 
 MOST_REMEMBERED = 1000  # names of models, including those no longer served
+STEP_KEPT = 0.999  # of the longest step, at each sign of life; there are up to ten a second
 NOT_YET = "no replica has served the model yet"
 MOST_GONE = 8  # models no longer served, for which requests may wait
 SALTED = ("warmroute", "vllm", "sglang")  # engines that keep the caches of different salts apart
@@ -59,6 +60,11 @@ class Server:
     silent_since_s: float = 0.0  # the last sign of life before the suspicion; kept after it
     suspected_s: float = 0.0  # since when, or when last
     recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
+    scraped_s: float = -math.inf  # when its metrics came last
+    steps: int | None = None  # by those (`facts.scraped_steps`)
+    tells_steps: bool = False  # they have changed
+    worked_s: float = math.inf  # the last sign that its engine computes: its server may answer without it
+    longest_step_s: float = 0.0  # between two such signs while it had work, lately
     trouble: str = ""  # reason of its last health check, if that failed
     verified: str | None = None  # result of comparing its tokenizer with ours
     process: str = ""  # a name for its present process, which no other has
@@ -90,6 +96,14 @@ class Server:
     @property
     def in_flight(self) -> int:
         return sum(member.candidate.in_flight for member in self.members)
+
+    def works(self, now_s: float) -> None:
+        """Note a sign that its engine computes."""
+        if now_s == self.worked_s:  # said by another answer
+            return
+        if self.in_flight and not self.health.stalled:
+            self.longest_step_s = max(now_s - self.worked_s, self.longest_step_s * STEP_KEPT)
+        self.worked_s = now_s
 
     def join(self, member: "Member") -> None:
         self.members.append(member)

@@ -31,6 +31,7 @@ FRAMES_TYPE = b"application/x-warmroute-frames"
 MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica can go on
 MAX_CHOICES = 4096
 SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
+HEAD, BODY = 1, 2  # of an answer, as signs of life
 
 
 class Owner:
@@ -87,7 +88,7 @@ class Attempt(Struct, eq=False):
     begun_s: float = 0.0  # 0: not yet
     ended_s: float = 0.0  # 0: not yet
     fault: str | None = None  # how it ended, if that was the replica's doing
-    spoken: bool = False  # since the last sweep
+    spoken: int = 0  # since the last sweep: 1 with a head alone, which may come from a server without its engine
     unread: int | None = None  # bytes that the client had not read then, if it is waited for
     status: int = 0
     headers: list[Header] = []
@@ -120,7 +121,7 @@ class Attempt(Struct, eq=False):
 
     def answered(self, status: int, headers: list[Header]) -> None:
         try:
-            self.status, self.headers, self.spoken = status, headers, True
+            self.status, self.headers, self.spoken = status, headers, HEAD
             if status >= 400:
                 self._refusal = bytearray()
                 return
@@ -138,7 +139,7 @@ class Attempt(Struct, eq=False):
 
     def received(self, body: bytes, complete: bool) -> None:
         try:
-            self.spoken = True
+            self.spoken = BODY
             if self._refusal is not None:
                 self._received_refusal(self._refusal, body, complete)
             elif self._frames is not None:

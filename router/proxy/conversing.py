@@ -1,39 +1,82 @@
 """A request of an API that only engines speak: placed by its conversation, and passed on as it came."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from api.errors import ApiError, invalid
-from api.generation_apis import APIS, RESPONSES, GenerationApi
+from api.generation_apis import APIS, MESSAGES, RESPONSES, GenerationApi
 from api.openai_responses.named import NamedResponses, may_name, named_in
+from api.openai_responses.requests import REFERENCE
 from api.sse import CONTENT_TYPE
 from router.members.broken import Broken
-from router.members.members import Member, ServedModel
+from router.members.members import Member, ServedModel, no_replica
 from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found
+from router.proxy.aborts import ABORTED, is_aborted
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.figures import last_number
 from router.proxy.forwarding import Forwarding, model_in
-from router.proxy.generation import Generation
+from router.proxy.generation import DYING_S, MAX_LOST, MOST_MOVES, REFUSALS, Generation
 from router.proxy.handover import Beginning
-from router.proxy.headers import value_of
+from router.proxy.headers import TO_CLIENT, lines, value_of
+from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
+from router.proxy.repetition import Repetition
 from router.proxy.request_summary import RequestSummary
+from router.proxy.response_tokens import ASK, FIELD, without_tokens
 from router.proxy.responses import TAKE_IDS, Made, checked, new_response_id, with_id
 from router.proxy.sessions import session_of
 from router.proxy.token_report import CACHED
 from router.proxy.token_use import prompt_use
 from router.tenants.limits import NOTHING, Use
 
-if TYPE_CHECKING:
-    import asyncio
+
+class _Typed(Struct):
+    type: Any = None
+
+
+class _Effects(Struct):
+    """Fields of a response that is more than an answer: it goes on alone, needs another one, or calls others' tools."""
+
+    background: Any = None
+    previous_response_id: Any = None
+    input: str | list[_Typed] | None = None
+    tools: list[_Typed] | None = None
+
+
+_decode_effects = msgspec.json.Decoder(_Effects).decode
+
+
+def is_repeatable(api: str, body: bytes) -> bool:
+    """Return whether several replicas may compute this request, of which one is answered: it has no other effect.
+
+    `store` is no such effect: a response whose answer its client has not got is known to nobody.
+    """
+    if api != RESPONSES.name:
+        return api in (MESSAGES.name, "batch")
+    if not is_quick(body):
+        return False
+    try:
+        asked = _decode_effects(body)
+    except UNREADABLE:
+        return False
+    named = asked.input if isinstance(asked.input, list) else ()
+    runs_tools = any(tool.type not in ("function", "custom") for tool in asked.tools or ())
+    return not (asked.background or asked.previous_response_id or runs_tools) and not any(
+        item.type == REFERENCE for item in named
+    )
 
 
 def _checked(request: Forwarding, response_id: str, param: str | None = None) -> Made | None:
@@ -62,6 +105,12 @@ class Conversing(Forwarding):
     notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
     _beginning: Beginning | None = None  # of an answer that may turn out to be an error
+    _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
+    _kept: KeptAnswer | None = None  # of a whole answer, which another replica can repeat
+    _repetition: Repetition | None = None  # of a stream that another replica could repeat
+    _repeatable: bool | None = None  # None: not asked yet
+    _lost: int = 0
+    _moves: int = 0  # away from replicas that fell silent
 
     @property
     def _streams(self) -> bool:
@@ -69,6 +118,7 @@ class Conversing(Forwarding):
 
     def serve(self, exchange: Exchange) -> None:
         """Begin with the whole body: as a generation where only replicas of ours can answer."""
+        self.router.retry_budget.requests += 1
         api = APIS.get(self.api)
         if api is None or not self._is_for_ours(exchange):
             Forwarding.serve(self, exchange)  # super() would fail: `slots` makes a new class
@@ -160,11 +210,11 @@ class Conversing(Forwarding):
         model.tokens.check_texts(self.api, body)
         return by_text(model.tokens.model, peek, model.lora, body[:MOST_TEXT_BYTES])
 
-    def _made(self, made: "asyncio.Future[Prompt]") -> None:
+    def _made(self, made: asyncio.Future[Prompt]) -> None:
         if not made.cancelled() and not self.is_over:
             self.exchange.guard(self._place_made, made)
 
-    def _place_made(self, made: "asyncio.Future[Prompt]") -> None:
+    def _place_made(self, made: asyncio.Future[Prompt]) -> None:
         try:
             self.prompt = made.result()
             self._count_batch()
@@ -251,14 +301,15 @@ class Conversing(Forwarding):
             notes=self.notes,
         )
 
-    def _with_kv(self, member: Member, decision: Decision, body: bytes) -> bytes:
-        body = Forwarding._with_kv(self, member, decision, body)
-        if self.api != RESPONSES.name or member.spec.engine not in TAKE_IDS:
-            return body
-        return with_id(body, new_response_id(self.admitted.cache_salt(None), member.name, self._model or ""))
+    # ---- to a replica
 
     def _send(self, member: Member, decision: Decision) -> bool:
         self._beginning = None
+        if self.exchange.sent_bytes:
+            assert self._repetition is not None, "else it has broken off"
+            self._repetition.begin()
+        else:
+            self._repetition = self._new_repetition(member)
         sent = Forwarding._send(self, member, decision)
         assert self.attempt is not None, "it is under way"
         self.attempts.append(self.attempt)
@@ -266,7 +317,46 @@ class Conversing(Forwarding):
             self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
 
+    def _new_repetition(self, member: Member) -> Repetition | None:
+        reads = self._streams and member.spec.resume and self.router.config.resume and self.api in APIS
+        return Repetition(self.api, self._ends) if reads and self._may_repeat else None
+
+    @property
+    def _may_repeat(self) -> bool:
+        if self._repeatable is None:
+            self._repeatable = is_repeatable(self.api, self._body)
+        return self._repeatable
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end an answer of the model; empty: they are not known."""
+        prompts = None if self.model is None else self.model.tokens.prompts
+        if prompts is None:
+            return frozenset()
+        return prompts.tokenizer.special_token_ids.union(prompts.tokenizer.eos_token_ids)
+
+    def _asks_tokens(self, member: Member) -> bool:
+        """Return whether only tokens can tell if this replica has given the answer up."""
+        asks = self.api == RESPONSES.name and member.spec.engine == "vllm" and member.spec.resume
+        return asks and self.router.config.resume and FIELD not in self._body and bool(self._ends) and self._may_repeat
+
+    def _body_for(self, member: Member, decision: Decision) -> bytes:
+        body = self._with_kv(member, decision, self._body)
+        if self.api != RESPONSES.name or member.spec.engine not in TAKE_IDS:
+            return body
+        again = self._repetition.response_id if self._repetition is not None else ""
+        salt = self.admitted.cache_salt(None)
+        # What is repeated is kept under the id that the client has.
+        body = with_id(body, again or new_response_id(salt, member.name, self._model or ""))
+        return body.rstrip()[:-1] + ASK + b"}" if self._asks_tokens(member) else body
+
     # ---- the answer
+
+    def begun(self, attempt: Attempt) -> None:
+        self._is_answered()
+        self.router.answered(attempt)
+        if not self.exchange.response_started and (self._streams or not self._may_repeat):
+            self._start(attempt)
 
     def _start(self, attempt: Attempt) -> None:
         """Start the answer; one whose KV is fetched may turn out to be an error, so it starts with its first token."""
@@ -274,7 +364,17 @@ class Conversing(Forwarding):
         if attempt.status < 400 and streams and attempt.placed.fetched_tokens:
             self._beginning = Beginning(self.api)
         else:
-            Forwarding._start(self, attempt)
+            self._open(attempt, streams)
+
+    def _open(self, attempt: Attempt, streams: bool) -> None:
+        if (
+            streams
+            and attempt.status < 400
+            and self.api in APIS
+            and value_of(attempt.headers, b"content-length") is None
+        ):
+            self._events = SentEvents(APIS[self.api])
+        Forwarding._start(self, attempt)
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         if body:
@@ -287,23 +387,155 @@ class Conversing(Forwarding):
                 self._compute_here(attempt)
                 return
             self.router.placement.fetched(attempt.placed, self.router.now_s())
-            Forwarding._start(self, attempt)
+            self._open(attempt, True)
             self._beginning, body = None, held
         if not self.first_byte_s:
             self.first_byte_s = self.router.now_s()
+        if not self.exchange.response_started:
+            self._take_whole(attempt, body, complete)
+            return
+        lost: str | None = None
+        if self._events is not None and self._repetition is not None:
+            body, lost = self._repetition.read(body, complete)
+        elif self._events is not None and (before := self._events.before_abort(body)) is not None:
+            body, lost = before, ABORTED
+        self._note_answer(body)
+        if lost is not None:
+            self.exchange.send(body)
+            self._events_note(body)
+            self._lose(attempt, lost)
+            return
+        Forwarding.take(self, attempt, body, complete)
+        self._events_note(body)
+
+    def _events_note(self, body: bytes) -> None:
+        if self._events is not None and body:
+            self._events.note(body)
+
+    def _note_answer(self, body: bytes) -> None:
         if (cached := last_number(body, *CACHED)) is not None:
             self.hit.reported_tokens = cached
-        Forwarding.take(self, attempt, body, complete)
+
+    def _take_whole(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """Keep a whole answer until it is complete, so that another replica can repeat it; send a long one on."""
+        if self._kept is None:
+            self._kept = KeptAnswer(self.router.held)
+        if not complete and self._kept.keep(body):
+            return
+        body = self._kept.take() + body
+        given_up = False
+        if complete and self._asks_tokens(attempt.member):
+            body, given_up = without_tokens(body, self._ends)
+        if complete and (given_up or is_aborted(self.api, body, attempt.member.spec.engine)):
+            self._lose(attempt, ABORTED)
+            return
+        self._note_answer(body)
+        if complete:
+            if (report := attempt.report) is not None:
+                self.report = report
+                report.read(body)
+            self._end_attempt(attempt)
+            self.exchange.answer(attempt.status, lines(attempt.headers, TO_CLIENT) + attempt.member.name_line, body)
+        else:
+            self._start(attempt)
+            Forwarding.take(self, attempt, body, complete)
+
+    # ---- what goes wrong
+
+    def _lose(self, attempt: Attempt, why: str) -> None:
+        """Treat the replica as lost, since its answer has failed."""
+        attempt.cancel()
+        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
+        differs = self._repetition is not None and self._repetition.why_not == why
+        self.failed(attempt, Broken(why, ours=differs))  # which is no fault of the replica
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Compute the prompt there after all, if the stream broke off before a token: KV could not be read."""
-        if self._beginning is not None and not broken.refused:
+        """Repeat the request elsewhere if it has no effects; else the loss is the client's to know."""
+        if self._beginning is not None and not broken.refused:  # KV could not be read
             self._beginning = None
             self._compute_here(attempt)
+            return
+        exchange = self.exchange
+        self._broke(attempt, broken)
+        if self._kept is not None:
+            self._kept.take()
+        if self._events is not None and self._events.is_complete:
+            exchange.finish()
+            return
+        moved = broken.silent and not broken.refused
+        self._moves += moved
+        self._lost += not (moved or broken.refused)
+        if broken.late:
+            self.unfit = self.unfit | {attempt.member.name}
+        if (why_not := self._why_not_again(broken)) is not None:
+            if exchange.response_started:
+                self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
+            else:
+                message = f"{attempt.member.name} was lost before it answered: {broken}; {why_not}"
+                self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
+        elif self._lost >= MAX_LOST:
+            self.give_up(no_replica(f"no replica could answer: {self._lost} replicas in a row were lost"))
+        elif moved and not attempt.member.server.suspicion:
+            self.retries += 1
+            self.place()  # it is heard again, by other connections
         else:
-            Forwarding.failed(self, attempt, broken)
+            self.resumes += exchange.sent_bytes > 0
+            if self._lost == MAX_LOST - 1 and not (moved or broken.refused):
+                self.router.loop.call_later(DYING_S, exchange.guard, self._again, attempt.member)
+            else:
+                self._again(attempt.member)
+
+    def _why_not_again(self, broken: Broken) -> str | None:
+        """The reason why no other replica may take the request over; None if one may."""
+        exchange = self.exchange
+        if not (broken.refused or self._may_repeat):
+            return "it may have had effects"
+        if not exchange.sent_bytes:
+            return None if self._events is not None or not exchange.response_started else "its answer has begun"
+        if self._repetition is None:
+            return "the client has a part of it"
+        return self._repetition.why_not
+
+    def _may_ask_another(self, attempt: Attempt, code: str | int | None) -> bool:
+        if attempt.status in (429, 503) or attempt.status not in REFUSALS:
+            return Forwarding._may_ask_another(self, attempt, code)
+        self._lost += 1
+        if self._lost >= MAX_LOST or not self._may_repeat or not self._others(attempt):
+            return False
+        return self.router.retry_budget.take(self.router.now_s())
+
+    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if not self.exchange.response_started:
+            Forwarding._pass_on(self, attempt, body, complete)
+            return
+        attempt.cancel()
+        self._end_attempt(attempt)
+        self._break_off(f"{attempt.member.name} would not repeat it: it answered {attempt.status}")
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
+        able = self._moves < MOST_MOVES and self._why_not_again(Broken("", silent=True)) is None
+        return able and Forwarding.may_move(self, attempt, members)
+
+    def give_up(self, error: ApiError) -> None:
+        if self.exchange.response_started:
+            self._break_off(error.message)
+        else:
+            self.refuse(error)
+
+    def _break_off(self, why: str) -> None:
+        """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
+        self.why = why
+        if self._events is None:
+            self.exchange.cut()
+            return
+        error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
+        error.type, error.code = "server_error", "broken_stream"
+        self.exchange.send(self._events.error_event(error))
+        self.exchange.finish()
 
     def _over(self, exchange: Exchange) -> None:
+        if self._kept is not None:
+            self._kept.take()
         Forwarding._over(self, exchange)
         self.attempts, self.notes = [], None  # attempts refer to the request
 

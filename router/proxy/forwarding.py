@@ -147,8 +147,11 @@ class Forwarding(Request):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         attempt = self._sent(member, decision, streams=self._streams)
-        self._hand_over(attempt, self._with_kv(member, decision, self._body))
+        self._hand_over(attempt, self._body_for(member, decision))
         return True
+
+    def _body_for(self, member: Member, decision: Decision) -> bytes:
+        return self._with_kv(member, decision, self._body)
 
     def _hand_over(self, attempt: Attempt, body: bytes) -> None:
         member, method = attempt.member, self.exchange.scope["method"]
@@ -174,7 +177,7 @@ class Forwarding(Request):
             self.report = report
             report.read(body)
         if complete:
-            self._end_attempt(attempt)
+            self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
             self.exchange.finish(body)
         elif body:
             self.exchange.send(body)
@@ -195,15 +198,25 @@ class Forwarding(Request):
             self.router.rests(attempt)
         elif attempt.status in (429, 503):
             self.router.refused_at_once(attempt)
-        if attempt.status in (429, 503) and self._others(attempt):
-            certain = code in RESTING or code == "queue_full"
-            if certain or self.router.retry_budget.take(self.router.now_s()):
-                attempt.cancel()
-                self._end_attempt(attempt)
-                self._again(attempt.member)
-                return
+        fault = f"it answered {attempt.status}" if attempt.status >= 500 and code not in RESTING else None
+        if self._may_ask_another(attempt, code):
+            attempt.cancel()
+            self._end_attempt(attempt, fault)
+            self._again(attempt.member)
+            return
+        if complete:
+            self._end_attempt(attempt, fault)
+        self._pass_on(attempt, body, complete)
+
+    def _may_ask_another(self, attempt: Attempt, code: str | int | None) -> bool:
+        """Return whether another replica may be asked, after a refusal that may have had no effect."""
+        if attempt.status not in (429, 503) or not self._others(attempt):
+            return False
+        return code in RESTING or code == "queue_full" or self.router.retry_budget.take(self.router.now_s())
+
+    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         self._start(attempt)
-        self.take(attempt, body, complete)
+        Forwarding.take(self, attempt, body, complete)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
         """Retry only if the request cannot have arrived: the effects of a second one are unknown."""

@@ -14,6 +14,7 @@ from router.members.members import Member, no_replica
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
 from router.prompts.prompt import UNREADABLE, Prompt, unreadable
+from router.proxy.aborts import ABORTED, is_aborted, is_servers_error
 from router.proxy.attempt import RESTING, Attempt, refusal_code
 from router.proxy.exchange import Exchange
 from router.proxy.handover import Beginning
@@ -70,7 +71,7 @@ class Generation(PromptedRequest):
         self._beginning = None
         # Before anything is counted, since the client's body may be unusable.
         try:
-            if not exchange.response_started:
+            if not exchange.response_started or response.is_unsaid(exchange.sent_bytes):
                 response.begin(member)
             elif not response.can_go_on(member, exchange.sent_bytes > 0):
                 return False
@@ -167,6 +168,13 @@ class Generation(PromptedRequest):
             if lost is not None:
                 self._lose(attempt, body, lost)
                 return
+        elif self._events is not None and not attempt.framed:
+            if not exchange.sent_bytes and is_servers_error(body):
+                self._lose(attempt, b"", "its stream is an error")
+                return
+            if (before := self._events.before_abort(body)) is not None:
+                self._lose(attempt, before, ABORTED)
+                return
         if complete:
             self._complete(attempt, body)
         elif exchange.response_started:
@@ -214,11 +222,20 @@ class Generation(PromptedRequest):
     def _lose(self, attempt: Attempt, body: bytes, lost: str) -> None:
         """Treat the replica as lost, since its stream has failed."""
         self.exchange.send(body)
+        if body and self._events is not None:
+            self._events.note(body)
         attempt.cancel()
+        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
         self.failed(attempt, Broken(lost))
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange = self.exchange
+        if self._events is None and not attempt.framed and attempt.status < 400:
+            if self._kept is not None:
+                body = self._kept.take() + body
+            if is_aborted(self.api.name, body, attempt.member.spec.engine):
+                self._lose(attempt, b"", ABORTED)
+                return
         # A long refusal is passed on like an answer, and comes to its end here.
         self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
         if exchange.response_started:
@@ -315,7 +332,7 @@ class Generation(PromptedRequest):
             why = f"{self._lost} replicas in a row were lost while they answered it"
             self.give_up(no_replica(f"no replica could answer: {why}"))
         else:
-            if attempt.framed or exchange.response_started:
+            if attempt.framed or exchange.sent_bytes:
                 self.resumes += 1
             if moved and not attempt.member.server.suspicion:
                 self.retries += 1
@@ -329,7 +346,8 @@ class Generation(PromptedRequest):
         """Return whether the request could continue at one of these replicas instead of waiting for its own."""
         if self._moves >= MOST_MOVES:
             return False
-        started, own = self.exchange.response_started, attempt.member
+        exchange, own = self.exchange, attempt.member
+        started = exchange.response_started and not self._response.is_unsaid(exchange.sent_bytes)
         longest = own.candidate.max_model_len
         for member in members:
             one = member.candidate

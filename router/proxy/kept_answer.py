@@ -3,6 +3,8 @@
 from api.errors import ApiError
 from api.generation_apis import GenerationApi
 from router.members.budget import Budget
+from router.proxy.aborts import aborted_event
+from router.proxy.sse import with_lf
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 LONGEST_END = 64  # more than the beginning of any last event has
@@ -64,12 +66,16 @@ class SentEvents:
         if self._api.ending is not None:
             self._count += body.count(b"\n\n")  # frames of ours have whole events
 
+    def before_abort(self, body: bytes) -> bytes | None:
+        """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
+        return aborted_event(self._api.name, self._end[-LONGEST_END:], body)
+
     @property
     def is_complete(self) -> bool:
-        api = self._api
-        return self._end.endswith(api.last_event) if api.ending is None else bool(api.ending.search(self._end))
+        api, end = self._api, with_lf(self._end)
+        return end.endswith(api.last_event) if api.ending is None else bool(api.ending.search(end))
 
     def error_event(self, error: ApiError) -> bytes:
         """The bytes that end the stream with an error, after half an event, too."""
-        end_of_half_an_event = b"" if self._end.endswith(b"\n\n") or not self._end else b"\n\n"
+        end_of_half_an_event = b"" if with_lf(self._end).endswith(b"\n\n") or not self._end else b"\n\n"
         return end_of_half_an_event + self._api.error_event(error, self._count)

@@ -3,12 +3,12 @@
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from router.prompts.prompt import Prompt
 
 # Fields that depend on the whole output, or show the prompt, with their neutral values. None is always neutral.
-_WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
+WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -17,6 +17,8 @@ _WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),  # not 0, which asks for a token's own
     "prompt_logprobs": (),
     "stop": ([],),
+    "stop_regex": ([],),
+    "bad_words": ([],),  # a word may have begun before
     "min_tokens": (0,),
     "thinking_token_budget": (),
     "presence_penalty": (0,),
@@ -24,17 +26,34 @@ _WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "tools": ([],),
     "response_format": ({"type": "text"},),
+    # What plugins of the engine, its sessions and its watermarks look at is not known here.
+    "vllm_xargs": ({},),
+    "custom_params": ({},),
+    "custom_logit_processor": (),
+    "session_params": ({},),
+    "watermarking": (False,),
+    "watermark": ({},),
+    "repetition_detection": (),
+    # Parameters to fetch a prompt's KV hold for one prompt, once.
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
 }
-_STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED, ())
-_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in _WHOLE_OUTPUT])
+_STRUCTURED = "structured_outputs guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf"
+WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED.split(), ())
+# What an answer tells beside its text.
+_TOLD = """return_hidden_states return_routed_experts return_cached_tokens_details return_spec_tokens_details
+    return_meta_info return_prompt_token_ids return_input_ids_in_sglext return_output_ids_in_sglext return_prompt_text
+    return_sampling_mask return_flat_raw_output_top_logprobs return_token_offsets return_weight_versions
+    return_mm_kwargs return_flat_raw_top_logprobs_b64"""
+WHOLE_OUTPUT |= dict.fromkeys(_TOLD.split(), (False,)) | {"logprob_token_ids": ([],), "sampling_logprobs_mode": ()}
+_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in WHOLE_OUTPUT])
 _decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
 
 
 def not_resumable(body: bytes) -> str | None:
     """The first field that keeps an engine from simply continuing a prompt with half its answer, if there is one."""
     asked = _decode_whole_output(body)
-    for name, neutral in _WHOLE_OUTPUT.items():
+    for name, neutral in WHOLE_OUTPUT.items():
         value = getattr(asked, name)
         if value is None:
             continue
@@ -46,7 +65,7 @@ def not_resumable(body: bytes) -> str | None:
 class Asked(Struct):
     """Other fields of a request that decide whether, and how, its answer can be continued."""
 
-    max_tokens: int | None = None
+    max_tokens: int | UnsetType | None = UNSET  # in a completion null is another default
     max_completion_tokens: int | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
@@ -56,8 +75,10 @@ class Asked(Struct):
     # Each of these makes the prompt differ from its tokens.
     truncate_prompt_tokens: Any = None
     prompt_embeds: Any = None
+    input_ids: Any = None
 
 
+OTHER_PROMPT = ("truncate_prompt_tokens", "prompt_embeds", "input_ids")
 decode_asked = msgspec.json.Decoder(Asked).decode
 
 
@@ -71,8 +92,7 @@ def why_alone(prompt: Prompt, body: bytes) -> str | None:
             asked = decode_asked(body)
         except msgspec.ValidationError as error:
             return str(error)
-        names = ("truncate_prompt_tokens", "prompt_embeds")
-        field = next((name for name in names if getattr(asked, name) is not None), None)
+        field = next((name for name in OTHER_PROMPT if getattr(asked, name) is not None), None)
     return None if field is None else f"{field} looks at the whole of it"
 
 

@@ -44,6 +44,10 @@ class ResumableResponse(Struct, eq=False):
         reads = self._may_resume and self._prompt.peek.stream and member.spec.resume and self._says_ids(member)
         self.continuation = self._new_continuation() if reads else None
 
+    def is_unsaid(self, sent_bytes: int) -> bool:
+        """Return whether the client has only the head of the answer, so that any replica can begin it again."""
+        return not sent_bytes and self.continuation is None
+
     def can_go_on(self, member: Member, has_bytes: bool) -> bool:
         """Return whether the replica can continue the client's part of the answer; `has_bytes`: not only its head."""
         if self.continuation is None:
@@ -164,6 +168,8 @@ class ResumableResponse(Struct, eq=False):
 
     def settle(self, attempt: Attempt, has_bytes: bool) -> str | None:
         """Determine the client's part of the answer; return the reason if no replica can continue it."""
+        if self.is_unsaid(has_bytes):
+            return None
         if not self._may_resume:
             return "resuming is switched off"
         continuation = self.continuation

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from api.detokenize import Detokenizer
 from api.native import unpack_ids
@@ -28,6 +28,7 @@ from events.blocks import TOKEN_BYTES
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Prompt
 from router.prompts.reading.client import is_quick_event
+from router.proxy.aborts import ABORTED
 from router.proxy.chunks import Choice, Chunk, decode_chunk, is_silent
 from router.proxy.resumable_request import decode_asked
 from router.proxy.sse import DONE, EventReader, payload_of
@@ -35,7 +36,7 @@ from router.proxy.sse import DONE, EventReader, payload_of
 COMPLETIONS_PATH = b"/v1/completions"
 TAKE_IDS = ("vllm", "sglang")  # as a prompt; beside our own
 PROMPT_END = 32  # tokens of a prompt in which the beginning of reasoning is looked for
-USUAL_COMPLETION_TOKENS = 16  # OpenAI's default, where a chat may go on to the model's length
+USUAL_COMPLETION_TOKENS = 16  # OpenAI's default; a chat, and at vLLM null, may go on to the model's length
 
 # Within a string the quotes would stand behind backslashes, so a member's name cannot be mistaken.
 _IDS = b'token_ids"'
@@ -44,7 +45,7 @@ _BEFORE = len('"prompt_')
 MOST_ADDED = 256  # members of an event that are removed: an engine adds three, and two for each further choice
 MOST_SPACE = 64  # before a comma, where no engine writes any
 # Fields of chat requests only, or set anew. All others mean the same in a completion.
-_NOT_CONTINUED = frozenset(
+NOT_CONTINUED = frozenset(
     """messages prompt max_tokens max_completion_tokens return_token_ids tools tool_choice parallel_tool_calls
     response_format logprobs top_logprobs chat_template chat_template_kwargs add_generation_prompt
     continue_final_message add_special_tokens reasoning_effort include_reasoning documents mm_processor_kwargs
@@ -95,8 +96,10 @@ class Continuation:
         self._ends = frozenset((*ends, *(asked.stop_token_ids or ())))
         self._wants_usage = bool((asked.stream_options or {}).get("include_usage"))
         self._limit = asked.max_completion_tokens if chat else None
-        if self._limit is None:
-            self._limit = asked.max_tokens or (None if chat else USUAL_COMPLETION_TOKENS)
+        if self._limit is None and asked.max_tokens is UNSET:
+            self._limit = None if chat else USUAL_COMPLETION_TOKENS
+        elif self._limit is None:
+            self._limit = asked.max_tokens or None
         self._head: tuple[str, int, str] | None = None  # id, created and model, as the client knows them
         self._opened = False  # the role was shown
         self._begun_by_ours = False
@@ -126,7 +129,7 @@ class Continuation:
         self._begin(retells=True)
         self._before = len(self.ids)
         fields = msgspec.json.decode(body, type=dict[str, Raw])
-        kept = {name: value for name, value in fields.items() if name not in _NOT_CONTINUED}
+        kept = {name: value for name, value in fields.items() if name not in NOT_CONTINUED}
         prompt = [*unpack_ids(self._prompt_ids), *self.ids]
         more = {"prompt": prompt, "max_tokens": self._room(max_model_len), "return_token_ids": True}
         return msgspec.json.encode(kept | more)
@@ -145,6 +148,8 @@ class Continuation:
             return False  # ids within a character would be shown again
         if not native and (spec.engine not in TAKE_IDS or self._room(spec.max_model_len) is None):
             return False
+        if native and self._limit is None and not self._chat:
+            return False  # ours would end it after a few tokens
         if not native and self._begun_by_ours and self._has_reasoning():
             return False  # the client has it as reasoning, the engine would continue it as content
         del self.ids[kept:]
@@ -252,7 +257,7 @@ class Continuation:
         if payload is None:
             return None
         if payload == DONE:
-            self.done = True
+            self.done = self.broken is None
             return None
         if not is_quick_event(payload):
             self.why_not = "an event of it takes too long to be read"
@@ -265,6 +270,9 @@ class Continuation:
         if chunk.error is not None and not chunk.choices:
             if self.why_not is None:
                 self.broken = "it broke its stream off with an error"
+            return None
+        if any(choice.finish_reason == "abort" for choice in chunk.choices):
+            self.broken = ABORTED  # what else the event says is generated again
             return None
         return chunk
 
@@ -304,6 +312,8 @@ class Continuation:
         """Adopt a stream that a replica of ours has begun, whose events are not parsed."""
         self._head = head
         self._opened = self._begun_by_ours = True
+        if self._limit is None and not self._chat:
+            self._limit = USUAL_COMPLETION_TOKENS  # ours take null for no word about it
 
     def settle(self, ids: Sequence[int] | None = None) -> None:
         """After a loss, find the generated tokens that were shown; `ids` are those of a replica of ours."""

@@ -38,6 +38,7 @@ class RecentlyRouted(Struct):
 
 FIGURES = Question("figures", Figures)
 CHANGES = Question("changes", Changes)
+NOT_READY = Question("not ready", str)  # why; empty: it is
 RECENT = Question("recent", RecentlyRouted)
 DECIDED = Question("decided", list)  # for the dashboard, newest first
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file

@@ -1,5 +1,6 @@
 """A router with two workers answers as one, and a worker that is killed takes no more with it than its connections."""
 
+import asyncio
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from tests.chaos.replicas import children, wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import MODEL
+from tests.router.scripted import CHAT, Call, Scripted, chat, connect, says
 
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
@@ -68,6 +70,49 @@ def values(served: RouterProcess, name: str) -> Counter[str]:
             if sample.name == f"warmroute_router:{name}":
                 found[sample.labels["worker"]] += int(sample.value)
     return found
+
+
+# ---- the start
+
+
+class SlowToSome(Scripted):
+    """A replica that tells one worker at once what it serves, and the others only once it may."""
+
+    def __init__(self) -> None:
+        super().__init__("slow", says(b"{}"))
+        self.told = self.held = 0
+        self.may = asyncio.Event()
+
+    async def _serve(self, call: Call) -> None:
+        if call.path == "/v1/models":
+            self.told += 1
+            if self.told > 1 and not self.may.is_set():
+                self.held += 1
+                await self.may.wait()
+        await super()._serve(call)
+
+
+async def status_of(port: int, method: str, path: str, body: Any = None) -> int:
+    """Ask over a fresh connection, which any worker may get."""
+    async with connect(port) as client:
+        return (await client.ask(method, path, body)).status
+
+
+async def test_a_router_is_ready_when_all_of_its_workers_are() -> None:
+    slow = SlowToSome()
+    async with slow.running():
+        replica = f"url=http://127.0.0.1:{slow.port},name=slow,engine=openai"
+        with router("--replica", replica, *WORKERS, ready=False) as served:
+            async with asyncio.timeout(4 * DEADLINE_S):  # workers start slowly on a busy machine
+                while not slow.held:  # then a worker knows the replica, and the other one does not
+                    await asyncio.sleep(0.01)
+            statuses = {await status_of(served.port, "GET", "/ready") for _ in range(TRIED)}
+            slow.may.set()
+            assert statuses == {503}
+            while await status_of(served.port, "GET", "/ready") != 200:
+                await asyncio.sleep(0.01)
+            asked = [status_of(served.port, "POST", CHAT, chat()) for _ in range(TRIED)]
+            assert set(await asyncio.gather(*asked)) == {200}
 
 
 # ---- one answer

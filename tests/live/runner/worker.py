@@ -129,6 +129,12 @@ class Worker(WorkerBase):  # type: ignore[misc]
     def execute_dummy_batch(self) -> None:
         """Another rank has work, and this one has none."""
 
+    def sleep(self, level: int = 1) -> None:
+        """There is no memory to give back."""
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """There is nothing to bring back."""
+
     # ---- adapters
 
     def add_lora(self, lora_request: Any) -> bool:

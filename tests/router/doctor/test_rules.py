@@ -61,6 +61,13 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse(available=False, why="connection refused (faults in a row: 3)", breaker="open")],
         [worse(available=True)],
     ),
+    "engine-stalled": (
+        [
+            worse(available=False, why="its engine sleeps"),
+            worse(available=False, why="its engine computes nothing: no token, event or count for 3.1 s"),
+        ],
+        [worse(available=False, why="its breaker is open"), worse(available=True)],
+    ),
     "replica-draining": (
         [worse(available=False, why="draining"), worse(available=False, why="it drains"), worse({"draining": True})],
         [worse({"draining": False})],

@@ -184,6 +184,31 @@ def test_silence_counts_once_it_was_heard_and_ends_at_once() -> None:
     assert why(candidate) is None and candidate.slowness == 1.0
 
 
+def test_an_engine_whose_steps_take_long_may_be_silent_for_longer() -> None:
+    _, health = replica()
+    now_s = 0.0
+    for pause_s in (0.25, 0.25, 0.9, 0.25):
+        now_s += pause_s
+        health.heard(now_s)
+    health.tick(now_s + 1.5)
+    assert health.silent_s == 0
+    health.tick(now_s + 1.9)
+    assert health.silent_s > 0
+    for _ in range(600):  # its steps are short again
+        now_s += 0.25
+        health.heard(now_s)
+    health.tick(now_s + 1.1)
+    assert health.silent_s > 0
+
+
+def test_a_standstill_says_nothing_about_steps() -> None:
+    _, health = replica()
+    for now_s in (1.0, 1.2, 7.0, 7.2):  # it stood still for 5.8 s
+        health.heard(now_s)
+    health.tick(8.3)
+    assert health.silent
+
+
 def test_time_in_which_the_router_stood_still_is_no_silence() -> None:
     candidate, health = replica()
     health.heard(50.0)

@@ -154,7 +154,7 @@ async def test_a_full_replica_is_passed_over() -> None:
 
 async def test_a_replica_that_is_lost_with_the_request_is_said() -> None:
     async with served(Scripted("one", drops), **COST) as running, connect(running.port) as client:
-        answer = await client.post(MESSAGES, body(MESSAGES, "stars", 1))
+        answer = await client.post(RESPONSES, body(RESPONSES, "stars", 1, background=True))
         assert (answer.status, answer.error["code"]) == (502, "replica_lost")
 
 

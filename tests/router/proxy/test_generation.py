@@ -349,14 +349,17 @@ async def test_an_error_never_becomes_part_of_half_an_event() -> None:
         assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "broken_stream"
 
 
-async def test_a_stream_that_is_lost_after_its_last_event_is_complete() -> None:
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+async def test_a_stream_that_is_lost_after_its_last_event_is_complete(ends: bytes) -> None:
+    stream = (event('{"n":1}') + DONE).replace(b"\n", ends)
+
     def broken(call: Call) -> None:
         call.begin()
-        call.chunk(event('{"n":1}') + DONE)
+        call.chunk(stream)
         call.drop()
 
     async with served(*Script(broken).replicas(1)) as running, connect(running.port) as client:
-        assert (await client.post(CHAT, chat(stream=True))).body == event('{"n":1}') + DONE
+        assert (await client.post(CHAT, chat(stream=True))).body == stream
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,30 @@ def test_events_are_cut_wherever_reads_end() -> None:
     assert whole == [b'data: {"a": 1}\n\n', b": ping\n\n", b"data: x\r\n\r\n", b"data: [DONE]\n\n"]
     for cut in range(len(stream)):
         reader = EventReader()
-        assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == whole
-        assert not reader.rest
+        events = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+        assert [payload_of(event) for event in events] == [payload_of(event) for event in whole]
+        assert b"".join(events) == stream and not reader.rest
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_lines_end_in_any_way_that_the_standard_allows(ends: str) -> None:
+    lines = 'data: {"a": 1}', "", ": ping", "", "data: [DONE]", ""
+    stream = "".join(line + ends for line in lines).encode()
+    for cut in range(len(stream)):
+        reader = EventReader()
+        events = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+        assert [payload_of(event) for event in events] == [b'{"a": 1}', None, b"[DONE]"], cut
+        assert b"".join(events) + reader.rest == stream and not reader.rest.strip()
+
+
+def test_lines_may_end_each_in_another_way() -> None:
+    assert EventReader().feed(b"data: 1\r\n\ndata: 2\n\r\ndata: 3\r\rdata: 4\n\r") == [
+        b"data: 1\r\n\n",
+        b"data: 2\n\r\n",
+        b"data: 3\r\r",
+        b"data: 4\n\r",
+    ]
+    assert EventReader().feed(b"event: x\r\ndata: 1\r\n") == []
 
 
 def test_only_an_event_of_one_line_has_a_payload() -> None:
@@ -142,6 +164,19 @@ def test_a_lost_stream_continues_as_a_completion() -> None:
     assert first["choices"][0]["delta"] == {"content": "é"} and "token_ids" not in first["choices"][0]
     assert last["choices"][0]["finish_reason"] == "stop"
     assert used["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+
+
+@pytest.mark.parametrize(("asked", "room"), [({}, 16), ({"max_tokens": None}, 98), ({"max_tokens": 7}, 7)])
+def test_a_completion_without_a_limit_has_openais_and_null_is_none_at_all(asked: dict[str, Any], room: int) -> None:
+    body = json.dumps({"model": "m", "prompt": "hi", **asked}).encode()
+    prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m"))
+    stream = Continuation(False, prompt, body, ByteTokenizer())
+    stream.relay()
+    stream.feed(gone_on("ab", [97, 98]))
+    stream.settle()
+    assert stream.fits(False, VLLM) and not stream.is_complete(100)
+    assert stream.fits(True, VLLM) is (room != 98), "ours take null for 16"
+    assert json.loads(stream.resume(body, 100))["max_tokens"] == room - 2
 
 
 def test_a_second_loss_continues_from_all_that_was_said() -> None:
@@ -250,6 +285,16 @@ def test_an_error_within_the_stream_is_a_loss_and_not_shown() -> None:
     stream.relay()
     assert stream.feed(sent(error={"message": "EngineCore died", "code": 500}) + b"data: [DONE]\n\n") == b""
     assert stream.broken is not None
+
+
+def test_an_answer_that_was_given_up_is_a_loss_and_goes_on() -> None:
+    stream = stream_of()
+    stream.relay()
+    shown = stream.feed(opening() + said("ab", [97, 98]) + said("c", [], "abort") + b"data: [DONE]\n\n")
+    assert b"abort" not in shown and b'"c"' not in shown and b"[DONE]" not in shown
+    assert stream.broken is not None and not stream.done
+    stream.settle()
+    assert stream.ids == [97, 98] and stream.why_not is None and not stream.is_complete(None)
 
 
 def test_requests_that_cannot_continue_are_distinguished() -> None:

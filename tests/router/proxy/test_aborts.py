@@ -1,0 +1,128 @@
+"""Answers that an engine gives up, though they look complete: vLLM at SIGTERM, /sleep and /pause."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.proxy.aborts import aborted_event
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    Call,
+    Handler,
+    Script,
+    Served,
+    chat,
+    connect,
+    event,
+    events_of,
+    says,
+    served,
+)
+
+GOOD = b'{"choices":[{"index":0,"message":{"content":"\\"finish_reason\\":\\"abort\\""},"finish_reason":"stop"}]}'
+GIVEN_UP = GOOD.replace(b'"stop"', b'"abort"')
+
+
+def faults(running: Served) -> int:
+    return sum(member.server.faults for member in running.router.members)
+
+
+def body_of(path: str, **fields: Any) -> dict[str, Any]:
+    return chat(**fields) if path == CHAT else {"model": "m", "prompt": "hi", **fields}
+
+
+def said(text: str, finish: str | None = None) -> bytes:
+    return event(json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]}))
+
+
+def streams(*pieces: bytes) -> Handler:
+    def handle(call: Call) -> None:
+        call.begin()
+        for piece in pieces:
+            call.chunk(piece)
+        call.end()
+
+    return handle
+
+
+WHOLE = (said("a"), said("b"), said("", "stop"), DONE)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_whole_answer_that_was_given_up_is_given_again_by_another_replica(path: str) -> None:
+    script = Script(says(GIVEN_UP), says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(path, body_of(path))
+        assert (answer.status, answer.body) == (200, GOOD)
+        assert len(script.calls) == 2 and faults(running) == 1
+
+
+async def test_an_answer_that_every_replica_gives_up_is_an_error() -> None:
+    script = Script(says(GIVEN_UP))
+    async with served(*script.replicas(3)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat())
+        assert answer.status == 503 and "3 replicas" in answer.error["message"]
+        assert len(script.calls) == 3
+
+
+async def test_a_stream_that_was_given_up_before_its_first_event_begins_at_another_replica() -> None:
+    script = Script(streams(said("", "abort"), DONE), streams(*WHOLE))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == b"".join(WHOLE)
+        assert len(script.calls) == 2 and faults(running) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 70, -1])
+async def test_a_stream_that_was_given_up_in_its_midst_ends_in_an_error(cut: int) -> None:
+    last = said("", "abort")
+    script = Script(streams(said("a") + last[:cut], last[cut:] + DONE), streams(*WHOLE))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        stream = (await client.post(CHAT, chat(stream=True))).body
+        first, *half, error, done, end = stream.split(b"\n\n")
+        assert first + b"\n\n" == said("a") and (done, end) == (b"data: [DONE]", b"")
+        assert all(last.startswith(one) for one in half)
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "broken_stream"
+        assert len(script.calls) == 1 and faults(running) == 1
+
+
+@pytest.mark.parametrize("after", [(), (said("a"),)], ids=["at once", "in its midst"])
+async def test_what_only_looks_like_it_is_passed_on(after: tuple[bytes, ...]) -> None:
+    text = said('"finish_reason":"abort"') + said("abort") + said("abort", "stop")
+    script = Script(streams(*after, text, DONE))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == b"".join((*after, text, DONE))
+        assert faults(running) == 0
+
+
+@pytest.mark.parametrize(("code", "asked"), [(500, 2), (503, 2), (400, 1)])
+async def test_a_stream_that_is_an_error_of_the_engine_begins_at_another_replica(code: int, asked: int) -> None:
+    error = event(json.dumps({"error": {"message": "Generation is paused.", "code": code}}))
+    script = Script(streams(error, DONE), streams(*WHOLE))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat(stream=True))
+        assert len(script.calls) == asked
+        assert answer.body == (b"".join(WHOLE) if asked == 2 else error + DONE)
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_the_events_before_the_one_that_gives_up_are_whole(ends: bytes) -> None:
+    good, last = (one.replace(b"\n", ends) for one in (said("a"), said("", "abort")))
+    stream = good + last
+    for cut in range(len(stream)):
+        before = aborted_event("chat", stream[:cut], stream[cut:])
+        assert stream[:cut] + (before or b"") == stream[: max(cut, len(good))], cut
+    assert aborted_event("chat", b"", good) is None
+
+
+async def test_a_stream_that_has_only_begun_may_be_lost_too() -> None:
+    def lost(call: Call) -> None:
+        call.begin()
+        call.drop()
+
+    script = Script(lost, streams(*WHOLE))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert events_of((await client.post(CHAT, chat(stream=True))).body)
+        assert len(script.calls) == 2
