@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # What all peers together may have sent by the connections they have: subscriptions, requests of some ten bytes,
 # handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended.
-MOST_BYTES = 2 * 2**20
+MOST_BYTES = 2**20
 INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
 _BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
 _TCP_INFO = getattr(network, "TCP_INFO", None)
