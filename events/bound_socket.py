@@ -68,8 +68,8 @@ class BoundSocket:
         if self._curve is not None:
             secure_server(self.socket, self._curve)
 
-    def inspect(self) -> None:
-        """Now and then. Shuts out peers that send too much, and forgets all when they subscribe to too much."""
+    def inspect(self) -> bool:
+        """Shut out peers that send too much, forget all if they subscribe to too much; True: inspect again soon."""
         self.peers.inspect()
         if not self._bound:
             self._bind_again()
@@ -80,6 +80,7 @@ class BoundSocket:
             self.close(linger_ms=0)
             self._open()
             self._bind_again()
+        return not self._bound
 
     def _bind_again(self) -> None:
         """Bind the endpoint again; messages sent before are lost, which a consumer sees as a gap."""

@@ -1,14 +1,14 @@
-"""The connections of a bound socket: how many there may be, and how much each may send.
+"""The connections of a bound socket: how many there may be, and how much they may send.
 
-libzmq bounds neither: it accepts as long as there are descriptors, and keeps a message that never ends part by part.
-Its monitor names the descriptor of each connection; the kernel says what came by it, and can shut it down, which libzmq
-takes for a peer that has left.
+libzmq bounds neither: it accepts as long as there are descriptors, and keeps a message that never ends part by part; an
+empty part, two bytes on its way, takes 64. Its monitor names the descriptor of each connection; the kernel says when
+something came by it and how much, and can shut it down, which libzmq takes for a peer that has left.
 """
 
 import logging
 import os
+import select
 import socket as network
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,9 +21,10 @@ from events.publisher_stats import PublisherStats
 
 log = logging.getLogger(__name__)
 
-# What a peer may send: subscriptions, and requests of some ten bytes. The rest is for handshakes and heartbeats.
-BYTES_AT_ONCE = 256 * 1024
-BYTES_PER_S = 64 * 1024
+# What all peers together may have sent by the connections they have: subscriptions, requests of some ten bytes,
+# handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended.
+MOST_BYTES = 2**20
+INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
 _BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
 _TCP_INFO = getattr(network, "TCP_INFO", None)
 
@@ -38,13 +39,18 @@ class Ends(Struct, frozen=True):
 class PeerConnection(Struct):
     host: str
     ends: Ends
-    since_s: float
+    received: int = 0  # bytes
 
 
 class Peers:
-    """Watches a socket, from before it is bound. Call `watch` when `monitor` has something, `inspect` now and then."""
+    """Watches a socket, from before it is bound.
+
+    Call `watch` when `monitor` has something, and `inspect` after `arrivals` has something: at once, or up to INSPECT_S
+    after the last time.
+    """
 
     def __init__(self, socket: "zmq.Socket[bytes]", most_peers: int, stats: PublisherStats) -> None:
+        self.arrivals = select.epoll()
         self._socket = socket
         self._most_peers = most_peers
         self._stats = stats
@@ -58,6 +64,7 @@ class Peers:
         if not self.monitor.closed:
             self._socket.disable_monitor()
             self.monitor.close()
+            self.arrivals.close()
 
     def watch(self) -> None:
         """Track connects and disconnects; close connections beyond the limit."""
@@ -73,13 +80,14 @@ class Peers:
         for descriptor in came:
             if (ends := self._ends(descriptor)) is not None:
                 host = ends.peer[0] if isinstance(ends.peer, tuple) else ""
-                self._connections[descriptor] = PeerConnection(host, ends, time.monotonic())
+                self._connections[descriptor] = PeerConnection(host, ends)
+                self._await_more(descriptor)
                 if len(self._connections) > self._most_peers:
                     self._refuse_one()
 
     def _ends(self, descriptor: int) -> Ends | None:
         """Return None if the descriptor belongs to another connection by now."""
-        ends = _ends_of(descriptor)
+        ends = ends_of(descriptor)
         if ends is None or not isinstance(ends.own, tuple):
             return None if self._endpoint().startswith("tcp:") else ends
         return ends if self._endpoint().endswith(f":{ends.own[1]}") else None
@@ -97,15 +105,31 @@ class Peers:
         self._shut(descriptor)
 
     def inspect(self) -> None:
-        """Close connections that have sent too much."""
-        now_s = time.monotonic()
-        for descriptor, connection in list(self._connections.items()):
-            allowed = BYTES_AT_ONCE + BYTES_PER_S * (now_s - connection.since_s)
-            if _received(descriptor, connection.ends) > allowed:
-                if not self._stats.cut_off_peers:
-                    log.warning("a peer of an event socket at %r sends without end; closing it", connection.host)
-                self._stats.cut_off_peers += 1
-                self._shut(descriptor)
+        """Count what came; beyond the limit, close the connection that has sent most of the host that has."""
+        for descriptor, _ in self.arrivals.poll(0):
+            if (connection := self._connections.get(descriptor)) is not None:
+                connection.received = received_bytes(descriptor, connection.ends)
+                self._await_more(descriptor)
+        while sum(each.received for each in self._connections.values()) > MOST_BYTES:
+            by_host: Counter[str] = Counter()
+            for each in self._connections.values():
+                by_host[each.host] += each.received
+            [(host, _)] = by_host.most_common(1)
+            worst = max(
+                (at for at, each in self._connections.items() if each.host == host),
+                key=lambda at: self._connections[at].received,
+            )
+            if not self._stats.cut_off_peers:
+                log.warning("a peer of an event socket at %r sends without end; closing it", host)
+            self._stats.cut_off_peers += 1
+            self._shut(worst)
+
+    def _await_more(self, descriptor: int) -> None:
+        with suppress(OSError):  # it is closed
+            try:
+                self.arrivals.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+            except FileNotFoundError:
+                self.arrivals.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _shut(self, descriptor: int) -> None:
         connection = self._connections.pop(descriptor)
@@ -131,7 +155,7 @@ def _ends(connection: network.socket) -> Ends:
     return Ends(connection.getsockname(), connection.getpeername())
 
 
-def _ends_of(descriptor: int) -> Ends | None:
+def ends_of(descriptor: int) -> Ends | None:
     try:
         with _borrowed(descriptor) as borrowed:
             return _ends(borrowed)
@@ -139,7 +163,7 @@ def _ends_of(descriptor: int) -> Ends | None:
         return None
 
 
-def _received(descriptor: int, ends: Ends) -> int:
+def received_bytes(descriptor: int, ends: Ends) -> int:
     """Bytes; 0 where the kernel does not say."""
     if _TCP_INFO is None or not isinstance(ends.peer, tuple):
         return 0

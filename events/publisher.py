@@ -28,6 +28,7 @@ from events.curve import CurveKeys
 from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
+from events.peers import INSPECT_S
 from events.publisher_stats import PublisherStats
 from events.replay_buffer import ReplayBuffer
 from events.transfers import WAITING_MESSAGES, Message, Transfers
@@ -41,7 +42,6 @@ UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.Msg
 END_OF_REPLAY = (b"", END_SEQ, b"")
 BATCHES_PER_TURN = 256
 WAITING_STATUSES = 100
-INSPECT_S = 0.25
 
 
 class PublisherConfig(Struct, frozen=True):
@@ -87,6 +87,7 @@ class Publisher:
         self._context = zmq.Context()
         self._bound: list[BoundSocket] = []
         self._inspect_at_s = 0.0
+        self._to_inspect = False  # something came from peers
         self._authenticator: ThreadAuthenticator | None = None
         try:
             if self.config.curve is not None:
@@ -177,6 +178,8 @@ class Publisher:
         poller.register(self._wake_read, zmq.POLLIN)
         for bound in self._bound:
             poller.register(bound.peers.monitor, zmq.POLLIN)
+            if not self._to_inspect:
+                poller.register(bound.peers.arrivals, zmq.POLLIN)
         for asked in (self._replays, self._snapshots):
             if asked is not None and self._transfers.may_receive:
                 poller.register(asked.socket, zmq.POLLIN)
@@ -186,7 +189,7 @@ class Publisher:
         if self._queue:
             return 0
         waits = [self._transfers.wait_s()]
-        if any(len(bound.peers) for bound in self._bound):
+        if self._to_inspect:
             waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
         return min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
 
@@ -194,11 +197,13 @@ class Publisher:
         for bound in self._bound:
             if bound.peers.monitor in ready:
                 bound.peers.watch()
+            self._to_inspect |= bound.peers.arrivals.fileno() in ready
         now_s = time.monotonic()
-        if now_s >= self._inspect_at_s:
+        if self._to_inspect and now_s >= self._inspect_at_s:
             self._inspect_at_s = now_s + INSPECT_S
+            self._to_inspect = False
             for bound in self._bound:
-                bound.inspect()
+                self._to_inspect |= bound.inspect()
 
     def _send_batch(self, ts: float, events: Sequence[KnownEvent]) -> None:
         if len(self._queue) > self.config.queue_batches:

@@ -20,8 +20,8 @@ from events.view import CacheView
 
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
 
-_TCP = re.compile(r"tcp://[A-Za-z0-9_.:;%\[\]-]+:([0-9]{1,5})")
-_LOCAL = re.compile(r"(?:ipc|inproc)://[^\0]+")
+_TCP = re.compile(r"tcp://[A-Za-z0-9_.:%\[\]-]+:([0-9]{1,5})")
+_LOCAL = re.compile(r"ipc://[^\0]+")
 
 
 class Source(Struct, frozen=True):
@@ -46,9 +46,7 @@ class Source(Struct, frozen=True):
         for field in ("events", "replay", "status", "snapshot"):
             endpoint = getattr(self, field)
             if endpoint is not None and not _can_connect(endpoint):
-                raise ValueError(
-                    f"{self.name}: {field} is {endpoint!r}; write tcp://HOST:PORT, ipc://PATH or inproc://NAME"
-                )
+                raise ValueError(f"{self.name}: {field} is {endpoint!r}; write tcp://HOST:PORT or ipc://PATH")
         if self.status is not None and self.snapshot is None:
             raise ValueError(
                 f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: it repairs"

@@ -1,7 +1,7 @@
 """Follows the streams of many replicas: the asyncio shell around `stream.py`.
 
-Each replica has a SUB socket for its events, and as needed a DEALER for replays; a native one also a SUB for its status
-and a DEALER for snapshots. Every decision is the stream's; here bytes come and go.
+Each replica has a link to its events, and as needed one for replays; a native one also a link to its status and one for
+snapshots. Every decision is the stream's; here bytes come and go.
 """
 
 import asyncio
@@ -14,27 +14,19 @@ from types import TracebackType
 import zmq
 
 from events.actions import Replay
-from events.connection import Connection
-from events.curve import secure_client
+from events.curve_link import CurveLink
 from events.feed import Feed
+from events.link import Link, Receive, nothing, size_of, unlimited
 from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
-from events.socket_reader import Receive, SocketReader, size_of
+from events.plain_link import PlainLink
 from events.source import Source
 from events.view import CacheView, Request
 
 TICK_S = 0.1  # for all replicas together: each time, a process that has nothing to do is woken
 MENDING_TICK_S = 0.05  # while a stream is not exact
 STANDSTILL_S = 0.5  # without a tick: a busy publisher may have filled all queues on the way meanwhile
-KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
-UNANSWERED_MS = 4000  # what we sent: a request
-RECONNECT_MS = 50
-RECONNECT_TO_ASK_MS = 250  # nobody watches how these connections end, and each request has a new one
-CONNECT_TIMEOUT_MS = 1000  # the system would try for minutes, and less and less often
-# A prompt of a million tokens in one event; ZeroMQ ends the connection of whoever sends more.
-MAX_FRAME_BYTES = 8 * 2**20
-MAX_UNREAD = 2000  # messages that ZeroMQ keeps of each SUB socket; then its publisher has to wait, or drops some
-MAX_UNREAD_ANSWERS = 256  # of a replay or snapshot; few, as they may be long, and are read as soon as there is room
+MAX_MESSAGE_BYTES = 8 * 2**20  # a prompt of a million tokens in one event; who sends more loses the connection
 MAX_WAITING_BYTES = 64 * 2**20  # of messages that wait while a long batch is applied; an event beyond is a gap
 # An answer beyond is not read yet: the publisher still has it, but would not send it again.
 MAX_WAITING_ANSWER_BYTES = MAX_WAITING_BYTES // 2
@@ -119,7 +111,7 @@ class Subscriber:
 
 
 class _Sockets:
-    """The sockets of one replica, and the feed they serve."""
+    """The links to one replica, and the feed they serve."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", source: Source, feed: Feed, tap: Tap | None) -> None:
         self._context = context
@@ -127,10 +119,9 @@ class _Sockets:
         self._feed = feed
         self._tap = tap
         self.loop = asyncio.get_running_loop()
-        self._readers: dict[str, SocketReader] = {}
-        self._connections = 0
+        self._links: dict[str, Link] = {}  # by what they are for: events, status, replay, snapshot
+        self._warned: set[str] = set()  # endpoints
         self._closed = False
-        self._subscriptions: dict[str, Connection] = {}
         self._waiting: deque[tuple[str, Frames]] = deque()  # for the end of a long batch
         self._waiting_bytes = 0
         self._taking: asyncio.Handle | None = None  # of what waits
@@ -145,29 +136,45 @@ class _Sockets:
             raise
 
     def _open(self) -> None:
-        self._subscribe("events", self._source.events, self._source.topic, self._events, "monitor", self._monitored)
+        self._link(
+            "events",
+            self._source.events,
+            partial(self._receive, "events"),
+            topic=self._source.topic.encode(),
+            connected=partial(self._changed, "connected"),
+            lost=partial(self._changed, "disconnected"),
+        )
         if self._source.status is not None:
-            receive = partial(self._receive, "status")
-            self._subscribe("status", self._source.status, "", receive, "status monitor", self._status_monitored)
+            self._link("status", self._source.status, partial(self._receive, "status"), topic=b"")
 
-    def _subscribe(
-        self, name: str, endpoint: str, topic: str, receive: Receive, monitor: str, observe: Receive
+    def _link(
+        self,
+        name: str,
+        endpoint: str,
+        receive: Receive,
+        *,
+        topic: bytes | None = None,
+        connected: Callable[[], object] = nothing,
+        lost: Callable[[], object] = nothing,
     ) -> None:
-        socket = self._socket(zmq.SUB)
-        self._readers[name] = SocketReader(self.loop, socket, receive)
-        socket.subscribe(topic.encode())
-        connection = Connection(self._source.name, socket, endpoint, time.monotonic())
-        self._subscriptions[name] = connection
-        self._readers[monitor] = SocketReader(self.loop, connection.monitor, observe)
-        connection.open()
+        curve = self._source.curve
+        kind = PlainLink if curve is None else partial(CurveLink, self._context, curve)
+        self._links[name] = kind(
+            self._source.name,
+            endpoint,
+            receive,
+            topic=topic,
+            most_bytes=MAX_MESSAGE_BYTES,
+            warned=self._warned,
+            connected=connected,
+            lost=lost,
+            room=self._room_for_answers if topic is None else unlimited,
+        )
 
     def close(self) -> None:
         """Stop; also works within a callback, and sends no further request."""
         self._closed = True
-        for name in self._subscriptions.keys() & self._readers.keys():
-            # First of all: the I/O thread waits for ever to report an event to a monitor that nobody reads any more.
-            self._readers[name].socket.disable_monitor()
-        for name in list(self._readers):
+        for name in list(self._links):
             self._close(name)
 
     def resync(self, reason: str) -> None:
@@ -223,8 +230,8 @@ class _Sockets:
     def _read_on(self) -> None:
         """There is room for answers again."""
         for name in ANSWERS:
-            if name in self._readers:
-                self._readers[name].read_on()
+            if name in self._links:
+                self._links[name].read_on()
 
     def _keep(self, name: str, messages: list[Frames]) -> None:
         for frames in messages:
@@ -234,9 +241,16 @@ class _Sockets:
                 self._waiting_bytes += size
 
     def _take(self, name: str, frames: Frames) -> None:
-        if name == "monitor":
-            self._monitor(frames)
-        elif name in self._readers:
+        if name == "connected":
+            self._mark(name, frames)
+            self._act(self._feed.connected(time.monotonic()))
+        elif name == "disconnected":
+            self._mark(name, frames)
+            self._feed.disconnected()
+            if not self._closed and self._links["events"].paused:  # then it has no room for those of requests, too
+                self._drop("replay")
+                self._drop("snapshot")
+        elif name in self._links:
             self._mark(name, frames)
             self._act(self._feed.receive(name, frames, time.monotonic()))
 
@@ -246,57 +260,22 @@ class _Sockets:
 
     # ---- what comes in
 
-    def _monitored(self, messages: list[Frames]) -> bool:
-        """Return True after a reconnect: unread messages came over the old connection."""
-        again = False
+    def _changed(self, what: str) -> None:
+        """The event socket was connected or disconnected."""
+        if self._must_wait:
+            self._keep(what, [[]])
+        elif not self._closed:
+            self._take(what, [])
+
+    def _receive(self, name: str, messages: list[Frames]) -> None:
+        link = self._links[name]
         for position, frames in enumerate(messages):
-            if self._closed:
-                break
-            if self._must_wait:
-                self._keep("monitor", messages[position:])
-                break
-            again = self._monitor(frames) or again
-        return again
-
-    def _monitor(self, frames: Frames) -> bool:
-        connection = self._subscriptions["events"]
-        made = connection.observe(frames, time.monotonic())
-        if made is None:
-            return False
-        if not made:
-            self._mark("disconnected", [])
-            self._feed.disconnected()
-            if connection.paused:  # a publisher without room for this socket has none for those of requests
-                self._drop("replay")
-                self._drop("snapshot")
-            return False
-        again = bool(self._connections and (self._source.native or self._source.replay))
-        if again:
-            self._readers["events"].read_all()  # the repair covers it
-            self._forget_waiting("events")
-        self._connections += 1
-        self._mark("connected", [])
-        self._act(self._feed.connected(time.monotonic()))
-        return again
-
-    def _status_monitored(self, messages: list[Frames]) -> None:
-        for frames in messages:
-            self._subscriptions["status"].observe(frames, time.monotonic())
-
-    def _events(self, messages: list[Frames]) -> None:
-        # A handshake is reported before the first message of its connection can be read, so look for one now.
-        if not self._monitored(self._readers["monitor"].read_all()) and not self._closed:
-            self._receive("events", messages)
-
-    def _receive(self, socket: str, messages: list[Frames]) -> None:
-        reader = self._readers[socket]
-        for position, frames in enumerate(messages):
-            if self._readers.get(socket) is not reader:  # closed, or a request of ours voided the rest
+            if self._links.get(name) is not link:  # closed, or a request of ours voided the rest
                 return
-            if socket != "status" and self._must_wait:
-                self._keep(socket, messages[position:])
+            if name != "status" and self._must_wait:
+                self._keep(name, messages[position:])
                 return
-            self._take(socket, frames)
+            self._take(name, frames)
 
     def _answered(self, socket: str, messages: list[Frames]) -> None:
         """Read ahead, since a publisher drops batches for slow peers; apply them in order later."""
@@ -318,6 +297,8 @@ class _Sockets:
 
     def tick(self) -> None:
         """Time passes."""
+        for link in list(self._links.values()):
+            link.tick()
         if not self._closed and not self._must_wait:
             self._pass(time.monotonic())
 
@@ -334,9 +315,6 @@ class _Sockets:
         if requests or stream.exact != exact:
             self._mark("tick", [])
         self._act(requests)
-        if not self._closed:
-            for connection in self._subscriptions.values():
-                connection.tick(now_s)
 
     # ---- what goes out
 
@@ -353,7 +331,7 @@ class _Sockets:
                 self._ask("snapshot", self._source.snapshot, SNAPSHOT_REQUEST)
 
     def _drop(self, name: str) -> None:
-        """Close the socket, and drop its unread messages."""
+        """Close the link, and drop its unread messages."""
         self._close(name)
         self._forget_waiting(name)
 
@@ -369,38 +347,12 @@ class _Sockets:
 
     def _ask(self, name: str, endpoint: str | None, request: bytes) -> None:
         assert endpoint is not None, f"{self._source.name} has no {name} socket"
-        if name not in self._readers:
-            socket = self._socket(zmq.DEALER)
-            try:
-                socket.connect(endpoint)
-            except zmq.ZMQError:
-                socket.close()
-                raise
-            self._readers[name] = SocketReader(self.loop, socket, partial(self._answered, name), self._room_for_answers)
+        if name not in self._links:
+            self._link(name, endpoint, partial(self._answered, name))
         self._feed.asked(name)
-        self._readers[name].send([b"", request])
-
-    # ---- sockets
-
-    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.linger = 0
-        socket.rcvhwm = MAX_UNREAD if kind == zmq.SUB else MAX_UNREAD_ANSWERS
-        socket.sndhwm = 0
-        socket.reconnect_ivl = RECONNECT_MS if kind == zmq.SUB else RECONNECT_TO_ASK_MS
-        socket.reconnect_ivl_max = 500
-        socket.connect_timeout = CONNECT_TIMEOUT_MS
-        socket.maxmsgsize = MAX_FRAME_BYTES
-        # A peer that is gone without a word (a cut cable) counts as disconnected after a while. The kernel asks, not
-        # ZeroMQ: libzmq 4.3.5 aborts the process when a heartbeat is due on a connection that broke while it was full.
-        socket.tcp_keepalive = 1
-        socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE_S
-        socket.tcp_maxrt = UNANSWERED_MS
-        if self._source.curve is not None:
-            secure_client(socket, self._source.curve)
-        return socket
+        self._links[name].send([b"", request])
 
     def _close(self, name: str) -> None:
-        reader = self._readers.pop(name, None)
-        if reader is not None:
-            reader.close()
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.close()

@@ -19,6 +19,7 @@ import zmq
 from api.own_folder import OwnFolder
 from events.native import Load
 from replica.config import EngineConfig
+from replica.held_answers import HeldAnswer, HeldAnswers, NoRoom
 from replica.messages import (
     AdapterChanged,
     Cancel,
@@ -66,12 +67,14 @@ class EngineRefused(Exception):
 
 
 class OutputStream:
-    """The engine's outputs for one HTTP request, as they come."""
+    """The engine's outputs for one HTTP request, as they come. `whole`: what was read is kept until it is closed."""
 
-    def __init__(self, engine: "EngineClient", ids: Iterable[int]) -> None:
+    def __init__(self, engine: "EngineClient", ids: Iterable[int], *, whole: bool) -> None:
         self.open = set(ids)  # those that more can come for
         self._engine = engine
         self._arrived: list[Output] = []
+        self._held = HeldAnswer(engine.held_answers)
+        self._whole = whole
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -85,6 +88,8 @@ class OutputStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         arrived, self._arrived = self._arrived, []
+        if not self._whole:
+            self._held.release()
         return arrived
 
     @property
@@ -102,9 +107,16 @@ class OutputStream:
     def close(self) -> None:
         """Cancel what is running and drop pending outputs; the request's blocks are free within one step."""
         self._arrived.clear()
+        self._held.release()
         self.cancel(*self.open)
 
     def arrive(self, output: Output) -> None:
+        try:
+            self._held.add(output)
+        except NoRoom as failure:
+            self.close()
+            self.fail(failure)
+            return
         self._arrived.append(output)
         if output.finish_reason is not None:
             self.open.discard(output.id)
@@ -132,6 +144,7 @@ class EngineClient:
         self._loop = loop
         self._ids = itertools.count(1)
         self._streams: dict[int, OutputStream] = {}
+        self.held_answers = HeldAnswers()
         self._asked: dict[int, asyncio.Future[Any]] = {}  # questions that are answered once
         self._greeted: asyncio.Future[Hello] = loop.create_future()
         self._heard_s = loop.time()
@@ -198,9 +211,9 @@ class EngineClient:
             self._has_vocabulary = True
             self._send(Learn(vocabulary))
 
-    def submit(self, submits: Sequence[Submit]) -> OutputStream:
+    def submit(self, submits: Sequence[Submit], *, whole: bool = False) -> OutputStream:
         """Submit one HTTP request's work to the engine; the ids are from `new_id`."""
-        stream = OutputStream(self, (submit.id for submit in submits))
+        stream = OutputStream(self, (submit.id for submit in submits), whole=whole)
         if self._death.done():
             stream.fail(EngineDied(self._death.result()))
             return stream

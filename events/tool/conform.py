@@ -17,7 +17,7 @@ from events.messages import EventBatch
 from events.recording import Recording
 from events.records import Record
 from events.source import Source
-from events.subscriber import MAX_FRAME_BYTES
+from events.subscriber import MAX_MESSAGE_BYTES
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
 from events.tool.watch import CannotTell, note_damage
@@ -187,7 +187,7 @@ class Listener:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.linger = 0
         socket.rcvhwm = 0
-        socket.maxmsgsize = MAX_FRAME_BYTES
+        socket.maxmsgsize = MAX_MESSAGE_BYTES
         if self._source.curve is not None:
             secure_client(socket, self._source.curve)
         return socket

@@ -16,6 +16,7 @@ from api.http.responses import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame, encode_use
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
+from replica.held_answers import NoRoom
 from replica.http.errors import unavailable
 from replica.http.forms import Form
 from replica.http.generation import Choice
@@ -58,7 +59,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         submits = [part.submit for part in self._work.parts if part.submit is not None]
-        self._output_stream = self._engine.submit(submits)
+        self._output_stream = self._engine.submit(submits, whole=not self._work.request.stream)
         self._metrics.open_requests += 1
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
@@ -81,7 +82,7 @@ class GenerationResponse(Response):
                 while outputs:
                     self._take_all(outputs)
                     outputs = await self._output_stream.next()
-        except (EngineDied, EngineRefused) as failure:
+        except (EngineDied, EngineRefused, NoRoom) as failure:
             if isinstance(failure, EngineRefused):
                 self._running.clear()  # none of them has ever run
             raise self._api_error(failure) from None
@@ -111,10 +112,11 @@ class GenerationResponse(Response):
                 if payload:
                     await send({"type": "http.response.body", "body": payload, "more_body": True})
                 payload = self._take_all(await self._output_stream.next())
-        except EngineDied as failure:
-            if self._framed:
+        except (EngineDied, NoRoom) as failure:
+            if self._framed and (isinstance(failure, EngineDied) or not self._work.request.stream):
                 return  # the connection is cut, and the router resumes elsewhere what it has
             payload = self._form.broken(self._api_error(failure))
+            payload = encode_frame(0, (), payload) if self._framed else payload
         else:
             payload += await self._last_bytes()
         if not self._client_left:
@@ -185,9 +187,11 @@ class GenerationResponse(Response):
             headers.append((CONTENT_TYPE_HEADER.encode(), content_type.encode()))
         return headers
 
-    def _api_error(self, failure: EngineDied | EngineRefused) -> ApiError:
+    def _api_error(self, failure: EngineDied | EngineRefused | NoRoom) -> ApiError:
         if isinstance(failure, EngineDied):
             return unavailable("the engine stopped; try again, another server may answer", "engine_died")
+        if isinstance(failure, NoRoom):
+            return invalid(str(failure)) if failure.alone else queue_full(str(failure), 1)
         match failure.reason:
             case "full":
                 return queue_full(failure.message, failure.retry_after_s)

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +20,13 @@ import msgspec
 import zmq
 
 from events.bound_socket import BoundSocket
-from events.curve import CurveClient, CurveKeys, secure_client
+from events.curve import CurveClient, CurveKeys
+from events.curve_link import CurveLink
+from events.link import Link
 from events.messages import Frames
+from events.peers import INSPECT_S
+from events.plain_link import PlainLink
 from events.publisher_stats import PublisherStats
-from events.socket_reader import SocketReader
 from router.peers.names import Names, parse_endpoint
 from router.peers.owners import TABLES, listeners
 from router.placement.inbox import MOST_PEERS, Inbox
@@ -40,10 +44,8 @@ LOOK_UP_S = 5.0  # how often names are looked up again
 LOOK_AT_OWNERS_S = 1.0  # a port that becomes free may be taken by another user
 ROOT = 0
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
-WAITING_BATCHES = 1000  # for one peer, and from all of them
+WAITING_BATCHES = 1000  # for one peer
 MOST_BATCH_BYTES = 32 * 2**20
-RECONNECT_MS, RECONNECT_AT_MOST_MS = 100, 2000
-KEEPALIVE_S = 1, 1, 3
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PeerBatch).decode
@@ -67,8 +69,9 @@ class Links:
         self._on_room = on_room
         self._names = Names(peers)
         self._keys = keys
-        self._connected: frozenset[str] = frozenset()  # endpoints
         self._strangers: set[str] = set()  # endpoints at which programs of other users listen
+        self._links: dict[str, Link] = {}  # to peers, by endpoint
+        self._warned: set[str] = set()
         self._said = 0  # number of peers, in the log
         self._telling: asyncio.TimerHandle | None = None
         number = secrets.randbits(63)
@@ -94,7 +97,10 @@ class Links:
                 raise OSError(f"--peer-listen {listen}: {error}; choose another endpoint") from error
             raise
         self.endpoint = self._bound.endpoint
-        self._reader = SocketReader(self._loop, self._subscriber(), self._heard)
+        self._inspecting: asyncio.TimerHandle | None = None
+        self._watch_listeners()
+        ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
+        self._kind = PlainLink if ours is None else partial(CurveLink, self._context, ours)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -126,14 +132,36 @@ class Links:
         beat_s = -inf
         while True:
             now_s = self._loop.time()
-            self._bound.peers.watch()
-            self._bound.inspect()
+            for link in self._links.values():
+                link.tick()
             self._tell()
             if now_s - beat_s < RUNNING_S + STOOD_STILL_S and self.inbox.expire(now_s):
                 self._on_room()
             beat_s = now_s
             self._say_who_is_there()
             await asyncio.sleep(RUNNING_S)
+
+    def _watch_listeners(self) -> None:
+        peers = self._bound.peers
+        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
+        self._loop.add_reader(self._watched[0], peers.watch)
+        self._loop.add_reader(self._watched[1], self._arrived)
+        peers.watch()  # the descriptor is edge-triggered
+
+    def _unwatch_listeners(self) -> None:
+        for descriptor in self._watched:
+            self._loop.remove_reader(descriptor)
+
+    def _arrived(self) -> None:
+        self._loop.remove_reader(self._watched[1])
+        self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+
+    def _inspect(self) -> None:
+        """Inspect who listens, which may give the socket up for another one."""
+        self._unwatch_listeners()
+        if self._bound.inspect():
+            self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+        self._watch_listeners()
 
     def _say_who_is_there(self) -> None:
         heard = len(self.inbox.peers)
@@ -145,7 +173,10 @@ class Links:
     def close(self) -> None:
         if self._telling is not None:
             self._telling.cancel()
-        self._reader.close()
+        self._connect(frozenset())
+        if self._inspecting is not None:
+            self._inspecting.cancel()
+        self._unwatch_listeners()
         self._bound.close(linger_ms=0)
         self._end()
 
@@ -185,26 +216,9 @@ class Links:
             self._on_room()
 
     def _connect(self, endpoints: frozenset[str]) -> None:
-        socket = self._reader.socket
-        for endpoint in self._connected - endpoints:
-            with suppress(zmq.ZMQError):
-                socket.disconnect(endpoint)
-        for endpoint in endpoints - self._connected:
-            try:
-                socket.connect(endpoint)
-            except zmq.ZMQError as error:
-                log.warning("the peer %s cannot be heard: %s", endpoint, error)
-        self._connected = endpoints
-
-    def _subscriber(self) -> "zmq.Socket[bytes]":
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-        socket.linger = 0
-        socket.rcvhwm = WAITING_BATCHES
-        socket.maxmsgsize = MOST_BATCH_BYTES
-        socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, RECONNECT_AT_MOST_MS
-        socket.tcp_keepalive = 1
-        socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE_S
-        if self._keys is not None:
-            secure_client(socket, CurveClient(self._keys.public, self._keys.public, self._keys.secret))
-        socket.subscribe(TOPIC)
-        return socket
+        for endpoint in self._links.keys() - endpoints:
+            self._links.pop(endpoint).close()
+        for endpoint in endpoints - self._links.keys():
+            self._links[endpoint] = self._kind(
+                "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MOST_BATCH_BYTES, warned=self._warned
+            )

@@ -22,7 +22,7 @@ from events.native_stream import NativeStream
 from events.resolver import Resolver
 from events.slices import SLICE_BLOCKS, slices
 from events.source import Source
-from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD
+from events.subscriber import MAX_MESSAGE_BYTES
 from events.view import CacheView, Request
 from router.members.feed import MOST_SIZES
 from tests.events.test_subscriber import until
@@ -284,11 +284,11 @@ def test_a_native_replica_is_verified_by_the_first_slice_of_its_first_chain() ->
 async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_continues(
     liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.connection.RECONNECT_S", 0.1)
+    monkeypatch.setattr("events.plain_link.RECONNECT_S", 0.1)
     async with routing() as router:
         slot = await exact(router, liar)
         await liar.subscribed()
-        liar.publish(bytes(MAX_FRAME_BYTES + 1))
+        liar.publish(bytes(MAX_MESSAGE_BYTES + 1))
         await until(lambda: not router.state("r").connected)
         await liar.subscribed()
         await liar.answer_snapshot(batch(stored(keys_of(2))))
@@ -300,11 +300,11 @@ async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_continues(
 
 
 async def test_a_too_long_status_silences_no_replica_for_good(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.connection.RECONNECT_S", -1.9)
+    monkeypatch.setattr("events.plain_link.RECONNECT_S", 0.1)
     async with routing() as router:
         await exact(router, liar)
         await until(lambda: liar.say() or len(router.statuses) > 0)
-        liar.status.send_multipart([b"", bytes(MAX_FRAME_BYTES + 1)])
+        liar.status.send_multipart([b"", bytes(MAX_MESSAGE_BYTES + 1)])
         heard = len(router.statuses)
 
         async def speaks() -> None:
@@ -314,10 +314,6 @@ async def test_a_too_long_status_silences_no_replica_for_good(liar: Liar, monkey
 
         async with asyncio.timeout(10):
             await speaks()
-
-
-def test_so_many_messages_wait_at_most_in_a_socket() -> None:
-    assert MAX_UNREAD * MAX_FRAME_BYTES < 2**34
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from events.connection import LET_IN_S, LONGEST_PAUSE_S, RECONNECT_S, Reconnects
 from events.native import Load
 from events.publisher import Publisher
+from events.reconnects import LET_IN_S, LONGEST_PAUSE_S, RETRY_AT_MOST_S, Reconnects
 from events.subscriber import Subscriber
 from tests.events.test_subscriber import config, native, stored, until
 
@@ -24,44 +24,40 @@ def pauses(reconnects: Reconnects, lives_s: list[float]) -> Iterator[float | Non
         now_s += pause_s or 0.05
 
 
-def test_after_a_cut_zeromq_connects_again_at_once() -> None:
-    assert set(pauses(Reconnects(0.0), [LET_IN_S + 0.01, 60.0, LET_IN_S + 0.01])) == {None}
-    assert list(pauses(Reconnects(0.0), [60.0, 0.0, 60.0, 0.0])) == [None] * 4, "one short outage is no pattern"
+def test_after_a_cut_it_connects_again_at_once() -> None:
+    assert set(pauses(Reconnects(), [LET_IN_S + 0.01, 60.0, LET_IN_S + 0.01])) == {None}
+    assert list(pauses(Reconnects(), [60.0, 0.0, 60.0, 0.0])) == [None] * 4, "one short outage is no pattern"
 
 
 def test_pauses_grow_while_every_connection_ends_at_once() -> None:
-    first, *rest = pauses(Reconnects(0.0, jitter=lambda: 1.0), [0.0] * 12)
+    first, *rest = pauses(Reconnects(jitter=lambda: 1.0), [0.0] * 12)
     assert first is None
     assert rest[:4] == [0.2, 0.4, 0.8, 1.6]
     assert rest[-4:] == [LONGEST_PAUSE_S] * 4
 
 
 def test_a_connection_that_lasts_ends_the_pauses() -> None:
-    assert list(pauses(Reconnects(0.0), [0.0] * 10 + [LET_IN_S + 0.01, 0.0]))[-2:] == [None, None]
+    assert list(pauses(Reconnects(), [0.0] * 10 + [LET_IN_S + 0.01, 0.0]))[-2:] == [None, None]
 
 
 def test_pauses_differ_from_subscriber_to_subscriber() -> None:
-    last = [list(pauses(Reconnects(0.0), [0.0] * 12))[-1] for _ in range(20)]
+    last = [list(pauses(Reconnects(), [0.0] * 12))[-1] for _ in range(20)]
     assert len(set(last)) > 1
     assert all(LONGEST_PAUSE_S / 2 <= pause_s <= LONGEST_PAUSE_S for pause_s in last if pause_s is not None)
 
 
 def test_a_handshake_that_never_succeeds_counts_as_a_short_connection() -> None:
-    reconnects = Reconnects(0.0)
+    reconnects = Reconnects()
     assert reconnects.lost(1.0) is None
     assert reconnects.lost(2.0) is not None
 
 
-def test_a_connection_that_zeromq_has_given_up_is_made_again() -> None:
-    reconnects = Reconnects(0.0)
-    assert not reconnects.is_due(RECONNECT_S - 0.1)
-    assert reconnects.is_due(RECONNECT_S + 0.1)
-    assert not reconnects.is_due(RECONNECT_S + 0.2), "the deadline starts over"
-    reconnects.connected(10.0)
-    assert not reconnects.is_due(1000.0)
-    reconnects.lost(1000.0)
-    assert not reconnects.is_due(1000.0 + RECONNECT_S - 0.1)
-    assert reconnects.is_due(1000.0 + RECONNECT_S + 0.1)
+def test_nobody_is_looked_for_without_a_pause() -> None:
+    reconnects = Reconnects(jitter=lambda: 1.0)
+    tries = [reconnects.retry() for _ in range(20)]
+    assert tries[:3] == [0.05, 0.1, 0.2] and tries[-1] == RETRY_AT_MOST_S
+    reconnects.connected(0.0)
+    assert reconnects.retry() == 0.05
 
 
 @pytest.mark.parametrize("full", ["events", "status"])

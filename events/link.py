@@ -1,0 +1,124 @@
+"""A connection to a publisher's socket that is made again when it ends: what plain and encrypted ones share."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from events.messages import Frames
+from events.reconnects import Reconnects
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 1.0  # the system would try for minutes, and less and less often
+HANDSHAKE_S = 5.0
+UNANSWERED_MS = 4000  # what we sent: a request
+KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
+
+Receive = Callable[[list[Frames]], object]
+
+
+def size_of(frames: Frames) -> int:
+    return sum(map(len, frames))
+
+
+def nothing() -> None:
+    """Do nothing about a connection that was made or lost."""
+
+
+def unlimited() -> float:
+    return math.inf
+
+
+class Link:
+    """Calls `connected`, `receive` with some messages at a time, and `lost`, in the order in which they came.
+
+    With a topic it subscribes (SUB), without it asks (DEALER). It reads on only while `room`, in bytes, is positive;
+    call `read_on` when there is room again, and `tick` some times a second. It ends the connection of a peer whose
+    message has more than `most_bytes` or zmtp.MOST_PARTS parts; `warned` keeps it from saying so again and again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        receive: Receive,
+        *,
+        topic: bytes | None = None,
+        most_bytes: int,
+        warned: set[str],
+        connected: Callable[[], object] = nothing,
+        lost: Callable[[], object] = nothing,
+        room: Callable[[], float] = unlimited,
+    ) -> None:
+        self.endpoint = endpoint
+        self.paused = False  # the peer ends each connection at once
+        self._name = name
+        self._receive = receive
+        self._topic = topic
+        self._most_bytes = most_bytes
+        self._warned = warned
+        self._on_connected = connected
+        self._on_lost = lost
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        self._reconnects = Reconnects()
+        self._timer: asyncio.Handle | None = None  # the next thing to do: connect, give up a handshake, read on
+        self._full = False  # there may be more to read, but no room for it
+        self._open()
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def _drain(self) -> None:
+        raise NotImplementedError
+
+    def send(self, frames: Frames) -> None:
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        """Time has passed."""
+
+    def close(self) -> None:
+        """Stop; this also works within a callback."""
+        self._cancel()
+
+    def read_on(self) -> None:
+        if self._full:
+            self._full = False
+            self._drain_soon()
+
+    # ---- for its kinds
+
+    def _is_made(self) -> None:
+        self._reconnects.connected(self._loop.time())
+        self.paused = False
+        self._on_connected()
+
+    def _has_ended(self, at_least_s: float = 0.0) -> None:
+        """The connection is gone: make another one after a pause."""
+        pause_s = self._reconnects.lost(self._loop.time())
+        self.paused = pause_s is not None
+        self._full = False
+        self._later(max(at_least_s, pause_s or self._reconnects.retry()), self._open)
+        if pause_s is not None:
+            self._warn(f"ends each connection at once, perhaps because of too many peers; retrying in {pause_s:.1f} s")
+        self._on_lost()
+
+    def _warn(self, what: str) -> None:
+        if self.endpoint not in self._warned:
+            self._warned.add(self.endpoint)
+            log.warning("%s: %s %s", self._name, self.endpoint, what)
+
+    def _drain_soon(self) -> None:
+        self._cancel()
+        self._timer = self._loop.call_soon(self._drain)
+
+    def _later(self, seconds: float, do: Callable[[], object]) -> None:
+        self._cancel()
+        self._timer = self._loop.call_later(seconds, do)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
