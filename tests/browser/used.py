@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from router.tenants.usage import Counts, Row, day_of
-from router.tenants.usage_file import UsageFile
+from router.tenants.usage_file import Batch, UsageFile
 
 KEYS = ("support-bot", "code-review", "search", "translations", "nightly-evals", "alice", "bob", "")
 MODELS = ("llama-3.3-70b", "qwen3-8b")
@@ -29,7 +29,7 @@ def made_up(path: Path, days: int, keys: tuple[str, ...] = KEYS, models: tuple[s
                 for place, key in enumerate(keys)
                 for rank, model in enumerate(models)
             ]
-            file.write(rows, {})
+            file.write(Batch(rows.copy, number=ago + 1))
 
 
 def counted(chance: random.Random, scale: float) -> Counts:
