@@ -31,7 +31,8 @@ SIZE = 4 * MEGABYTE
 MOST_S = 0.06  # a planted parser takes longer
 ANSWER_S = 60.0
 CONNECTIONS = 200
-FIRST, SECOND = "warmroute", "vllm"
+FIRST: Engine = "warmroute"
+SECOND: Engine = "vllm"
 REWRITES = f"[[rewrites]]\nmodel = '{MODEL}'\ntargets = {{{MODEL} = 50, other = 50}}\n"
 GENERATING = (CHAT, COMPLETIONS, "/v1/messages", PATH, "/v1/chat/completions/batch", "/v1/embeddings")
 EVENT = b'{"id":"resp_1","created":1,"model":"m","choices":[{"index":0,"text":"a","delta":{"content":"a"}}]'
