@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,12 @@ def conversation(size: int) -> bytes:
     return b'{"model":"m","max_tokens":2,"messages":[%b],"input":[%b],"prompt":"x"}' % (said, said)
 
 
+def small_items(size: int) -> bytes:
+    """One of as many items as possible, which continues a response: a million for each four megabytes."""
+    said, continued = shapes(size)["objects"], b'{"model":"m","max_tokens":2,"previous_response_id":"resp_0"'
+    return b'%b,"input":%b,"messages":[],"prompt":"x"}' % (continued, said)
+
+
 @asynccontextmanager
 async def fronted(*replicas: Keeping, **config: Any) -> AsyncIterator[Clocked]:
     async with AsyncExitStack() as stack:
@@ -147,10 +154,10 @@ async def test_no_route_keeps_the_loop_with_the_largest_body(engine: Engine, tmp
     async with fronted(Keeping("r0", engine), **more) as router:
         assert await walked(router, everything(SIZE)) == {}
         longest = Longest(router)
-        for path in GENERATING:
+        for path, body in [*product(GENERATING, [conversation(SIZE)]), (PATH, small_items(SIZE))]:
 
-            async def ask(path: str = path) -> int:
-                return await asked(router.port, "POST", path, conversation(SIZE), authorization="Bearer key")
+            async def ask(path: str = path, body: bytes = body) -> int:
+                return await asked(router.port, "POST", path, body, authorization="Bearer key")
 
             await ask()
             await longest.over(path, ask)
