@@ -101,14 +101,14 @@ async def answer() -> None:
 
 def plant(path: str) -> None:
     """Have one route parse its bodies where all of them are served."""
-    served = opening.serve_rewritten
+    served = vars(opening)["serve_rewritten"]
 
     def parses_first(request: Request, exchange: Exchange) -> None:
         if exchange.scope["path"] == path:
             json.loads(bytes(exchange.body))
         served(request, exchange)
 
-    opening.serve_rewritten = parses_first  # type: ignore[assignment]
+    vars(opening)["serve_rewritten"] = parses_first
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ SIZE = 4 * MEGABYTE
 MOST_S = 0.06  # a planted parser takes longer
 ANSWER_S = 60.0
 CONNECTIONS = 200
-FIRST, SECOND = "warmroute", "vllm"
+FIRST: Engine = "warmroute"
+SECOND: Engine = "vllm"
 REWRITES = f"[[rewrites]]\nmodel = '{MODEL}'\ntargets = {{{MODEL} = 50, other = 50}}\n"
 GENERATING = (CHAT, COMPLETIONS, "/v1/messages", PATH, "/v1/chat/completions/batch", "/v1/embeddings")
 EVENT = b'{"id":"resp_1","created":1,"model":"m","choices":[{"index":0,"text":"a","delta":{"content":"a"}}]'
@@ -79,6 +81,12 @@ def conversation(size: int) -> bytes:
     """A long conversation as applications have it; only its length is unusual."""
     said = b",".join([b'{"role":"user","content":"%b"}' % (b"what, \\n now? " * 400)] * (size // 2 // 5600))
     return b'{"model":"m","max_tokens":2,"messages":[%b],"input":[%b],"prompt":"x"}' % (said, said)
+
+
+def small_items(size: int) -> bytes:
+    """One of as many items as possible, which continues a response: a million for each four megabytes."""
+    said, continued = shapes(size)["objects"], b'{"model":"m","max_tokens":2,"previous_response_id":"resp_0"'
+    return b'%b,"input":%b,"messages":[],"prompt":"x"}' % (continued, said)
 
 
 @asynccontextmanager
@@ -146,10 +154,10 @@ async def test_no_route_keeps_the_loop_with_the_largest_body(engine: Engine, tmp
     async with fronted(Keeping("r0", engine), **more) as router:
         assert await walked(router, everything(SIZE)) == {}
         longest = Longest(router)
-        for path in GENERATING:
+        for path, body in [*product(GENERATING, [conversation(SIZE)]), (PATH, small_items(SIZE))]:
 
-            async def ask(path: str = path) -> int:
-                return await asked(router.port, "POST", path, conversation(SIZE), authorization="Bearer key")
+            async def ask(path: str = path, body: bytes = body) -> int:
+                return await asked(router.port, "POST", path, body, authorization="Bearer key")
 
             await ask()
             await longest.over(path, ask)
