@@ -58,7 +58,7 @@ class Silence:
         server.suspicion = reason
 
     def _recovered(self, server: Server, now_s: float) -> None:
-        log.info("%s: heard again after %.1f s", server.name, now_s - server.silent_since_s)
+        log.warning("%s: heard again after %.1f s", server.name, now_s - server.silent_since_s)
         server.suspicion, server.recovered_s = "", now_s
         server.upstream.drop_idle()
 

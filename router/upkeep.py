@@ -371,8 +371,10 @@ class Upkeep:
         unavailable = server.unavailable
         if unavailable is not None and was is None:
             log.warning("%s: takes no requests: %s", server.name, unavailable)
-        elif unavailable is None and was is not None:
-            log.info("%s: takes requests again", server.name)
+            server.down_since_s = now_s
+        elif unavailable is None and server.down_since_s is not None:
+            log.warning("%s: takes requests again after %.1f s", server.name, now_s - server.down_since_s)
+            server.down_since_s = None
         self.silence.look(server, now_s)
         for member in list(server.members):
             member.load.tick(now_s)

@@ -70,6 +70,8 @@ class LastGood(Generic[T]):
             self.problem = str(error)
             return None
         if text is not None:
+            if self.problem is not None:
+                log.warning("%s can be used again", self._file.path)
             self.problem, self.is_known = None, True
         return found
 

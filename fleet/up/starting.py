@@ -1,5 +1,6 @@
 """Starts or follows the fleet that `warmroute up` was asked for, and tells people and other commands of it."""
 
+import logging
 import os
 import secrets
 import shutil
@@ -35,6 +36,7 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but asked 
 
 
 def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")  # of the router
     key = fleet_key()
     router = router_config(plan, settings.host, settings.port)
     listener = after.enter_context(bind(settings.host, settings.port)) if settings.router else None

@@ -57,6 +57,7 @@ class Server:
     quiet_since_s: float = math.inf  # no byte of an answer has come since, though answers are awaited
     alive_s: float = -math.inf  # time of the last byte of an answer, health checks included
     suspicion: str = ""  # why it seems to be frozen or cut off; empty: it does not
+    down_since_s: float | None = None  # when it was said that it takes no requests; None: it has taken some since
     silent_since_s: float = 0.0  # the last sign of life before the suspicion; kept after it
     suspected_s: float = 0.0  # since when, or when last
     recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on

@@ -39,6 +39,7 @@ BY_NAME = (
     "adapters",
     "agents",
     "bodies",
+    "busy",
     "classes",
     "compiled",
     "disk_kv",
@@ -93,8 +94,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
     parser.add_argument("--small", action="store_true", help="native: a smaller model; the others: a short trial")
-    soak = parser.add_argument_group("soak")
-    soak.add_argument("--minutes", type=float, default=60.0, help="how long")
+    soak = parser.add_argument_group("soak and busy")
+    soak.add_argument("--minutes", type=float, help="how long: 60 if not given, and 10 of busy")
     soak.add_argument("--out", type=Path, default=Path("build/soak"), help="the folder of the picture")
     soak.add_argument("--inside", type=float, default=0.0, metavar="SECONDS", help="say so often what holds the memory")
     arguments = parser.parse_args()
@@ -105,7 +106,9 @@ def main() -> None:
     for part in arguments.parts:
         options: dict[str, Any] = {"small": True} if arguments.small and part in SIZED else {}
         if part == "soak":
-            options = {"minutes": arguments.minutes, "out": arguments.out, "inside_s": arguments.inside}
+            options = {"minutes": arguments.minutes or 60.0, "out": arguments.out, "inside_s": arguments.inside}
+        if part == "busy" and arguments.minutes:
+            options = {"minutes": arguments.minutes}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 

@@ -30,7 +30,7 @@ class Source:
 
     def _recovered(self) -> None:
         if self._problem is not None:
-            log.info("%s can be read again", self.where)
+            log.warning("%s can be read again", self.where)
         self._problem = None
 
 
