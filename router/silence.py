@@ -21,8 +21,8 @@ QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
 JUST_NOW_S = 0.2  # since something was heard: a tick of the clock that came late
 # A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
 LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
-STALLED_S = 3.0  # without a sign that an engine computes, while it owes answers
-STEPS = 3.0  # of its longest step lately, if that is longer
+STALLED_S = 2.5  # without a sign that an engine computes, while it owes answers
+STEPS = 2.5  # of its longest step lately, if that is longer
 MOST_STALLED_S = 12.0
 CHUNK_TOKENS = 8192  # of a prompt, which engines compute in one step
 SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
@@ -87,7 +87,7 @@ class Silence:
 
     def _works_again(self, server: Server, now_s: float) -> None:
         server.health.stall(None)
-        server.longest_step_s = 0.0
+        server.longest_step_s, server.worked_s = 0.0, now_s  # the pause was no step
         self._recovered(server, now_s)
 
     def _look_at_engine(self, server: Server, now_s: float) -> None:

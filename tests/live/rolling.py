@@ -31,7 +31,8 @@ from tests.live.traffic import text_of
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 PROMPTS = 8  # of each API
-TOKENS = 300
+TOKENS = 200
+SLOWLY = {"RUNNER_STEP_S": "0.01"}  # so that answers are under way whenever something happens
 CLIENTS = 8
 QUIET_S = 20.0  # that an engine sleeps, or stands still
 BACK_S = 30.0  # for the router to use it again
@@ -244,7 +245,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         engines = []
         for number in range(args.engines):  # one after the other: at once, all may take too long on a busy machine
-            engines.append(stack.enter_context(ready(Engine(Path(folder) / f"w{number}.jsonl", {}, ()))))
+            engines.append(stack.enter_context(ready(Engine(Path(folder) / f"w{number}.jsonl", SLOWLY, ()))))
         texts = asyncio.run(undisturbed(engines[0].url))
         options = ["--model-dir", f"{MODEL}={engines[0].folder / 'model'}"]
         for number, engine in enumerate(engines):

@@ -148,7 +148,10 @@ async def test_an_engine_that_sleeps_is_left_at_once_until_it_is_awake(monkeypat
         assert (await client.answer()).json == "e1"
         assert await settled(running, "e0", takes=False) == "its engine sleeps"
         assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"e1"}
+        server = running.member("e0").server
+        await until(lambda: running.router.now_s() - server.worked_s > 1.0, "it has slept for a while")
         one.works = True
         one.tell(1)
         await settled(running, "e0", takes=True)
+        assert running.router.now_s() - server.worked_s < 0.5, "else its sleep would be taken for a long step"
         assert {(await client.post(CHAT, chat())).json for _ in range(2)} == {"e0", "e1"}

@@ -17,7 +17,7 @@ from transfers import Transfers
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-STEP_S, TOKEN_S = 0.001, 0.000005
+STEP_S, TOKEN_S = float(environ.get("RUNNER_STEP_S", "0.001")), 0.000005
 MEMORY_BYTES = 1 << 34  # more than the blocks that --num-gpu-blocks-override asks for
 
 
