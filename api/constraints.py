@@ -117,21 +117,25 @@ def _of_tools(request: SamplingFields) -> list[Asked]:
     if choice is None or choice in ("none", "auto"):
         return []
     tools = [tool["function"] for tool in cast(ChatRequest, request).tools]
+    most = None if cast(ChatRequest, request).parallel_tool_calls else 1
     if choice == "required":
         if not tools:
             raise invalid('tool_choice is "required" and there are no tools; send some', "tool_choice")
-        return [_of_schema(calls_schema(tools), "tools")]
+        return [_of_schema(calls_schema(tools, most), "tools")]
     by_name = {tool["name"]: tool for tool in reversed(tools)}
     if missing := [name for name in choice.names if name not in by_name]:
         raise invalid(f"tool_choice names the function {quoted(missing[0])}; no tool has this name", "tool_choice")
     if not choice.is_forced:
         return []
     chosen = [by_name[name] for name in choice.names]
-    return [_of_schema(_parameters(chosen[0]) if choice.type == "function" else calls_schema(chosen), "tools")]
+    return [_of_schema(_parameters(chosen[0]) if choice.type == "function" else calls_schema(chosen, most), "tools")]
 
 
-def calls_schema(tools: Sequence[Mapping[str, Any]]) -> Schema:
-    """Return the schema of a list of calls, each with a name and the parameters of that function, as vLLM has it."""
+def calls_schema(tools: Sequence[Mapping[str, Any]], most: int | None = None) -> Schema:
+    """Return the schema of a list of calls, each with a name and the parameters of that function, as vLLM has it.
+
+    After the last of `most` calls the list ends, and with it the answer.
+    """
     definitions: dict[str, Schema] = {}
     calls: list[Schema] = []
     for tool in tools:
@@ -147,6 +151,8 @@ def calls_schema(tools: Sequence[Mapping[str, Any]]) -> Schema:
             }
         )
     schema: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if most is not None:
+        schema["maxItems"] = most
     return schema | {key: found for key, found in definitions.items() if found}
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from router.core import Router
 from router.members.idle import why_idle
 from router.members.members import Member
@@ -11,10 +13,24 @@ from router.placement.index import PrefixIndex
 from router.prompts.shapes import Shapes
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 
+# Where a replica is, which process it is, and what its stream says; a client sees these values in their place.
+FOR_ADMINISTRATORS: dict[str, Any] = {
+    "url": "",
+    "tokenizer": None,
+    "isolation": None,
+    "incarnation": None,
+    "events": None,
+}
+
 
 def replica_statuses(router: Router, members: Sequence[Member]) -> list[ReplicaStatus]:
     idle = idle_members(router, members)
     return [_status_of(router, member, idle.get(member.name)) for member in members]
+
+
+def for_clients(status: ReplicaStatus) -> ReplicaStatus:
+    """Leave out what is for administrators."""
+    return msgspec.structs.replace(status, **FOR_ADMINISTRATORS)
 
 
 def replica_status(router: Router, member: Member) -> ReplicaStatus:

@@ -70,7 +70,7 @@ class Asking(ExitStack):
             metrics = router_metrics(self._router)
             replicas = self._router.get("/replicas", ReplicaList).replicas
             router = OfRouter(metrics, replicas, decisions(self._router), differing(self._router))
-        known = [one.url.rstrip("/") for one in router.replicas] if router is not None else []
+        known = [one.url.rstrip("/") for one in router.replicas if one.url] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
         with ThreadPoolExecutor(AT_ONCE) as threads:
             answers = dict(zip(asked, threads.map(self._replica, asked), strict=True))

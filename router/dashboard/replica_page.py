@@ -18,7 +18,7 @@ from router.placement.approximate import APPROXIMATE
 from router.prompts.prefixes.tree import Run
 from router.responses import FeedState
 from router.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks
-from router.status import replica_status
+from router.status import for_clients, replica_status
 
 MOST_PREFIXES = 50
 
@@ -47,7 +47,7 @@ def page_of(
     sampled = sampling.sampled(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
     return {
-        "replica": replica,
+        "replica": for_clients(replica) if prefixes is None else replica,
         "row": row,
         "stream": None
         if replica.events is None

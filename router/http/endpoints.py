@@ -36,7 +36,7 @@ from router.prompts.model_rewrites import Target
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
 from router.sharing import shared
-from router.status import index_status, not_ready, replica_status, replica_statuses
+from router.status import for_clients, index_status, not_ready, replica_status, replica_statuses
 from router.upkeep import Upkeep
 from router.workers.questions import NOT_READY
 
@@ -121,8 +121,11 @@ class Endpoints:
 
     # ---- replicas
 
-    async def replicas(self, _: Request) -> Response:
-        return json_response({"replicas": replica_statuses(self._router, list(self._router.members))})
+    async def replicas(self, request: Request) -> Response:
+        statuses = replica_statuses(self._router, list(self._router.members))
+        if not request.state.admitted.admin:
+            statuses = [for_clients(each) for each in statuses]
+        return json_response({"replicas": statuses})
 
     async def add_replica(self, request: Request) -> Response:
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import add, sub
+from operator import add
 
 from msgspec import Struct
 
@@ -57,19 +57,25 @@ class ReplicaCounts(Struct):
             self.first_token = list(map(add, self.first_token, other.first_token))
 
     def since(self, before: "ReplicaCounts") -> "ReplicaCounts":
+        """Return the increase, nothing of which is negative.
+
+        Counters fall where a worker that hangs is missing from the sum, a stream starts over, or blocks change size.
+        """
         return ReplicaCounts(
-            self.requests - before.requests,
-            self.errors - before.errors,
-            self.prompt_tokens - before.prompt_tokens,
-            self.matched_tokens - before.matched_tokens,
-            max(0, self.reported_tokens - before.reported_tokens),  # its blocks may have another size now
-            self.compared_tokens - before.compared_tokens,
-            max(0, self.batches - before.batches),  # its stream may have been restarted
+            max(0, self.requests - before.requests),
+            max(0, self.errors - before.errors),
+            max(0, self.prompt_tokens - before.prompt_tokens),
+            max(0, self.matched_tokens - before.matched_tokens),
+            max(0, self.reported_tokens - before.reported_tokens),
+            max(0, self.compared_tokens - before.compared_tokens),
+            max(0, self.batches - before.batches),
             max(0, self.stored_blocks - before.stored_blocks),
             max(0, self.removed_blocks - before.removed_blocks),
-            _NONE if self.requests == before.requests else list(map(sub, self.first_token, before.first_token)),
-            self.cached_tokens - before.cached_tokens,
-            self.saved_s - before.saved_s,
+            _NONE
+            if self.requests == before.requests
+            else [max(0, now - then) for now, then in zip(self.first_token, before.first_token, strict=True)],
+            max(0, self.cached_tokens - before.cached_tokens),
+            max(0.0, self.saved_s - before.saved_s),
         )
 
     # ---- shares and quantiles

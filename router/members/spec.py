@@ -22,7 +22,12 @@ Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
 OFF = "off"  # as `events`: follow none, even if the replica has some
 MOST_BLOCK_TOKENS = 65_536  # in one block of a replica's cache
 MOST_LAYOUT_CHARS = 256
-ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
+# Names of models are written to logs, terminals and metrics: what moves a cursor or breaks a line is refused here.
+_UNPRINTABLE = (
+    r"\x00-\x1f\x7f-\xa0\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+)
+ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512, pattern=rf"\A[^{_UNPRINTABLE}]*\Z")]
+_MODEL_NAME = re.compile(rf"[^{_UNPRINTABLE}]*")
 SOCKETS = ("events", "replay", "status", "snapshot")
 WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 
@@ -96,6 +101,11 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 f"the name {self.name!r} is not usable; take up to 128 letters, digits, and any of _ . : @ -, "
                 "but not . or .. alone"
             )
+        for model in (self.model or "", *self.adapters):
+            if not _MODEL_NAME.fullmatch(model):
+                raise BadSpec(
+                    f"{self.name}: the model's name {model!r} has characters that cannot be printed; rename it"
+                )
         for field in ("block_size", "max_model_len"):
             if (number := getattr(self, field)) is not None and not 0 < number < 2**31:
                 raise BadSpec(f"{self.name}: {field} is {number}; write a whole number above 0, or leave it out")

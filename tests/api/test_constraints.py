@@ -180,3 +180,10 @@ def test_definitions_of_tools_are_found_from_the_root() -> None:
         jsonschema.validate([{"name": "b", "parameters": {"x": "1"}}], schema)
     with pytest.raises(ApiError, match=r"\$defs\.x differently, the second is .b."):
         calls_schema([tool("a", {"type": "integer"}), tool("b", {"type": "string"})])
+
+
+@pytest.mark.parametrize("choice", ["required", allowed("required", "time")])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_one_call_at_most_is_part_of_the_form(choice: Any, parallel: bool) -> None:
+    found = asked(tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
+    assert json.loads(found.constraint.text).get("maxItems") == (None if parallel else 1)

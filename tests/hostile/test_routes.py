@@ -1,6 +1,7 @@
 """Access to every route of router, replica and controller, by every kind of caller and every odd spelling."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from fleet.control.local_hosts import LocalHosts
 from replica.http import app as replica_app
 from router.http import app as router_app
 from router.http import routes as router_routes
+from router.status import FOR_ADMINISTRATORS
 from router.tenants.keys import Key, keys_from_options
 from tests.hostile import route_tables
 from tests.replica.http.test_app import SILENT_ENGINE
@@ -84,6 +86,23 @@ async def status_of(client: Client, method: str, target: str, **headers: str) ->
 
 
 # ---- the router
+
+
+async def test_what_only_an_administrator_sees_of_replicas_is_in_the_documents() -> None:
+    async with served(*Script(says(b"{}")).replicas(1), keys=keys(), demand_key=True) as running:
+
+        async def seen(caller: str, path: str) -> dict[str, Any]:
+            async with connect(running.port) as client:
+                answer: dict[str, Any] = (await client.get(path, **CALLERS[caller])).json
+                return answer["replica"] if "replica" in answer else answer["replicas"][0]
+
+        for path in ("/replicas", "/dashboard/replicas/r0"):
+            client, administrator = await seen("a client", path), await seen("an administrator", path)
+            assert administrator["url"] == running.member("r0").spec.url
+            assert client["name"] == administrator["name"] == "r0"
+            assert {name: client[name] for name in FOR_ADMINISTRATORS} == FOR_ADMINISTRATORS
+    [(said, _)] = re.findall(r"only an administrator sees ((`\w+`[, and\n]*)+)", route_tables.PAGE.read_text())
+    assert set(re.findall(r"`(\w+)`", said)) == FOR_ADMINISTRATORS.keys()
 
 
 @pytest.mark.parametrize("host", [LOCAL, FOREIGN])

@@ -84,6 +84,15 @@ def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> N
     assert answer.json["choices"][0]["text"] in ("a", "b")
 
 
+def test_an_answer_of_one_call_ends_after_it(demo: Replica) -> None:
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "n": 3}
+    answer = chat(demo, **fields, seed=0)
+    assert answer.status == 200, answer.body
+    for choice in answer.json["choices"]:
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+        assert len(choice["message"]["tool_calls"]) == 1
+
+
 @pytest.mark.parametrize("name", ["demo", "simulated"])
 def test_any_object_ends(name: str, request: pytest.FixtureRequest) -> None:
     served: Replica = request.getfixturevalue(name)

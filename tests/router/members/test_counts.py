@@ -57,6 +57,16 @@ def test_what_was_there_before_does_not_count() -> None:
     assert now.since(now) == ReplicaCounts()
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+def test_what_a_worker_that_hangs_does_not_say_makes_nothing_negative(share: float) -> None:
+    here, hangs = tally(*[3.0] * 5, tokens=500), tally(*[0.01] * 5, tokens=500, failed=1)
+    now = counts(here, tally(*[3.0] * 5, tokens=1))
+    since = now.since(counts(here, hangs))
+    assert (since.requests, since.errors, since.prompt_tokens, since.hit_predicted()) == (0, 0, 0, None)
+    more = counts(here, tally(*[3.0] * 50)).since(counts(here, hangs))
+    assert more.requests == 44 and 2.5 < (more.ttft_s(share) or 0) <= 5.0
+
+
 def test_a_stream_that_starts_over_has_sent_nothing_negative() -> None:
     assert ReplicaCounts(batches=1, stored_blocks=2).since(ReplicaCounts(batches=9, stored_blocks=9)).batches == 0
 

@@ -1,6 +1,7 @@
 """Replicas' answers about themselves, read without trust."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -181,3 +182,32 @@ def test_what_cannot_be_used_is_refused(named: dict[str, Any], answer: bytes, wh
 )
 def test_an_engines_queue_is_read_from_its_metrics(metrics: bytes, queue: tuple[int, int] | None) -> None:
     assert scraped_queues(metrics).get(None) == queue
+
+
+# ---- names that logs, terminals and metrics could not show
+
+
+ODD_NAMES = ["m\n", "a\nb", "\x1b[2Jm", "m\r", "\u202em", "m\x85", "\u2028", "a\x00", "m\ufeff"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_that_cannot_be_printed_is_refused_wherever_it_comes_from(name: str) -> None:
+    # Then it is asked as an engine of another kind, and refused with what it lists.
+    assert native_facts(spec(), load(model=name)) is None
+    assert native_facts(spec(), load(adapters=[name])) is None
+    refused: list[Callable[[], object]] = [
+        lambda: foreign_facts(spec(), models({"id": name})),
+        lambda: foreign_facts(spec(), models({"id": "m"}, {"id": name, "parent": "m"})),
+        lambda: spec(model=name).check(),
+        lambda: spec(adapters=(name,)).check(),
+    ]
+    for read in refused:
+        with pytest.raises(BadSpec) as error:
+            read()
+        assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "a model: \u00fcber, \u6a21\u578b", 'm{x="y"}\\'])
+def test_other_names_stay(name: str) -> None:
+    assert foreign_facts(spec(model=name), models({"id": name})).models == (name,)
+    spec(model=name).check()
