@@ -1,4 +1,4 @@
-"""What another user of the machine can do to a fleet: `python -m tests.hostile.nobody` becomes that user, and tries.
+"""Tries as another user of the machine what can be done to a fleet: `python -m tests.hostile.nobody` becomes that user.
 
 Reads a Target as JSON on stdin, and prints what it could do, a list of JSON strings. It has to be started by root.
 """
