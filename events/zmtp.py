@@ -59,11 +59,11 @@ class Zmtp:
 
     def take(self, most_frames: int) -> list[Frames]:
         """Return the messages that are whole, of so many frames at most; raise ZmtpError."""
+        self.more = False
         if not self._greeted and not self._greeting():
             return []
         messages: list[Frames] = []
         unread, at, end = self._unread, self._at, len(self._unread)
-        self.more = False
         for _ in range(most_frames):
             if end - at < 2:
                 break

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -27,6 +28,7 @@ from tests.hostile.pauses import pauses
 from tests.hostile.peers import GREETING, connected, part, ready, resident_mb
 
 ANY = "tcp://127.0.0.1:0"
+NOWHERE = "tcp://127.0.0.1:1"
 MOST_MB = 60.0  # that an attack may cost
 MOST_PAUSE_S = 0.1
 DEADLINE_S = 20.0
@@ -117,11 +119,9 @@ async def withstands(is_over: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def following(endpoint: str, name: str, honest: str) -> AsyncIterator[None]:
     """Follow a replica of which one socket, by this name, is the attacker's."""
-    ends = {"events": honest, "status": honest, "snapshot": "tcp://127.0.0.1:1"}
-    if name == "replay":
-        ends = {"events": honest}
+    ends = {"events": honest} if name == "replay" else {"events": honest, "status": honest, "snapshot": NOWHERE}
     async with Subscriber() as subscriber:
-        subscriber.add(Source("attacked", **(ends | {name: endpoint})))
+        subscriber.add(msgspec.structs.replace(Source("attacked", honest), **(ends | {name: endpoint})))
         yield
 
 
