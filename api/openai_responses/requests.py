@@ -20,12 +20,14 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 REFERENCE = "item_reference"
-_RESPONSE_ID = re.compile(r"resp_[\w-]{1,128}", re.ASCII)
+# `$` would accept a line's end after the id, and expressions in JSON schemas know no `\Z`.
+RESPONSE_ID = r"^resp_[A-Za-z0-9_-]{1,128}(?![\s\S])"
+_find_response_id = re.compile(RESPONSE_ID).search
 _ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc)_([\w-]{1,128})_[0-9]{1,9}", re.ASCII)  # as `output` makes them
 
 
 def is_response_id(text: str) -> bool:
-    return _RESPONSE_ID.fullmatch(text) is not None
+    return _find_response_id(text) is not None
 
 
 def response_of(item_id: object) -> str | None:
@@ -92,7 +94,7 @@ class ResponsesRequest(Struct, kw_only=True):
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
-    request_id: str | None = None  # the id of the response, as vLLM and SGLang take it; null: one is drawn
+    request_id: Annotated[str, Meta(pattern=RESPONSE_ID)] | None = None  # of the response, as vLLM and SGLang take it
     store: Nullable[bool] = True
     stream: Nullable[bool] = False
     max_output_tokens: Count | None = None
@@ -127,9 +129,6 @@ class ResponsesRequest(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         self.store = self.store is not False  # null, too, stands for true
-        if self.request_id is not None and not is_response_id(self.request_id):
-            message = f"request_id is {quoted(self.request_id)}; write resp_ and up to 128 letters, digits, _ or -"
-            raise invalid(message, "request_id")
         for name, neutral in UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and not any(type(value) is type(none) and value == none for none in neutral):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.proxy.responses import new_response_id
 from router.tenants.keys import Key, keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Call, Script, Served, connect, event, served, silent
@@ -204,12 +205,14 @@ async def test_what_the_engine_computes_is_counted_and_nothing_else(path: str, b
 async def test_looking_at_an_answer_or_counting_tokens_costs_none() -> None:
     usage = {"id": "resp_1", "usage": {"input_tokens": 70, "output_tokens": 7}, "input_tokens": 70}
     script = Script(lambda call: call.answer(json.dumps(usage).encode()))
-    async with served(*script.replicas(1), keys=keys(tokens_per_day=DAY), demand_key=True) as running:
+    flood, quiet = keys(tokens_per_day=DAY)
+    async with served(*script.replicas(1), keys=(flood, quiet), demand_key=True) as running:
         async with connect(running.port) as client:
             for path in ("/v1/messages/count_tokens", "/v1/completions/render"):
                 assert (await client.post(path, asked(), **FLOOD)).status == 200
             await client.post("/v1/responses", {"model": MODEL, "input": "a"}, **FLOOD)
             await until(lambda: charged(running) == 77, "the answer is charged")
-            assert (await client.get("/v1/responses/resp_1", **FLOOD)).status == 200
+            response_id = new_response_id(flood.salt, "r0", MODEL)
+            assert (await client.get(f"/v1/responses/{response_id}", **FLOOD)).status == 200
         await running.idle()
         assert charged(running) == 77
