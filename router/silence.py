@@ -25,6 +25,7 @@ STALLED_S = 2.5  # without a sign that an engine computes, while it owes answers
 STEPS = 2.5  # of its longest step lately, if that is longer
 MOST_STALLED_S = 12.0
 CHUNK_TOKENS = 8192  # of a prompt, which engines compute in one step
+SLOWEST_TOKENS_PER_S = 1000.0  # a lower rate is that of short prompts, whose time is not for their tokens
 SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
 SCRAPED_LATELY_S = 1.5  # else its server does not answer either, and other rules judge it
 SCRAPED = ("vllm", "sglang")
@@ -107,8 +108,8 @@ class Silence:
         step_s = server.longest_step_s
         for member in server.members:
             candidate = member.candidate
-            if candidate.prefill_tokens_per_s:
-                step_s = max(step_s, min(candidate.queued_tokens, CHUNK_TOKENS) / candidate.prefill_tokens_per_s)
+            rate = max(candidate.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
+            step_s = max(step_s, min(candidate.queued_tokens, CHUNK_TOKENS) / rate)
         return min(MOST_STALLED_S, max(STALLED_S, STEPS * step_s))
 
     def _others_work(self, server: Server, now_s: float) -> bool:

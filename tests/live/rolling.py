@@ -8,6 +8,7 @@ stopped EngineCore.
 import argparse
 import asyncio
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -200,7 +201,8 @@ EVENTS: dict[str, Callable[[RouterProcess, Sequence[Engine]], None]] = {
     "EngineCore stopped": stopped,
 }
 HEADING = (
-    f"{'':20} {'requests':>9} {'failed':>7} {'cut':>5} {'short':>6} {'first text, at most':>20} {'pause, at most':>15}"
+    f"{'':20} {'requests':>9} {'retries':>8} {'resumes':>8} {'failed':>7} {'cut':>5} {'short':>6}"
+    f" {'first text, at most':>20} {'pause, at most':>15}"
 )
 
 
@@ -219,12 +221,20 @@ async def measure(
     return [*outcomes, Outcome("event", False, "failed", said)] if said else outcomes
 
 
-def show(name: str, outcomes: Sequence[Outcome]) -> int:
+def moved(front: RouterProcess) -> tuple[int, int]:
+    """The router's counts of requests sent to another replica before their first byte, and of those continued there."""
+    text = front.get("/metrics").body.decode()
+    patterns = (rf"^warmroute_router:{name}_total(?:{{.*}})? (.+)$" for name in ("retries", "resumes"))
+    retries, resumes = (sum(int(float(one)) for one in re.findall(pattern, text, re.M)) for pattern in patterns)
+    return retries, resumes
+
+
+def show(name: str, outcomes: Sequence[Outcome], retries: int, resumes: int) -> int:
     """Print a row; return the number of faults."""
     faults = Counter(outcome.fault for outcome in outcomes)
     streams = [outcome for outcome in outcomes if outcome.stream]
     first_s, pause_s = (max((getattr(one, what) for one in streams), default=0.0) for what in ("first_s", "pause_s"))
-    counts = f"{len(outcomes):9} {faults['failed']:7} {faults['cut']:5} {faults['short']:6}"
+    counts = f"{len(outcomes):9} {retries:8} {resumes:8} {faults['failed']:7} {faults['cut']:5} {faults['short']:6}"
     print(f"{name:20} {counts} {first_s:18.1f} s {pause_s:13.1f} s", flush=True)
     bad = [outcome for outcome in outcomes if outcome.fault]
     for outcome in bad[:8]:
@@ -253,7 +263,9 @@ def main() -> int:
         front = stack.enter_context(router(*options, within_s=60))
         print(HEADING, flush=True)
         for name in args.events or EVENTS:
-            bad += show(name, asyncio.run(measure(name, front, engines, texts)))
+            before = moved(front)
+            outcomes = asyncio.run(measure(name, front, engines, texts))
+            bad += show(name, outcomes, *(after - one for after, one in zip(moved(front), before, strict=True)))
     return 1 if bad else 0
 
 

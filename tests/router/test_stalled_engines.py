@@ -98,6 +98,19 @@ async def test_requests_leave_an_engine_that_has_stopped(stream: bool, monkeypat
         assert (await client.post(CHAT, asked)).body == b'"e1"' and len(one.calls) == 1
 
 
+async def test_short_prompts_do_not_make_an_engine_seem_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
+        member = running.member("e0")
+        one.stop()
+        await asked_of(one, running, client, CHAT, chat())
+        began_s = running.router.now_s()
+        while not member.server.suspicion:
+            member.candidate.prefill_tokens_per_s = 1.0  # as after a short prompt that took a while
+            await asyncio.sleep(0.005)
+        assert running.router.now_s() - began_s < 2.0
+        assert (await client.answer()).json == "e1"
+
+
 async def test_an_engine_that_goes_on_is_found_by_asking_it_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
         one.stop()
