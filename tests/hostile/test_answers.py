@@ -13,8 +13,8 @@ import pytest
 from replica.config import SimulatedConfig
 from replica.held_answers import MOST_BYTES, MOST_BYTES_EACH, SMALL_BYTES, HeldAnswer, HeldAnswers, NoRoom
 from replica.messages import Output, TokenLogprobs
-from tests.events.processes import wait_until
-from tests.replica.serving import DEADLINE_S, MODEL, SERVE, Replica, config
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.replica.serving import MODEL, SERVE, Replica, config
 
 FASTEST = SimulatedConfig(prefill_tokens_per_s=1e9, decode_tokens_per_s=1e6, step_overhead_s=0.0, mean_output_tokens=0)
 LARGEST = {

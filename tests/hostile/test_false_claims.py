@@ -209,7 +209,7 @@ async def test_more_claims_than_its_pool_attract_no_requests_and_are_named() -> 
         await it.applied(it.one)
         await until(lambda: it.trust() == 0, "its claims do not count")
         assert await it.ask(20) <= 14
-        status = (await it.client.get("/replicas")).json
+        status = (await it.client.get("/replicas", host="localhost")).json
         [shown] = [one for one in status["replicas"] if one["name"] == "one"]
         assert shown["trust"] == 0 and shown["state"] != "exact"
         assert "more than the 1,000 blocks" in shown["events"]["overclaim"]
