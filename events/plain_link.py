@@ -15,7 +15,7 @@ MOST_UNSENT_BYTES = 4096  # to a peer that sends heartbeats and reads no answers
 
 
 class PlainLink(Link, asyncio.Protocol):
-    """What is not read waits in the kernel, and then at the peer."""
+    """A link whose unread bytes wait in the kernel, and then at the peer."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._transport: asyncio.Transport | None = None

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-import msgspec
 import pytest
 import zmq
+from msgspec.structs import replace
 
 import events
 from events.curve import CurveClient, load_curve, secure_server, write_keys
@@ -28,8 +28,7 @@ from tests.hostile.pauses import pauses
 from tests.hostile.peers import GREETING, connected, part, ready, resident_mb
 
 ANY = "tcp://127.0.0.1:0"
-NOWHERE = "tcp://127.0.0.1:1"
-MOST_MB = 60.0  # that an attack may cost
+MOST_MB = 90.0  # that an attack may cost: a message of 32 MiB from another router, and copies of its last part
 MOST_PAUSE_S = 0.1
 DEADLINE_S = 20.0
 
@@ -119,9 +118,11 @@ async def withstands(is_over: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def following(endpoint: str, name: str, honest: str) -> AsyncIterator[None]:
     """Follow a replica of which one socket, by this name, is the attacker's."""
-    ends = {"events": honest} if name == "replay" else {"events": honest, "status": honest, "snapshot": NOWHERE}
+    source = Source("attacked", honest)
+    if name != "replay":
+        source = replace(source, status=honest, snapshot="tcp://127.0.0.1:1")
     async with Subscriber() as subscriber:
-        subscriber.add(msgspec.structs.replace(Source("attacked", honest), **(ends | {name: endpoint})))
+        subscriber.add(replace(source, **{name: endpoint}))
         yield
 
 

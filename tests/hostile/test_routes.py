@@ -93,9 +93,9 @@ async def test_what_only_an_administrator_sees_of_replicas_is_in_the_documents()
 
         async def seen(caller: str, path: str) -> dict[str, Any]:
             async with connect(running.port) as client:
-                answer: dict[str, Any] = (await client.get(path, **CALLERS[caller])).json
-                found: dict[str, Any] = answer["replica"] if "replica" in answer else answer["replicas"][0]
-                return found
+                answer = (await client.get(path, **CALLERS[caller])).json
+            found: dict[str, Any] = answer["replica"] if "replica" in answer else answer["replicas"][0]
+            return found
 
         for path in ("/replicas", "/dashboard/replicas/r0"):
             client, administrator = await seen("a client", path), await seen("an administrator", path)

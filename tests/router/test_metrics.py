@@ -120,7 +120,7 @@ async def test_a_replica_that_is_down_is_seen_to_be() -> None:
 
 
 async def test_names_of_models_and_replicas_cannot_break_the_text() -> None:
-    odd = 'a"b\\c\nd'
+    odd = 'a"b\\c{d}'
     async with served(Scripted("r0", says(GOOD), models=[odd])) as running, connect(running.port) as client:
         await client.post(CHAT, chat() | {"model": odd})
         assert (await samples(client))["requests_total", f"{odd} r0 200"] == 1
