@@ -4,15 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import msgspec
-from msgspec import Struct
 
 from api.errors import ApiError, invalid
-from api.generation_apis import APIS, MESSAGES, RESPONSES, GenerationApi
+from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.named import NamedResponses, may_name, named_in
-from api.openai_responses.requests import REFERENCE
 from api.sse import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel, no_replica
@@ -33,7 +28,7 @@ from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
-from router.proxy.repetition import Repetition
+from router.proxy.repetition import Repetition, is_repeatable
 from router.proxy.request_summary import RequestSummary
 from router.proxy.response_tokens import ASK, FIELD, without_tokens
 from router.proxy.responses import TAKE_IDS, Made, checked, new_response_id, with_id
@@ -41,42 +36,6 @@ from router.proxy.sessions import session_of
 from router.proxy.token_report import CACHED
 from router.proxy.token_use import prompt_use
 from router.tenants.limits import NOTHING, Use
-
-
-class _Typed(Struct):
-    type: Any = None
-
-
-class _Effects(Struct):
-    """Fields of a response that is more than an answer: it goes on alone, needs another one, or calls others' tools."""
-
-    background: Any = None
-    previous_response_id: Any = None
-    input: str | list[_Typed] | None = None
-    tools: list[_Typed] | None = None
-
-
-_decode_effects = msgspec.json.Decoder(_Effects).decode
-
-
-def is_repeatable(api: str, body: bytes) -> bool:
-    """Return whether several replicas may compute this request, of which one is answered: it has no other effect.
-
-    `store` is no such effect: a response whose answer its client has not got is known to nobody.
-    """
-    if api != RESPONSES.name:
-        return api in (MESSAGES.name, "batch")
-    if not is_quick(body):
-        return False
-    try:
-        asked = _decode_effects(body)
-    except UNREADABLE:
-        return False
-    named = asked.input if isinstance(asked.input, list) else ()
-    runs_tools = any(tool.type not in ("function", "custom") for tool in asked.tools or ())
-    return not (asked.background or asked.previous_response_id or runs_tools) and not any(
-        item.type == REFERENCE for item in named
-    )
 
 
 def _checked(request: Forwarding, response_id: str, param: str | None = None) -> Made | None:

@@ -13,6 +13,10 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from api.generation_apis import MESSAGES, RESPONSES
+from api.openai_responses.requests import REFERENCE
+from router.prompts.prompt import UNREADABLE
+from router.prompts.reading.client import is_quick
 from router.proxy.aborts import ABORTED
 from router.proxy.response_tokens import without_tokens
 from router.proxy.sse import DONE, EventReader
@@ -25,6 +29,42 @@ TEXTS = ("text", "thinking", "partial_json")  # of the Messages API; signatures 
 CLIENTS_ERRORS = frozenset({"invalid_request_error", "not_found_error", "request_too_large", "permission_error"})
 _NUMBER = re.compile(rb'"sequence_number":\d+')
 Key: TypeAlias = tuple[str, int, int, int, int, str]
+
+
+class _Typed(Struct):
+    type: Any = None
+
+
+class _Effects(Struct):
+    """Fields of a response that is more than an answer: it goes on alone, needs another one, or calls others' tools."""
+
+    background: Any = None
+    previous_response_id: Any = None
+    input: str | list[_Typed] | None = None
+    tools: list[_Typed] | None = None
+
+
+_decode_effects = msgspec.json.Decoder(_Effects).decode
+
+
+def is_repeatable(api: str, body: bytes) -> bool:
+    """Return whether several replicas may compute this request, of which one is answered: it has no other effect.
+
+    `store` is no such effect: a response whose answer its client has not got is known to nobody.
+    """
+    if api != RESPONSES.name:
+        return api in (MESSAGES.name, "batch")
+    if not is_quick(body):
+        return False
+    try:
+        asked = _decode_effects(body)
+    except UNREADABLE:
+        return False
+    named = asked.input if isinstance(asked.input, list) else ()
+    runs_tools = any(tool.type not in ("function", "custom") for tool in asked.tools or ())
+    return not (asked.background or asked.previous_response_id or runs_tools) and not any(
+        item.type == REFERENCE for item in named
+    )
 
 
 class _Item(Struct):
