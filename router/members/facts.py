@@ -27,11 +27,11 @@ _METRIC = re.compile(
     rb" ([0-9.eE+-]{1,32})",
     re.M,
 )
-# What the engine itself counts at its steps, and no front end on the way to it.
+# What an engine's steps alone change: requests may come and wait while it computes nothing.
 _STEPS = re.compile(
-    rb"^(?:vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total|"
+    rb"^(?:vllm:(?:kv_cache_usage_perc|num_preemptions_total|"
     rb"(?:prefix_cache_queries|prompt_tokens|generation_tokens)_total|iteration_tokens_total_sum)|"
-    rb"sglang:(?:num_running_reqs|num_queue_reqs|num_used_tokens|token_usage|(?:prompt|generation)_tokens_total))"
+    rb"sglang:(?:num_used_tokens|token_usage|(?:prompt|generation)_tokens_total))"
     rb"(?:\{[^}\n]*\})? [0-9.eE+-]{1,32}$",
     re.M,
 )

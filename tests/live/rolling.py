@@ -140,16 +140,12 @@ async def traffic(url: str, texts: dict[tuple[str, int], str], over: asyncio.Eve
 # ---- what happens meanwhile
 
 
-def until(condition: Callable[[], bool], what: str, within_s: float) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
+def wait_used(front: RouterProcess, name: str) -> None:
+    deadline_s = time.monotonic() + BACK_S
+    while not (status := front.status_of(name))["available"]:
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"not within {within_s:g} s: {what}")
+            raise TimeoutError(f"{name} is not used again within {BACK_S:g} s: {status['why']}")
         time.sleep(0.1)
-
-
-def is_used(front: RouterProcess, name: str) -> bool:
-    return bool(front.status_of(name)["available"])
 
 
 def rolling(front: RouterProcess, engines: Sequence[Engine]) -> None:
@@ -158,7 +154,7 @@ def rolling(front: RouterProcess, engines: Sequence[Engine]) -> None:
         engine.process.terminate()
         engine.process.wait(60)
         engine.restart()
-        until(lambda name=f"w{number}": is_used(front, name), f"w{number} is used again", BACK_S)  # type: ignore[misc]
+        wait_used(front, f"w{number}")
 
 
 def asleep(front: RouterProcess, engines: Sequence[Engine]) -> None:
@@ -167,7 +163,7 @@ def asleep(front: RouterProcess, engines: Sequence[Engine]) -> None:
     time.sleep(QUIET_S)
     assert front.status_of("w0")["why"] == "its engine sleeps", front.status_of("w0")
     httpx2.post(f"{engines[0].url}/wake_up", timeout=60).raise_for_status()
-    until(lambda: is_used(front, "w0"), "w0 is used again", BACK_S)
+    wait_used(front, "w0")
 
 
 def paused(front: RouterProcess, engines: Sequence[Engine], mode: str) -> None:
@@ -175,7 +171,7 @@ def paused(front: RouterProcess, engines: Sequence[Engine], mode: str) -> None:
     httpx2.post(f"{engines[0].url}/pause", params={"mode": mode}, timeout=60).raise_for_status()
     time.sleep(QUIET_S)
     httpx2.post(f"{engines[0].url}/resume", timeout=60).raise_for_status()
-    until(lambda: is_used(front, "w0"), "w0 is used again", BACK_S)
+    wait_used(front, "w0")
 
 
 def stopped(front: RouterProcess, engines: Sequence[Engine]) -> None:
@@ -189,7 +185,7 @@ def stopped(front: RouterProcess, engines: Sequence[Engine]) -> None:
         assert front.status_of("w0")["why"].startswith("its engine computes nothing"), front.status_of("w0")
     finally:
         os.kill(core, signal.SIGCONT)
-    until(lambda: is_used(front, "w0"), "w0 is used again", BACK_S)
+    wait_used(front, "w0")
 
 
 EVENTS: dict[str, Callable[[RouterProcess, Sequence[Engine]], None]] = {

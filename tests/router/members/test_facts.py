@@ -1,12 +1,13 @@
 """Replicas' answers about themselves, read without trust."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from router.members.facts import foreign_facts, native_facts, scraped_queues
+from router.members.facts import foreign_facts, is_asleep, native_facts, scraped_queues, scraped_steps
 from router.members.spec import BadSpec, ReplicaSpec
 
 LOAD = {"model": "m", "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes", "incarnation": 7}
@@ -211,3 +212,31 @@ def test_a_name_that_cannot_be_printed_is_refused_wherever_it_comes_from(name: s
 def test_other_names_stay(name: str) -> None:
     assert foreign_facts(spec(model=name), models({"id": name})).models == (name,)
     spec(model=name).check()
+
+
+def test_only_what_an_engine_computes_is_a_sign_of_its_work() -> None:
+    metrics = (
+        'vllm:num_requests_waiting{engine="0"} 1.0\nhttp_requests_total{path="/metrics"} 1.0\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:prompt_tokens_total{engine="0"} 9.0\n'
+        'sglang:token_usage{tp_rank="0"} 0.25\nsglang:num_queue_reqs 3.0\n'
+    )
+    before = scraped_steps(metrics.encode())
+    for line, works in (
+        ("waiting", 0),
+        ("http", 0),
+        ("queue", 0),
+        ("usage_perc", 1),
+        ("prompt", 1),
+        ("token_usage", 1),
+    ):
+        later = re.sub(rf"({line}.*) [0-9.]+", r"\1 7.5", metrics, count=1)
+        assert later != metrics and (scraped_steps(later.encode()) != before) is bool(works), line
+
+
+@pytest.mark.parametrize(("values", "asleep"), [((1.0,), False), ((0.0,), True), ((1.0, 0.0), True), ((), False)])
+def test_an_engine_of_which_a_rank_sleeps_is_asleep(values: tuple[float, ...], asleep: bool) -> None:
+    line = 'vllm:engine_sleep_state{{engine="{}",model_name="m",sleep_state="{}"}} {}\n'
+    metrics = "".join(
+        line.format(n, "awake", value) + line.format(n, "discard_all", 0.0) for n, value in enumerate(values)
+    )
+    assert is_asleep(metrics.encode()) is asleep
