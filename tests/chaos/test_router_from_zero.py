@@ -31,7 +31,8 @@ class Pool:
         self.running = running
 
     def scale_to(self, *urls: str) -> None:
-        self.file.write_text("".join(f'[[replicas]]\nurl = "{url}"\n' for url in urls))
+        tables = [f'[[replicas]]\nurl = "{url}"\n' for url in urls]
+        self.file.write_text("".join(tables) or "# no replicas\n")
 
     def waiting(self) -> dict[str, float]:
         """The waiting requests that /metrics shows, of the whole router and by model."""
