@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import socket as network
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -50,7 +51,10 @@ class Peers:
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", most_peers: int, stats: PublisherStats) -> None:
-        self.arrivals = select.epoll()
+        if sys.platform == "linux":
+            self.arrivals = select.epoll()
+        else:  # nothing tells how much has come, so it awaits nothing
+            self.arrivals = select.kqueue()
         self._socket = socket
         self._most_peers = most_peers
         self._stats = stats
@@ -106,7 +110,7 @@ class Peers:
 
     def inspect(self) -> None:
         """Count what came; beyond the limit, close the connection that has sent most of the host that has."""
-        for descriptor, _ in self.arrivals.poll(0):
+        for descriptor, _ in self.arrivals.poll(0) if sys.platform == "linux" else ():
             if (connection := self._connections.get(descriptor)) is not None:
                 connection.received = received_bytes(descriptor, connection.ends)
                 self._await_more(descriptor)
@@ -125,6 +129,8 @@ class Peers:
             self._shut(worst)
 
     def _await_more(self, descriptor: int) -> None:
+        if sys.platform != "linux":
+            return
         with suppress(OSError):  # it is closed
             try:
                 self.arrivals.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
