@@ -102,8 +102,10 @@ class Server:
         """Note a sign that its engine computes."""
         if now_s == self.worked_s:  # said by another answer
             return
-        if self.in_flight and not self.health.stalled:
-            self.longest_step_s = max(now_s - self.worked_s, self.longest_step_s * STEP_KEPT)
+        for member in self.members:
+            if member.candidate.in_flight and not self.health.stalled:
+                self.longest_step_s = max(now_s - self.worked_s, self.longest_step_s * STEP_KEPT)
+                break
         self.worked_s = now_s
 
     def join(self, member: "Member") -> None:

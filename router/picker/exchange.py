@@ -27,8 +27,8 @@ from router.proxy.exchange import Exchange
 from router.proxy.headers import CORS, HOP_BY_HOP
 
 FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
-# A gateway goes on by these, and no engine reads them.
-GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint")
+# A gateway goes on by these, and no engine reads them. Without `x-forwarded-proto` Envoy finds no route.
+GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwarded-proto")
 
 
 class PickedExchange(Exchange, kw_only=True):

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_hexdigest
 
 from api.billing import BILLING_HEADER, without_billing
 from api.errors import ApiError, invalid
+from api.generation_apis import GenerationApi
 from api.reading import read
 from api.retention import Retain
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
@@ -58,16 +59,17 @@ class Peek(Struct):
     logprobs: Any = None
     prompt_logprobs: Any = None
 
-    def keep_contents(self, *, chat: bool) -> None:
-        """Forget the contents of another API: no engine reads them, so they are neither matched nor counted."""
-        if chat:
-            self.prompt = None
-        else:
-            self.messages = None
-
     def skips_cache(self, chat: bool) -> bool:
         """Return whether an engine such as vLLM computes the whole prompt, cached or not, to score its tokens."""
         return self.prompt_logprobs is not None or (bool(self.echo) and (chat or self.logprobs is not None))
+
+
+def forget_others(peek: Peek, api: GenerationApi) -> None:
+    """Forget the contents of another API: no engine reads them, so they are neither matched nor counted."""
+    if api.is_chat:
+        peek.prompt = None
+    else:
+        peek.messages = None
 
 
 _decode = msgspec.json.Decoder(Peek).decode
@@ -218,7 +220,7 @@ def salted_for(prompt: Prompt, body: bytes) -> bytes:
 def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
     text = text_of(peek)
     prompt = Prompt(model, estimated(text), [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
-    if _is_batch(peek):
+    if peek.prompt is not None and _is_batch(peek):
         prompt.further_tokens = sum(map(_estimated_further, peek.prompt[1:]))
     return prompt
 
@@ -241,7 +243,8 @@ def _estimated_further(prompt: Any) -> int:
 
 
 def count_choices(peek: Peek) -> int:
-    return (len(peek.prompt) if _is_batch(peek) else 1) * max(peek.n or 1, peek.best_of or 1, 1)
+    prompts = len(peek.prompt) if peek.prompt is not None and _is_batch(peek) else 1
+    return prompts * max(peek.n or 1, peek.best_of or 1, 1)
 
 
 def _is_batch(peek: Peek) -> bool:

@@ -172,7 +172,9 @@ class Generation(PromptedRequest):
             if not exchange.sent_bytes and is_servers_error(body):
                 self._lose(attempt, b"", "its stream is an error")
                 return
-            if (before := self._events.before_abort(body)) is not None:
+            if (b'"abort"' in body or not self._events.is_between) and (
+                before := self._events.before_abort(body)
+            ) is not None:
                 self._lose(attempt, before, ABORTED)
                 return
         if complete:

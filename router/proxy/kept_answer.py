@@ -54,15 +54,17 @@ class KeptAnswer:
 class SentEvents:
     """The end of a client's stream of events, to see if it is complete and to end it with an error otherwise."""
 
-    __slots__ = ("_api", "_count", "_end")
+    __slots__ = ("_api", "_count", "_end", "is_between")
 
     def __init__(self, api: GenerationApi) -> None:
         self._api = api
         self._count = 0  # where they are numbered
         self._end = b""
+        self.is_between = True  # no event has begun
 
     def note(self, body: bytes) -> None:
         self._end = body if len(body) >= LONGEST_END else (self._end + body)[-LONGEST_END:]
+        self.is_between = self._end.endswith(b"\n\n")
         if self._api.ending is not None:
             self._count += body.count(b"\n\n")  # frames of ours have whole events
 

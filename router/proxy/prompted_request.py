@@ -12,7 +12,7 @@ from router.members.members import ServedModel, no_replica
 from router.placement.classes import ServiceClass, chosen
 from router.placement.decision import Decision
 from router.prompts.canonical import peek_of
-from router.prompts.prompt import Peek, Prompt, read_peek, salted_for
+from router.prompts.prompt import Peek, Prompt, forget_others, read_peek, salted_for
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import Tokens
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 def peek_into(api: GenerationApi, body: bytes) -> Peek:
     """The fields that the router reads of this API's requests."""
     peek = read_peek(body)
-    peek.keep_contents(chat=api.is_chat)
+    if peek.prompt is not None or not api.is_chat:
+        forget_others(peek, api)
     if api.inner is not None and (conversation := peek_of(api.name, body, peek.model)) is not None:
         peek.messages = conversation.messages  # with what stands beside them there
     return peek
@@ -158,8 +159,9 @@ class PromptedRequest(Request):
         generated = self.generated = generated_by(self.attempts)
         if self.exchange.status >= 400 and not generated.tokens:
             return NOTHING
-        if all(attempt.status >= 400 for attempt in self.attempts):  # none took it
-            return NOTHING
+        attempts = self.attempts
+        if not attempts or (attempts[-1].status >= 400 and all(attempt.status >= 400 for attempt in attempts)):
+            return NOTHING  # none took it
         prompt = self.prompt
         if (told := prompts_told(self.attempts)) is not None:
             self.hit.reported_tokens = told.cached

@@ -5,7 +5,7 @@
 
 from collections.abc import Collection
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -45,7 +45,7 @@ class Asked:
             self._fields: Any = _decode_asked(body)
         except UNREADABLE as error:
             raise unreadable(error) from None
-        self._body = cast(bytes, body)
+        self._body: Any = body
 
     @property
     def model(self) -> str | None:
@@ -61,11 +61,12 @@ class Asked:
     def without(self, names: Collection[str]) -> bytes:
         """The body without these fields, wherever an engine looks for them."""
         orders = self._fields.priority is not None and PRIORITY in names
+        body: bytes = self._body
         if not orders and _reserved_in(self._fields) == _NONE_RESERVED:
-            return self._body
-        fields = _decode_fields(self._body)
+            return body
+        fields = _decode_fields(body)
         kept = {name: _within(name, value, names) for name, value in fields.items() if name not in names}
-        return self._body if kept == fields else msgspec.json.encode(kept)
+        return body if kept == fields else msgspec.json.encode(kept)
 
 
 def _within(name: str, value: Raw, names: Collection[str]) -> Raw:

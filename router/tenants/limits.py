@@ -161,7 +161,7 @@ class KeyState(Struct):
 
     def turn(self, wall_s: float) -> None:
         """Be on the clock's day, ahead or back; the day that it has left is kept."""
-        day = day_number(wall_s)
+        day = int(wall_s // DAY_S)
         if day == self.day:
             return
         left = self.day, self.today, self.saved

@@ -33,6 +33,7 @@ from router.prompts.prompt import (
     Peek,
     PeekMessage,
     beginning_of,
+    forget_others,
     lenient,
     salted,
     unreadable,
@@ -144,7 +145,7 @@ class Process:
             check_counts(apart, make.max_model_len, chat=APIS[make.api].is_chat)
         reads_text = make.with_text or make.why_not is not None or not make.strict
         peek = Peek(**found.fields, **(contents_of(apart) if reads_text else {}))
-        peek.keep_contents(chat=APIS[make.api].is_chat)
+        forget_others(peek, APIS[make.api])
         if reads_text and not APIS[make.api].is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
             peek.messages = shown.messages
         prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
