@@ -20,6 +20,7 @@ HOT_BUSY = 8.0  # concurrent requests: fewer do not wait
 HOT_TIMES = 4.0  # the mean of the other replicas: cost gives a warm replica some more, but not as many
 STALLED = ("its engine sleeps", "its engine computes nothing")  # how the router's reason begins then
 STARVED = 0.2  # share of the time: below that a step is hardly late
+LEAST_STARVED_S = 1.0  # within a short window a single wait would be such a share
 SALTED_PROMPTS = 20
 NEW_SALTS = 0.5  # a tenant's salt is new only once
 
@@ -93,7 +94,7 @@ def name_taken(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 def starved_of_cpu(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     waited_s = replica.own.cpu_wait_s if replica.own is not None else None
-    if waited_s is None or waited_s < STARVED * figures.window_s:
+    if waited_s is None or waited_s < max(STARVED * figures.window_s, LEAST_STARVED_S):
         return None
     return Diagnosis(
         "its engine could run and had no processor for much of the time, so that its tokens come late",
