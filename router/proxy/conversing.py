@@ -377,6 +377,11 @@ class Conversing(Forwarding):
 
     def _take_whole(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         """Keep a whole answer until it is complete, so that another replica can repeat it; send a long one on."""
+        if (report := attempt.report) is not None:  # read as it comes, since all of it would take long
+            self.report = report
+            report.read(body)
+            if report.cached is not None:
+                self.hit.reported_tokens = report.cached
         if self._kept is None:
             self._kept = KeptAnswer(self.router.held)
         if not complete and self._kept.keep(body):
@@ -388,16 +393,12 @@ class Conversing(Forwarding):
         if complete and (given_up or is_aborted(self.api, body, attempt.member.spec.engine)):
             self._lose(attempt, ABORTED)
             return
-        self._note_answer(body)
         if complete:
-            if (report := attempt.report) is not None:
-                self.report = report
-                report.read(body)
             self._end_attempt(attempt)
             self.exchange.answer(attempt.status, lines(attempt.headers, TO_CLIENT) + attempt.member.name_line, body)
         else:
             self._start(attempt)
-            Forwarding.take(self, attempt, body, complete)
+            self.exchange.send(body)
 
     # ---- what goes wrong
 
