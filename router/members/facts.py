@@ -222,7 +222,7 @@ def _paged(metrics: bytes) -> dict[int | None, Pool]:
 
 
 def _found(expression: re.Pattern[bytes], metrics: bytes, *marks: bytes) -> list[Any]:
-    """What the expression finds from the first of its marks on: alone it would take long, in the event loop."""
+    """Search from the first of these marks on: the expression alone would take long, in the event loop."""
     starts = [at for mark in marks if (at := metrics.find(mark)) >= 0]
     return expression.findall(metrics, min(starts), min(starts) + MOST_SEARCHED_BYTES) if starts else []
 

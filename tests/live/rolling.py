@@ -42,7 +42,7 @@ ERRORS = ("error", "response.failed")
 
 
 class Outcome(Struct):
-    """What a client has seen."""
+    """One client's answers and pauses."""
 
     path: str
     stream: bool
