@@ -244,7 +244,9 @@ async def test_requests_that_every_replica_refuses_are_not_asked_again_without_e
 
 @pytest.mark.parametrize("body", [b"failed", b"long" * 200_000], ids=["short", "long"])
 async def test_internal_errors_in_a_row_open_the_breaker(body: bytes) -> None:
-    async with served(*Script(says(body, 500)).replicas(1)) as running, connect(running.port) as client:
+    replicas = Script(says(body, 500)).replicas(1)
+    # A health check that went well in between would begin the count anew.
+    async with served(*replicas, health_interval_s=60.0) as running, connect(running.port) as client:
         for _ in range(3):
             assert running.member("r0").health.breaker == "closed"
             await client.post(CHAT, chat())
