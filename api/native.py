@@ -25,7 +25,7 @@ CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the fram
 PRIORITY_HEADER = "x-warmroute-priority"  # of a request that a gateway forwards, and that so has no envelope
 CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
 
-USE_INDEX = 2**32 - 1  # in place of a choice, in a frame of figures
+USE_INDEX = 2**32 - 1  # no choice has it; it marks a frame of figures
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_KV_SOURCES = 2
 MAX_ENDPOINT_CHARS = 256

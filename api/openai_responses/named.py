@@ -14,7 +14,7 @@ MARKS = (b"previous_response_id", REFERENCE.encode(), b"\\u00")
 
 class NamedResponses(Struct, frozen=True):
     previous: str | None = None
-    of_items: list[str] = []  # in order, without repetitions
+    of_items: list[str] = []  # each once, in the order of the items
 
     @property
     def newest(self) -> str | None:

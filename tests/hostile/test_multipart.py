@@ -255,7 +255,7 @@ def flooding(endpoint: str, kind: bytes, piece: bytes, times: int) -> Iterator[N
 
 
 def test_no_other_socket_is_opened() -> None:
-    """Whoever opens another one bounds what comes by it, and adds it to the attacks above."""
+    """List the places that open a socket: another one has to bound what comes by it, and to be attacked above."""
     root = Path(events.__file__).parent.parent
     makers = {
         "libzmq": r"\.socket\(\s*(zmq\.|kind|self\._kind)",
