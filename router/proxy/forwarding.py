@@ -29,7 +29,7 @@ from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.token_report import Report
 from router.proxy.token_use import prompt_use
-from router.proxy.withheld import Asked
+from router.proxy.withheld import withhold
 from router.tenants.limits import NOTHING, Use
 
 UNREAD = Unread()
@@ -40,7 +40,7 @@ RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # safe to repeat
 
 def model_in(body: bytes | bytearray) -> str | None:
     try:
-        return Asked(body).model
+        return withhold(body, ())[1]
     except ApiError:
         return None
 

@@ -25,7 +25,7 @@ from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
-from router.proxy.withheld import PLACING, PRIORITY, TRANSFER, Asked
+from router.proxy.withheld import PLACING, PRIORITY, TRANSFER, withhold
 from router.tenants.keys import Key
 from router.tenants.limits import Use
 
@@ -278,9 +278,8 @@ class Request(Owner):
 
     def _withhold(self, body: bytes) -> tuple[bytes, str | None]:
         """The body without these fields, and the model that it names; raise ApiError 400 unless it is a JSON object."""
-        asked, names = Asked(body), self._withheld
-        self._priority = asked.priority if PRIORITY in names else None
-        return asked.without(names), asked.model
+        body, model, self._priority = withhold(body, self._withheld)
+        return body, model
 
     @property
     def _withheld(self) -> tuple[str, ...]:

@@ -27,7 +27,12 @@ def generated_by(attempts: Sequence[Attempt]) -> Generated:
 
 def prompts_told(attempts: Sequence[Attempt]) -> PromptsTold | None:
     """The figures of the replica that has told most of them: what others computed before it was lost is not charged."""
-    return max((one.told for one in attempts if one.told is not None), key=lambda told: told.choices, default=None)
+    most = None
+    for attempt in attempts:
+        told = attempt.told
+        if told is not None and (most is None or told.choices > most.choices):
+            most = told
+    return most
 
 
 def prompt_use(tokens: int, cached: int, generated: int = 0) -> Use:

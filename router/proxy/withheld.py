@@ -35,38 +35,25 @@ _reserved_in = attrgetter(*_RESERVED)
 _NONE_RESERVED = (_NOTHING,) * len(_RESERVED)
 
 
-class Asked:
-    """A client's body; raise ApiError 400 unless it is a JSON object. Engines read more, such as UTF-16 and NaN."""
+def withhold(body: bytes | bytearray, names: Collection[str]) -> tuple[bytes, str | None, int | None]:
+    """The body without these fields, wherever an engine looks for them; the model and the priority that it asks for.
 
-    __slots__ = ("_body", "_fields")
-
-    def __init__(self, body: bytes | bytearray) -> None:
-        try:
-            self._fields: Any = _decode_asked(body)
-        except UNREADABLE as error:
-            raise unreadable(error) from None
-        self._body: Any = body
-
-    @property
-    def model(self) -> str | None:
-        model = self._fields.model
-        return model if isinstance(model, str) else None
-
-    @property
-    def priority(self) -> int | None:
-        """The priority that it asks for; None: it asks for none, or in no way that can be read."""
-        found: int | None = lenient(self._fields.priority, int)
-        return found
-
-    def without(self, names: Collection[str]) -> bytes:
-        """The body without these fields, wherever an engine looks for them."""
-        orders = self._fields.priority is not None and PRIORITY in names
-        body: bytes = self._body
-        if not orders and _reserved_in(self._fields) == _NONE_RESERVED:
-            return body
+    Raise ApiError 400 unless it is a JSON object. Engines read more, such as UTF-16 and NaN.
+    """
+    try:
+        asked: Any = _decode_asked(body)
+    except UNREADABLE as error:
+        raise unreadable(error) from None
+    model = asked.model if isinstance(asked.model, str) else None
+    ordered = asked.priority is not None and PRIORITY in names
+    priority: int | None = lenient(asked.priority, int) if ordered else None
+    kept: Any = body
+    if ordered or _reserved_in(asked) != _NONE_RESERVED:
         fields = _decode_fields(body)
-        kept = {name: _within(name, value, names) for name, value in fields.items() if name not in names}
-        return body if kept == fields else msgspec.json.encode(kept)
+        others = {name: _within(name, value, names) for name, value in fields.items() if name not in names}
+        if others != fields:
+            kept = msgspec.json.encode(others)
+    return kept, model, priority
 
 
 def _within(name: str, value: Raw, names: Collection[str]) -> Raw:
