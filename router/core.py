@@ -143,7 +143,7 @@ class Router:
             came_s=came_s,
             counts=source is None,
             tenant=tenant,
-            further_tokens=prompt.further_tokens,
+            further_tokens=prompt.all_tokens - prompt.tokens,
         )
         if source is not None:
             fetch(question, model.candidates, source.candidate)

@@ -157,11 +157,7 @@ class Prompt(Struct):
     doubt: str | None = None  # why it is not called exact although its tokens are used
     retain: list[Retain] = []  # beginnings that replicas are asked to keep in their cache
     dated_s: float | None = None  # when its template was asked for the date; None: it shows none
-    further_tokens: int = 0  # of the prompts after the first one, which no look-up finds cached
-
-    @property
-    def all_tokens(self) -> int:
-        return self.tokens + self.further_tokens
+    all_tokens: int = 0  # with those of the prompts after the first one, which no look-up finds cached
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.
@@ -219,15 +215,18 @@ def salted_for(prompt: Prompt, body: bytes) -> bytes:
 
 def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
     text = text_of(peek)
-    prompt = Prompt(model, estimated(text), [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
+    tokens = estimated(text)
+    prompt = Prompt(model, tokens, [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
+    prompt.all_tokens = tokens
     if peek.prompt is not None and _is_batch(peek):
-        prompt.further_tokens = sum(map(_estimated_further, peek.prompt[1:]))
+        prompt.all_tokens += sum(map(_estimated_further, peek.prompt[1:]))
     return prompt
 
 
 def by_text(model: str, peek: Peek, lora: str | None, text: bytes) -> Prompt:
     """A prompt known only by bytes that begin alike where prompts do."""
-    return Prompt(model, estimated(text), [], False, "its body is not taken apart", 1, lora, None, peek, {}, text)
+    tokens, why_not = estimated(text), "its body is not taken apart"
+    return Prompt(model, tokens, [], False, why_not, 1, lora, None, peek, {}, text, all_tokens=tokens)
 
 
 def estimated(text: bytes) -> int:

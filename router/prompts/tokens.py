@@ -231,7 +231,7 @@ class Tokens:
                 named.counts.approximate["unverified"] += 1
             length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
-            prompt.further_tokens = sum(map(len, packed[1:])) // TOKEN_BYTES
+            prompt.all_tokens = sum(map(len, packed)) // TOKEN_BYTES
         prompt.shape, prompt.doubt, prompt.dated_s = asked.shape, doubt, asked.dated_s
         return prompt
 

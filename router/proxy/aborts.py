@@ -9,13 +9,13 @@ import re
 
 # Within a string the quotes would stand behind backslashes, so generated text cannot be mistaken.
 _OPENAI = re.compile(rb'"finish_reason"\s*:\s*"abort"')
-_ABORTED = {
-    "chat": _OPENAI,
-    "completions": _OPENAI,
-    "batch": _OPENAI,
-    "messages": re.compile(rb'"delta"\s*:\s*\{\s*"stop_reason"\s*:\s*null'),
+_ABORTED = {  # with a mark that is found faster
+    "chat": (b'"abort"', _OPENAI),
+    "completions": (b'"abort"', _OPENAI),
+    "batch": (b'"abort"', _OPENAI),
+    "messages": (b'"stop_reason"', re.compile(rb'"delta"\s*:\s*\{\s*"stop_reason"\s*:\s*null')),
 }
-_MARKS = {_OPENAI: b'"abort"', _ABORTED["messages"]: b'"stop_reason"'}  # found faster
+_UNKNOWN = b"", None
 _OWN_ERROR = re.compile(rb'"code"\s*:\s*5\d\d\b')
 ABORTED = "it gave the answer up (finish_reason abort)"
 
@@ -24,8 +24,8 @@ def is_aborted(api: str, answer: bytes, engine: str) -> bool:
     """Return whether the engine has given this whole answer up."""
     if api == "messages":
         return engine == "vllm" and b'"stop_reason"' not in answer and b'"content"' in answer
-    pattern = _ABORTED.get(api)
-    return pattern is not None and _MARKS[pattern] in answer and pattern.search(answer) is not None
+    mark, pattern = _ABORTED.get(api, _UNKNOWN)
+    return pattern is not None and mark in answer and pattern.search(answer) is not None
 
 
 def aborted_event(api: str, before: bytes, body: bytes) -> bytes | None:
@@ -33,8 +33,8 @@ def aborted_event(api: str, before: bytes, body: bytes) -> bytes | None:
 
     `before`: what came before, in which the event may begin.
     """
-    pattern = _ABORTED.get(api)
-    if pattern is None or (_MARKS[pattern] not in body and before.endswith(b"\n\n")):
+    mark, pattern = _ABORTED.get(api, _UNKNOWN)
+    if pattern is None or (mark not in body and before.endswith(b"\n\n")):
         return None
     held = before + body
     found = pattern.search(held)

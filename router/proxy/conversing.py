@@ -185,7 +185,7 @@ class Conversing(Forwarding):
     def _count_batch(self) -> None:
         """Count the conversations after the first, which are not read, by their bytes."""
         if self.api == "batch" and isinstance(self.prompt, Prompt):
-            self.prompt.further_tokens = max(0, len(self._body) // BYTES_PER_TOKEN - self.prompt.tokens)
+            self.prompt.all_tokens = max(self.prompt.tokens, len(self._body) // BYTES_PER_TOKEN)
 
     # ---- what it uses
 

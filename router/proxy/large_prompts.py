@@ -53,9 +53,10 @@ def prompt_from(
         peek.cache_salt = salt
     keys = made.text_keys
     exact = made.exact and why is None
+    length = made.tokens if exact or not made.exact else max(1, (made.text_bytes or 0) // BYTES_PER_TOKEN)
     return Prompt(
         model=tokens.model,
-        tokens=made.tokens if exact or not made.exact else max(1, (made.text_bytes or 0) // BYTES_PER_TOKEN),
+        tokens=length,
         packed=made.packed if exact else [],
         exact=exact,
         why_not=why,
@@ -71,5 +72,5 @@ def prompt_from(
         doubt=doubt or made.doubt,
         retain=made.retain if exact else [],
         dated_s=made.dated_s,
-        further_tokens=made.further_tokens,
+        all_tokens=length + made.further_tokens,
     )

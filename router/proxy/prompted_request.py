@@ -26,15 +26,16 @@ from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.sessions import session_of
 from router.proxy.token_use import Generated, generated_by, prompt_use, prompts_told
+from router.proxy.withheld import peek_withheld
 from router.tenants.keys import Key
 from router.tenants.limits import NOTHING, Use
 
 log = logging.getLogger(__name__)
 
 
-def peek_into(api: GenerationApi, body: bytes) -> Peek:
-    """The fields that the router reads of this API's requests."""
-    peek = read_peek(body)
+def peek_into(api: GenerationApi, body: bytes, peek: Peek | None = None) -> Peek:
+    """The fields that the router reads of this API's requests; `peek`: those that chats and completions have."""
+    peek = peek or read_peek(body)
     if peek.prompt is not None or not api.is_chat:
         forget_others(peek, api)
     if api.inner is not None and (conversation := peek_of(api.name, body, peek.model)) is not None:
@@ -87,8 +88,10 @@ class PromptedRequest(Request):
         router.retry_budget.requests += 1
         try:
             if is_quick(body):
-                self._body, _ = self._withhold(body)
-            self._make_prompt()
+                self._body, peek, self._priority = peek_withheld(body, self._withheld)
+                self._make_prompt(peek)
+            else:
+                self.aside(partial(self._read_apart, body))
         except ApiError as error:
             self.refuse(error)
 
@@ -96,13 +99,13 @@ class PromptedRequest(Request):
         """Handle the prompt; overridden."""
         raise NotImplementedError
 
-    def _make_prompt(self) -> None:
-        """Make the prompt where that delays no other client."""
+    def _make_prompt(self, peek: Peek | None = None) -> None:
+        """Make the prompt where that delays no other client; `peek`: the body's, which is quick to read."""
         body = self._body
-        if not is_quick(body):
+        if peek is None and not is_quick(body):
             self.aside(partial(self._read_apart, body))
             return
-        self.peek = peek_into(self.api, body)
+        self.peek = peek_into(self.api, body, peek)
         model = self.model = self.router.members.model(self.peek.model)
         salt = self.admitted.cache_salt(self.peek.cache_salt)
         draft = partial(model.tokens.draft, self.api.name, body, self.peek, model.lora, salt, model.max_model_len)

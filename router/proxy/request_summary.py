@@ -127,14 +127,13 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     used: Use = NOTHING  # tokens, as the key is charged
     output_tokens: int | None = None  # without those that nobody but their number of events tells of
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
+    duration_s: float = 0.0  # made of the times above, as is the next
+    ttft_s: float | None = None
 
-    @property
-    def duration_s(self) -> float:
-        return self.ended_s - self.arrived_s
-
-    @property
-    def ttft_s(self) -> float | None:
-        return self.first_byte_s - self.arrived_s if self.first_byte_s else None
+    def __post_init__(self) -> None:
+        self.duration_s = self.ended_s - self.arrived_s
+        if self.first_byte_s:
+            self.ttft_s = self.first_byte_s - self.arrived_s
 
 
 # ---- counting

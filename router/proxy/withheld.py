@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.prompts.prompt import UNREADABLE, lenient, unreadable
+from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadable
 
 # From where an engine reads KV; with `--pass-kv-transfer-params` clients may say so.
 TRANSFER = (
@@ -28,8 +28,9 @@ PRIORITY = "priority"  # with classes the router reads it
 
 _NOTHING = Raw(b"")
 _RESERVED = (*TRANSFER, *PLACING, *NESTING)
-_ASKED = [("model", Any, None), (PRIORITY, Any, None), *((name, Raw, _NOTHING) for name in _RESERVED)]
-_decode_asked = msgspec.json.Decoder(msgspec.defstruct("_Asked", _ASKED)).decode
+_FIELDS = [(PRIORITY, Any, None), *((name, Raw, _NOTHING) for name in _RESERVED)]
+_decode_asked = msgspec.json.Decoder(msgspec.defstruct("_Asked", [("model", Any, None), *_FIELDS])).decode
+_decode_peek = msgspec.json.Decoder(msgspec.defstruct("_Peek", _FIELDS, bases=(Peek,))).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _reserved_in = attrgetter(*_RESERVED)
 _NONE_RESERVED = (_NOTHING,) * len(_RESERVED)
@@ -45,6 +46,22 @@ def withhold(body: bytes | bytearray, names: Collection[str]) -> tuple[bytes, st
     except UNREADABLE as error:
         raise unreadable(error) from None
     model = asked.model if isinstance(asked.model, str) else None
+    kept, priority = _without(body, asked, names)
+    return kept, model, priority
+
+
+def peek_withheld(body: bytes, names: Collection[str]) -> tuple[bytes, Peek, int | None]:
+    """The body without these fields, and the fields that the router reads, in one reading where nothing is odd."""
+    try:
+        peek: Any = _decode_peek(body)
+    except UNREADABLE:
+        body, _, priority = withhold(body, names)
+        return body, read_peek(body), priority
+    body, priority = _without(body, peek, names)
+    return body, peek, priority
+
+
+def _without(body: bytes | bytearray, asked: Any, names: Collection[str]) -> tuple[bytes, int | None]:
     ordered = asked.priority is not None and PRIORITY in names
     priority: int | None = lenient(asked.priority, int) if ordered else None
     kept: Any = body
@@ -53,7 +70,7 @@ def withhold(body: bytes | bytearray, names: Collection[str]) -> tuple[bytes, st
         others = {name: _within(name, value, names) for name, value in fields.items() if name not in names}
         if others != fields:
             kept = msgspec.json.encode(others)
-    return kept, model, priority
+    return kept, priority
 
 
 def _within(name: str, value: Raw, names: Collection[str]) -> Raw:

@@ -98,7 +98,9 @@ class History:
 
     def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
         self.decisions.append(past_decision(summary, generation))
-        self._count_class(summary, generation)
+        tenant = generation.decision.question.tenant
+        if tenant is not None and tenant.service is not None and summary.ttft_s is not None:
+            self.counts.classes.answered(tenant.service, summary.ttft_s)
         peek, size = generation.peek, generation.block_size
         member = generation.member
         lookahead = self._index.lookahead(member.slot) if member is not None and size else 0
@@ -116,11 +118,6 @@ class History:
                 compare(self._predictions, summary, generation, keys)
         if summary.prefill is not None and (half := summary.prefill.generation) is not None:
             self._compare_prefill(summary, half)
-
-    def _count_class(self, summary: RequestSummary, generation: GenerationSummary) -> None:
-        tenant = generation.decision.question.tenant
-        if tenant is not None and (service := tenant.service) is not None and (ttft_s := summary.ttft_s) is not None:
-            self.counts.classes.answered(service, ttft_s)
 
     def _compare_prefill(self, summary: RequestSummary, half: GenerationSummary) -> None:
         """Compare the hit at the replica that computed the prompt for another one."""

@@ -78,7 +78,7 @@ class RequestLog(LineFile):
             prediction_exact=generation.exactness.prediction,
             predicted_tokens=None if predicted is None else predicted.blocks * predicted.block_size,
             prefill=_prefilled(summary.prefill),
-            further_tokens=prompt.further_tokens,
+            further_tokens=prompt.all_tokens - prompt.tokens,
         )
 
 

@@ -84,12 +84,16 @@ class Charge(Struct, eq=False):
 
     def close(self, tokens: Use | None = None, now_s: float = 0.0) -> None:
         """End the charge, corrected to what was used in the end."""
-        if self.is_open:
-            self.is_open = False
-            with self.account.shared.opened(self.account.key.name) as state:
-                state.in_flight -= 1
-                if tokens is not None:
-                    self._settle(state, tokens, now_s, self.account.wall())
+        if not self.is_open:
+            return
+        self.is_open = False
+        account = self.account
+        if tokens is None or tokens[1:] == self.charged[1:]:
+            account.shared.ended_one(account.key.name)
+            return
+        with account.shared.opened(account.key.name) as state:
+            state.in_flight -= 1
+            self._settle(state, tokens, now_s, account.wall())
 
     def headers(self, now_s: float, tokens: Use | None = None) -> list[tuple[str, str]]:
         """OpenAI's headers about limits, as they are now that the charge is corrected to these tokens."""

@@ -60,6 +60,14 @@ class SharedLimits:
         self.touched.add(name)
         return _Opened(self, name)
 
+    def ended_one(self, name: str) -> None:
+        """Count one running request of this worker less: all else of the key's state stays as it is."""
+        self.lock()
+        try:
+            self.count(self.row(name), -1)
+        finally:
+            self.unlock()
+
     # ---- parts
 
     def lock(self) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from router.tenants.limits import day_number
+from router.tenants.limits import DAY_S
 
 MOST_ROWS = 50_000  # in memory; more are counted as one row of the day
 NO_KEY = "(none)"  # clients without a key
@@ -85,7 +85,7 @@ class Usage:
         return bool(self._counts)
 
     def add(self, wall_s: float, key: str, model: str, counts: Counts) -> None:
-        place = day_number(wall_s), key, model
+        place = int(wall_s // DAY_S), key, model
         known = self._counts.get(place)
         if known is None:
             self._merge(place, counts)

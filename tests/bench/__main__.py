@@ -56,6 +56,7 @@ BY_NAME = (
     "pull",
     "ranks",
     "ray_faults",
+    "real_model",
     "scale",
     "schemas",
     "screenshots",

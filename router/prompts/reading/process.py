@@ -166,7 +166,7 @@ class Process:
             doubt=prompt.doubt,
             retain=prompt.retain,
             dated_s=prompt.dated_s,
-            further_tokens=prompt.further_tokens,
+            further_tokens=prompt.all_tokens - prompt.tokens,
             counts=tokens.counts,
         )
 
