@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from api.settings import Unusable
+from events.tool.words import printable
 from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Conversation, Turn
 from lab.bench.outcome import Outcome, error_text
@@ -115,14 +116,14 @@ async def only_model(endpoint: Endpoint, patience: str) -> str:
     if status != 200:
         fixes = {401: "give --api-key", 403: "give --api-key", 404: "is this the API's root? If so, give --model"}
         fix = fixes.get(status, "give --model")
-        raise CannotAsk(f"{url}/v1/models answers with status {status}: {error_text(body)}; {fix}")
+        raise CannotAsk(f"{url}/v1/models answers with status {status}: {printable(error_text(body))}; {fix}")
     try:
         found: Any = msgspec.json.decode(body)
         models = [str(one["id"]) for one in found["data"]]
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise CannotAsk(f"{url}/v1/models does not answer with a list of models; give --model") from error
     if len(models) != 1:
-        named = ", ".join(models[:8]) or "no model"
+        named = printable(", ".join(models[:8])) or "no model"
         raise CannotAsk(f"{url} serves {named}; choose with --model")
     return models[0]
 

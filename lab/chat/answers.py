@@ -24,9 +24,8 @@ LIST_TIMEOUT_S = 10.0
 LONGEST_ANSWER = 512  # tokens
 MOST_CHARACTERS = 1024 * 1024  # of an answer, whatever was asked for
 _USAGE = {"stream_options": {"include_usage": True}}
-# At the usual temperature of 1 a small model says nonsense often. Each form is sent where the one before is refused.
-FORMS: tuple[dict[str, Any], ...] = (
-    {"max_tokens": LONGEST_ANSWER, "temperature": 0.2, **_USAGE},
+FORMS: tuple[dict[str, Any], ...] = (  # each is sent where the one before is refused
+    {"max_tokens": LONGEST_ANSWER, **_USAGE},
     {"max_completion_tokens": LONGEST_ANSWER, **_USAGE},
     {},
 )

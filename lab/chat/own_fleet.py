@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -20,34 +20,30 @@ from fleet.host.child import LAST_LINES, TAIL_BYTES, module
 
 LOOK_S = 0.05
 READY = "Ctrl-C ends everything."  # what `warmroute up` says last, once all can be asked
-FALLBACK = ("--model", "demo")  # needs no download
 
 
 @contextmanager
 def own_fleet() -> Iterator[LocalFleet]:
-    """Run two replicas and a router, of the demo model if the usual one cannot start; a click error if none can."""
+    """Run two replicas and a router; a click error, with what `warmroute up` has said, if they cannot start."""
     with ExitStack() as stack:
-        for options in ((), FALLBACK):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())  # its logs, where a killed replica is no mishap
-            output = stack.enter_context(open(Path(folder, "up.log"), "w+b"))
-            process = stack.enter_context(_running(("--log-dir", folder, *options), output))
-            with Status("Starting two replicas and a router", console=Console(stderr=True)):
-                while (is_over := process.poll() is not None) is False and READY not in _said(output):
-                    time.sleep(LOOK_S)
-            if not is_over:
-                break
-            click.echo("\n".join(_said(output).splitlines()[-LAST_LINES:]), err=True)
-        else:
-            raise click.ClickException("no fleet can be started for the demonstration; see above")
+        folder = stack.enter_context(tempfile.TemporaryDirectory())  # for logs: `up` would keep its own after a kill
+        output = stack.enter_context(open(Path(folder, "up.log"), "w+b"))
+        process = stack.enter_context(_running(folder, output))
+        with Status("Starting two replicas and a router", console=Console(stderr=True)):
+            while READY not in _said(output):
+                if process.poll() is not None:
+                    said = "\n".join(_said(output).splitlines()[-LAST_LINES:])
+                    raise click.ClickException(f"`warmroute up` cannot start a fleet to show:\n{said}")
+                time.sleep(LOOK_S)
         [fleet] = [fleet for fleet in recorded_fleets() if fleet.pid == process.pid]
         yield fleet
 
 
 @contextmanager
-def _running(options: Sequence[str], output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+def _running(folder: str, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
     parent = os.getpid()
     process = subprocess.Popen(
-        module("fleet", "up", "--no-ray", "--port", "0", *options),
+        module("fleet", "up", "--no-ray", "--port", "0", "--log-dir", folder),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ from events.tool.words import printable
 from fleet.commands.client import FleetClient
 from fleet.commands.view import ReplicaView
 from fleet.display import has_cursor
-from lab.chat.answers import Answer, Page, Place, answered, figures, rest
+from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
 from router.asking import Client
 from router.formatting import duration, plain_console
@@ -26,9 +26,9 @@ from router.top.responses import DecisionList
 GUIDE = files("router.dashboard") / "static" / "lighthouse.txt"  # a sample of the playground's, too
 TASK = "Answer from this guide, in one sentence:"
 QUESTIONS = ("How many steps does the tower have?", "Who designed the lighthouse?", "What was the goat called?")
-LONG_QUESTION = "Tell the story of the great storm."
+LONG_QUESTION = "Describe the lighthouse."
 ONE_SENTENCE = {"max_tokens": 48, "stop": ["."], "include_stop_str_in_output": True}
-LONG = {"max_tokens": 120}
+LONG = {"max_tokens": 96, "frequency_penalty": 0.6}  # or a small model repeats itself
 LEAST_CHARACTERS = 2_000  # of the guide, where a model's context is short
 KILLED_AFTER = 60  # characters of the long answer
 KILLABLE = ("smollm2", "demo")  # small models, whose replicas are back within seconds
@@ -96,8 +96,7 @@ class Demonstration:
             return "No replica was killed."
         view = self._fleet.view()
         page = KillingPage({replica.name: replica for replica in view.replicas if replica.model in KILLABLE})
-        answer = self._ask(LONG_QUESTION, page, LONG)
-        self._note(figures(answer))
+        self._ask(LONG_QUESTION, page, LONG)
         if page.killed is None:
             return f"No replica was killed: it is none of {' or '.join(KILLABLE)}, or its answer was over."
         return (

@@ -41,15 +41,14 @@ def demo(which: str | None, fleet_key: str | None, api_key: str | None) -> None:
         if which is None and not running_fleets():
             local, kills = stack.enter_context(own_fleet()), True
         else:
-            local = find(which).local
-            if local is None:
+            found = find(which).local
+            if found is None:
                 raise click.UsageError(
                     f"{which} is not on this machine, where a replica can be killed; name one that is"
                 )
-            kills = which is not None or (
-                sys.stdin.isatty()
-                and click.confirm(f"May a replica of the fleet at port {local.port} be killed?", True)
-            )
+            local, kills = found, which is not None
+            if not kills and sys.stdin.isatty():
+                kills = click.confirm(f"May a replica of the fleet at port {local.port} be killed?", True)
         fleet = stack.enter_context(FleetClient(local.controller, fleet_key or local.key))
         target = target_of(local.router_url)
         Demonstration(Place(target, find_model(target, api_key), api_key), fleet, kills=kills).run()
