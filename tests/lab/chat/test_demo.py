@@ -12,6 +12,7 @@ from fleet.commands.view import ReplicaView
 from lab.chat import scenes
 from lab.chat.scenes import kill
 from tests.events.processes import DEADLINE_S
+from tests.events.terminals import terminal
 from tests.fleet.test_up import Up
 
 SPEED = {
@@ -69,7 +70,11 @@ def test_a_fleet_that_runs_loses_a_replica_only_if_it_is_named(tmp_path: Path) -
     try:
         up.wait_for("Ctrl-C ends everything")
         assert demo(tmp_path).endswith("No replica was killed.\n")
-        output = demo(tmp_path, up.url.rpartition(":")[2])
+        with terminal("demo", up.url.rpartition(":")[2], TMPDIR=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) as screen:
+            screen.read_until(b"later.")
+            assert screen.end() == 0
+        assert re.search(rb"\rcold +\d\.\d\d s\rcold", screen.written), "a clock runs"
+        output = re.sub(r"\x1b\[[\d;?]*\w", "", screen.written.decode()).replace("\r\n", "\n")
         check_clocks(output)  # it asks with another salt each time
         assert LOST.search(output)
         up.wait_for("it is started again")
