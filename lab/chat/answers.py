@@ -49,9 +49,7 @@ class Answer(Struct):
     stopped: bool = False  # by Ctrl-C
 
 
-Frame = Callable[
-    [Answer, str, float], None
-]  # the answer so far, what of its text is new, and the seconds since the question
+Frame = Callable[[Answer, str, float], None]  # the answer so far, the part of its text that is new, the seconds so far
 
 
 def find_model(target: Target, key: str | None) -> str:

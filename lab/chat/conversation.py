@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from events.tool.words import printable
+from fleet.display import has_cursor
 from lab.chat.answers import Answer, Message, Page, Place, answered, figures
 from router.formatting import plain_console
 
@@ -53,7 +54,8 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": question}]
         if sum(len(message["content"]) for message in messages) > MOST_CHARACTERS:
             raise click.ClickException(f"the conversation has over {MOST_CHARACTERS:,} characters; /new begins again")
-        page = Page((lambda seconds: f"{seconds:.1f} s") if self._decorated else None)
+        has_clock = self._decorated and has_cursor(plain_console(sys.stdout))
+        page = Page((lambda seconds: f"{seconds:.1f} s") if has_clock else None)
         try:
             answer = answered(self._place, messages, page.frame)
         finally:

@@ -98,7 +98,7 @@ class Demonstration:
         page = KillingPage({replica.name: replica for replica in view.replicas if replica.model in KILLABLE})
         self._ask(LONG_QUESTION, page, LONG)
         if page.killed is None:
-            return f"No replica was killed: it is none of {' or '.join(KILLABLE)}, or its answer was over."
+            return f"No replica was killed: only those of {' and '.join(KILLABLE)} are, while they answer."
         return (
             f"{page.killed} was killed in the middle of an answer, "
             f"and {self._last_replica()} went on in the same stream {duration(page.gap_s)} later."
@@ -134,10 +134,9 @@ class KillingPage(Page):
             self._is_told = True
             self.end()
             self.has_text = False
-            said = f"{self.killed} is killed (SIGKILL, process {self._replicas[self.killed].pid})"
+            click.echo(f"{self.killed} is killed (SIGKILL, process {self._replicas[self.killed].pid})")
             if has_cursor(Console()):
-                self.clock = lambda now_s: f"{said}, {now_s - self._killed_s:.1f} s ago"
-            click.echo(said)
+                self.clock = lambda now_s: f"{now_s - self._killed_s:.2f} s"
         elif text and not self.gap_s:
             self.gap_s = seconds - self._killed_s
 

@@ -24,6 +24,13 @@ from tests.router.scripted import DONE, Call, Scripted, Served, event, refused_p
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\rover"
 FIGURES = b"to first token \xc2\xb7 4 of 9 tokens cached \xc2\xb7 r0"
 
+BASE_INSTALL = """
+import sys
+for name in ("torch", "numpy", "matplotlib", "ray"): sys.modules[name] = None
+from fleet.cli import main
+main(["chat", *sys.argv[1:]])
+"""
+
 
 class Model:
     """Answers by what the question begins with, and keeps the messages of every request."""
@@ -133,7 +140,7 @@ async def test_ctrl_c_between_answers_leaves(router: Served) -> None:
 
 
 async def piped(text: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "fleet", "chat", *arguments]
+    command = [sys.executable, "-c", BASE_INSTALL, *arguments]
     return await asyncio.to_thread(
         subprocess.run, command, input=text, capture_output=True, text=True, timeout=DEADLINE_S
     )
