@@ -33,9 +33,9 @@ def demo(which: str | None, fleet_key: str | None, api_key: str | None) -> None:
     Exit status: 0 shown, 1 something cannot be started or asked, 2 a value cannot be used.
     """
     from lab.bench.probe import target_of  # HTTP clients: not needed to refuse arguments
-    from lab.chat.answers import Place, find_model
+    from lab.chat.answers import Place
     from lab.chat.own_fleet import own_fleet
-    from lab.chat.scenes import Demonstration
+    from lab.chat.scenes import KILLABLE, Demonstration
 
     with ExitStack() as stack:
         if which is None and not running_fleets():
@@ -50,5 +50,10 @@ def demo(which: str | None, fleet_key: str | None, api_key: str | None) -> None:
             if not kills and sys.stdin.isatty():
                 kills = click.confirm(f"May a replica of the fleet at port {local.port} be killed?", True)
         fleet = stack.enter_context(FleetClient(local.controller, fleet_key or local.key))
-        target = target_of(local.router_url)
-        Demonstration(Place(target, find_model(target, api_key), api_key), fleet, kills=kills).run()
+        models = sorted(fleet.view().models, key=lambda model: model.name not in KILLABLE)
+        if not models:
+            raise click.ClickException(
+                f"the fleet at port {local.port} serves no model; end it, and one is started here"
+            )
+        place = Place(target_of(local.router_url), models[0].serves or models[0].name, api_key)
+        Demonstration(place, fleet, kills=kills).run()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from events.tool.words import printable_lines
 from lab.bench.outcome import Outcome
 from lab.chat.answers import LONGEST_ANSWER, Answer, figures
 from lab.chat.conversation import MOST_FILE_BYTES
@@ -178,6 +179,19 @@ async def test_the_key_is_sent(model: Model) -> None:
         assert "give --api-key" in finished.stderr
         finished = await asyncio.to_thread(asked, str(running.port), text="Hello\n", WARMROUTE_API_KEY="secret")
         assert finished.stdout == "Hello? Yes,\nof course.\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("é\u00a0: «\u202f1\u202f»\t👩\u200d🚀\n", "é\u00a0: «\u202f1\u202f»\t👩\u200d🚀\n"),
+        ("a\x1b]52;c;eA==\x07", r"a\x1b]52;c;eA==\x07"),
+        ("a\rb\x08c\x7f\x85d\u2028", r"a\rb\x08c\x7f\x85d\u2028"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),  # it turns the direction of what follows
+    ],
+)
+def test_answers_keep_their_letters_and_lose_what_controls_a_terminal(said: str, shown: str) -> None:
+    assert printable_lines(said) == shown
 
 
 def test_what_an_endpoint_does_not_tell_is_left_out() -> None:
