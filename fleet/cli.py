@@ -29,6 +29,8 @@ except ImportError:
 COMMANDS = {
     "analyze": ("lab.commands.analyze:analyze", "Analyze how much prompts share, and what breaks sharing."),
     "bench": ("lab.commands.bench:bench", "Send requests to an endpoint as users would, and measure its latencies."),
+    "chat": ("lab.commands.chat:chat", "Talk to a model in the terminal, and see what was cached, and where."),
+    "demo": ("lab.commands.demo:demo", "Show in a minute what a warm cache saves, and how an answer survives a kill."),
     "doctor": ("lab.commands.doctor:doctor", "Diagnose a router, and name the setting to change."),
     "down": ("fleet.commands.down:down", "End a fleet, on this machine or elsewhere."),
     "drain": ("fleet.commands.drain:drain", "Stop or resume sending new requests to a replica."),

@@ -1,6 +1,7 @@
 """Ages, rates, tokens and text as the tools write them."""
 
 from collections.abc import Callable, Sequence
+from unicodedata import category
 
 from events.analysis.trunks import token_ids
 from events.blocks import ExtraKey
@@ -74,3 +75,8 @@ def quoted(text: str) -> str:
 def printable(text: str) -> str:
     """Text that cannot move the cursor, colour the terminal or break the line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Text of several lines, as `printable` shows one; tabs, spaces of any width and joined emoji stay as they are."""
+    return "".join(char if char in "\n\t\u200d" or category(char) == "Zs" else printable(char) for char in text)

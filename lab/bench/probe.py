@@ -9,12 +9,15 @@ import click
 import msgspec
 from msgspec import Struct
 
+from api.settings import Unusable
+from events.tool.words import printable
 from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Conversation, Turn
 from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Ids, Passage, Words
 from router.members.broken import Broken
+from router.members.target import Target, parse_target
 
 SHORT_WORDS, LONG_WORDS = 64, 448
 UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take
@@ -60,6 +63,15 @@ class RequestSettings(NamedTuple):
     tokens_per_word: float | None = None  # None: measured
 
 
+def target_of(url: str) -> Target:
+    """Parse the endpoint's URL, with or without /v1 or a path of the API."""
+    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/").removesuffix("/v1")
+    try:
+        return parse_target(root)
+    except ValueError as error:
+        raise Unusable(f"{url!r} is not the URL of an endpoint; write http://HOST:PORT or https://HOST:PORT") from error
+
+
 async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     timeout_s = endpoint.timeout_s
     endpoint.timeout_s = min(timeout_s, PATIENCE_S)
@@ -70,7 +82,7 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
 
 
 async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
-    model = wish.model or await _only_model(endpoint)
+    model = wish.model or await only_model(endpoint, _patience(endpoint))
     form, short = await _understood(endpoint, Form(model, Words(f"probe {wish.seed}"), None, wish.is_chat), wish)
     ids, sent = form.ids, [short]
     if not ids and wish.tokens_per_word is None and short.prompt_tokens is not None:
@@ -92,25 +104,26 @@ async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     )
 
 
-async def _only_model(endpoint: Endpoint) -> str:
+async def only_model(endpoint: Endpoint, patience: str) -> str:
+    """The model that is served; `patience` is said of an endpoint that is mute."""
     url = endpoint.target.url
     try:
         status, body = await endpoint.fetch("GET", "/v1/models")
     except TimeoutError as error:
-        raise CannotAsk(f"{url} does not answer: timeout{_patience(endpoint)}") from error
+        raise CannotAsk(f"{url} does not answer: timeout{patience}") from error
     except Broken as error:
         raise CannotAsk(f"{url} does not answer: {error}; is it started, and is that its address?") from error
     if status != 200:
         fixes = {401: "give --api-key", 403: "give --api-key", 404: "is this the API's root? If so, give --model"}
         fix = fixes.get(status, "give --model")
-        raise CannotAsk(f"{url}/v1/models answers with status {status}: {error_text(body)}; {fix}")
+        raise CannotAsk(f"{url}/v1/models answers with status {status}: {printable(error_text(body))}; {fix}")
     try:
         found: Any = msgspec.json.decode(body)
         models = [str(one["id"]) for one in found["data"]]
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise CannotAsk(f"{url}/v1/models does not answer with a list of models; give --model") from error
     if len(models) != 1:
-        named = ", ".join(models[:8]) or "no model"
+        named = printable(", ".join(models[:8])) or "no model"
         raise CannotAsk(f"{url} serves {named}; choose with --model")
     return models[0]
 

@@ -22,7 +22,7 @@ from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, r
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Plan, measured, outcomes_of, summed_up
-from lab.bench.probe import LEAST_TOKENS_PER_WORD, RequestSettings
+from lab.bench.probe import LEAST_TOKENS_PER_WORD, RequestSettings, target_of
 from lab.bench.result import WithRequests, row
 from lab.bench.tables import WIDTH, draw, show
 from lab.bench.words import LEAST_VOCABULARY, USUAL_VOCABULARY
@@ -31,7 +31,7 @@ from lab.plots import plot_option
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
-from router.members.target import Target, parse_target
+from router.members.target import Target
 from router.proxy.admission import is_loopback
 from router.setting_types import SECRET
 
@@ -248,15 +248,6 @@ def _check(asked: BenchOptions) -> None:
         raise Unusable("--tokens-per-word has no effect with --token-ids; leave one of them out")
     if asked.token_ids and asked.api == "chat":
         raise Unusable("--token-ids needs --api completions; leave one of them out")
-
-
-def target_of(url: str) -> Target:
-    """Parse the endpoint's URL, with or without /v1 or a path of the API."""
-    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/").removesuffix("/v1")
-    try:
-        return parse_target(root)
-    except ValueError as error:
-        raise Unusable(f"{url!r} is not the URL of an endpoint; write http://HOST:PORT or https://HOST:PORT") from error
 
 
 def _tell_of_key(targets: Sequence[Target]) -> None:

@@ -42,6 +42,7 @@ BY_NAME = (
     "busy",
     "classes",
     "compiled",
+    "demo",
     "disk_kv",
     "enough",
     "kv_tiers",

@@ -71,10 +71,10 @@ def test_answer_is_seen_while_it_streams_and_stopped(page: Visit, world: World) 
 
 def test_error_is_shown_in_the_words_of_the_router(page: Visit) -> None:
     page.open("/playground")
-    write(page.page, "", "much too long " * 600)
+    write(page.page, "", "much too long " * 1600)
     send(page.page)
     answer = page.page.locator("section").filter(has=page.page.get_by_role("heading", name="Answer"))
-    expect(answer.get_by_role("alert")).to_contain_text(re.compile("8,?419 tokens; send at most 4,?095"))
+    expect(answer.get_by_role("alert")).to_contain_text(re.compile("22,?419 tokens; send at most 20,?479"))
     expect(page.page.get_by_role("button", name="Send")).to_be_enabled()
     assert all("Failed to load resource" in complaint for complaint in page.blame())
 
@@ -128,3 +128,17 @@ def test_samples_show_a_cold_and_then_a_warm_answer(page: Visit) -> None:
         expect(page.page.locator(".answer")).to_have_attribute("data-state", "ended")
         found = re.fullmatch(r"(\d+) of the prompt's (\d+) tokens were cached", drawn.get_attribute("aria-label") or "")
         assert found is not None and int(found[1]) >= least
+
+
+def test_clocks_tell_a_cold_question_about_a_long_guide_from_a_warm_one(page: Visit) -> None:
+    page.open("/playground")
+    page.page.get_by_label("Longest answer").fill("4")
+    cold, warm = page.page.locator(".clock.cold"), page.page.locator(".clock.warm")
+    few, most = r"s\d{1,2} of 1\d,\d{3} tokens cached$", r"s1\d,\d{3} of 1\d,\d{3} tokens cached$"
+    for sample, clock, cached in (("Ask a long guide", cold, few), ("Ask it again", warm, most)):
+        page.page.get_by_role("button", name=sample, exact=True).click()
+        expect(page.page.locator(".tokens")).to_contain_text("LIGHTHOUSE")
+        send(page.page)
+        expect(page.page.locator(".answer")).to_have_attribute("data-state", "ended")
+        expect(clock).to_contain_text(re.compile(cached))
+    expect(page.page.locator(".clock[data-state=running]")).to_have_count(0)

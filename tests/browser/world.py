@@ -16,7 +16,7 @@ REPLICAS = 3
 LOSSY = 2
 TALKS = 8
 OPTIONS = (
-    *("--num-blocks", 600, "--max-model-len", 4096, "--simulated-mean-output-tokens", 0),
+    *("--num-blocks", 1400, "--max-model-len", 20_480, "--simulated-mean-output-tokens", 0),
     *("--simulated-prefill-tokens-per-s", 40_000, "--simulated-decode-tokens-per-s", 100),
 )
 

@@ -25,7 +25,15 @@ from lab.commands.doctor import doctor
 from tests.fleet.scripted import Ran, machine_without_fleets, run
 from tests.router.scripted import named, refused_port, served
 
-WITH_ARGUMENT = {"bench": "router", "doctor": "router", "prefixes": "router", "top": "router", "usage": "router"} | {
+WITH_ARGUMENT = {
+    "bench": "router",
+    "chat": "router",
+    "doctor": "router",
+    "prefixes": "router",
+    "top": "router",
+    "usage": "router",
+} | {
+    "demo": "fleet",
     "down": "fleet",
     "status": "fleet",
 }

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lab.commands.bench import bench, target_of
+from lab.bench.probe import target_of
+from lab.commands.bench import bench
 from tests.lab.bench.endpoints import Call, endpoint
 
 

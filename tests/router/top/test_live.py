@@ -1,22 +1,15 @@
 """`warmroute top` as people have it: a whole router, simulated replicas, traffic, a terminal, and all of it fails."""
 
 import asyncio
-import fcntl
-import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 
 import pytest
 
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
-from tests.events.processes import DEADLINE_S
+from tests.events.terminals import terminal
 from tests.replica.serving import MODEL
 from tests.router.top.shown import Shown, shown
 
@@ -111,60 +104,9 @@ async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
 # ---- a terminal
 
 
-class Terminal:
-    """The command in a terminal of its own."""
-
-    def __init__(self, url: str, size: tuple[int, int]) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
-        self.before = termios.tcgetattr(theirs)
-        self.theirs = theirs
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fleet", "top", "--router", url, "--interval", "0.2"],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env=os.environ | {"TERM": "xterm-256color"},
-        )
-        self.written = b""
-
-    def read_until(self, text: bytes) -> None:
-        while text not in self.written:
-            ready, _, _ = select.select([self._ours], [], [], DEADLINE_S)
-            assert ready, f"{text!r} was not written; the output ends with {self.written[-500:]!r}"
-            self.written += os.read(self._ours, 65536)
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def end(self) -> int:
-        """Read the remaining output first: a process that writes to a full terminal blocks."""
-        while self.process.poll() is None:
-            if select.select([self._ours], [], [], 0.05)[0]:
-                self.written += os.read(self._ours, 65536)
-        return self.process.returncode
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self.theirs)
-
-
-@contextmanager
-def terminal(url: str, size: tuple[int, int] = (80, 24)) -> Iterator[Terminal]:
-    running = Terminal(url, size)
-    try:
-        yield running
-    finally:
-        running.close()
-
-
 @pytest.mark.parametrize("way", ["q", "ctrl+c", "SIGTERM", "SIGHUP"])
 def test_the_terminal_is_left_as_it_was_found(replicas: Fleet, way: str) -> None:
-    with router(*replicas.as_options) as running, terminal(running.url) as screen:
+    with router(*replicas.as_options) as running, terminal("top", running.url, "--interval", "0.2") as screen:
         screen.read_until(b"2 exact")
         screen.read_until(b"? help")
         match way:

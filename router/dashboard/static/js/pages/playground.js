@@ -2,6 +2,7 @@
 
 import { strip, tokenText } from "../blocks.js";
 import { weighed } from "../candidates.js";
+import { Clocks } from "../clocks.js";
 import { completed } from "../completion.js";
 import { Conversation } from "../conversation.js";
 import { announce, el, fill, mark } from "../dom.js";
@@ -39,6 +40,7 @@ class Playground {
     clearTimeout(this._typing);
     this._looking?.abort();
     this._sending?.abort();
+    this._clocks.stop();
     this._unsubscribe();
   }
 
@@ -48,7 +50,14 @@ class Playground {
     this._conversation = new Conversation(() => this._changed());
     this._model = el("select", { id: "model", on: { change: () => this._changed() } });
     this._longest = el("input", { id: "max-tokens", type: "number", min: "1", max: "100000", value: "64" });
-    this._temperature = el("input", { id: "temperature", type: "number", min: "0", max: "2", step: "0.1", value: "1" });
+    this._temperature = el("input", {
+      id: "temperature",
+      type: "number",
+      min: "0",
+      max: "2",
+      step: "0.1",
+      placeholder: "the model's",
+    });
     this._send = el("button", { class: "primary", type: "submit" }, "Send");
     this._stop = el("button", { type: "button", disabled: true, on: { click: () => this._stopped() } }, "Stop");
     const fields = el(
@@ -71,7 +80,8 @@ class Playground {
     this._route = el("div", { class: "stack" }, EMPTY());
     this._answerBox = el("div", { class: "answer", tabindex: "0", role: "region", "aria-label": "The answer" });
     this._outcome = el("div", { class: "stack" });
-    this._answer = card("Answer", this._answerBox, this._outcome);
+    this._clocks = new Clocks();
+    this._answer = card("Answer", this._clocks.node, this._answerBox, this._outcome);
     mark(this._answer, "hidden", true);
     view.append(
       el(
@@ -91,10 +101,18 @@ class Playground {
 
   _samples() {
     const buttons = SAMPLES.map(({ title, system, message }) =>
-      el("button", { type: "button", on: { click: () => this._conversation.begin(system, message) } }, title),
+      el("button", { type: "button", on: { click: () => this._try(system, message) } }, title),
     );
     const label = { class: "row samples", role: "group", "aria-label": "Sample prompts" };
     return el("div", label, el("span", { class: "soft small" }, "Try"), buttons);
+  }
+
+  async _try(system, message) {
+    try {
+      this._conversation.begin(await system(), message);
+    } catch (error) {
+      fill(this._route, failure(error));
+    }
   }
 
   /** From the feed; before that has told, and where it is refused, as clients ask for them. */
@@ -179,8 +197,9 @@ class Playground {
       model: this._model.value,
       messages,
       max_tokens: Number(this._longest.value) || undefined,
-      temperature: Number(this._temperature.value),
+      temperature: this._temperature.value === "" ? undefined : Number(this._temperature.value),
     };
+    this._clocks.start(this._warm * 2 > (predicted?.prompt_tokens ?? Infinity));
     await this._stream(body, predicted);
     this._sending = null;
     mark(this._send, "disabled", false);
@@ -219,12 +238,14 @@ class Playground {
     } catch (error) {
       problem = error.name === "AbortError" ? null : error;
     }
+    this._clocks.stop(told);
     mark(this._answerBox, "data-state", "ended");
     announce(problem === null ? (signal.aborted ? "Stopped" : "The answer is complete") : problem.message);
     fill(this._outcome, this._told(told, predicted, problem, signal.aborted));
   }
 
   _say(text) {
+    this._clocks.stop();
     if (this._text.length >= LONGEST_ANSWER) return;
     this._text += text;
     const follows = this._answerBox.scrollTop + this._answerBox.clientHeight >= this._answerBox.scrollHeight - 8;

@@ -1,0 +1,1 @@
+"""A chat in the terminal, and the demonstration that is made of it."""

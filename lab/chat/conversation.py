@@ -1,0 +1,116 @@
+"""A conversation, typed line by line."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from events.tool.words import printable
+from fleet.display import has_cursor
+from lab.chat.answers import Answer, Message, Page, Place, answered, figures
+from router.formatting import plain_console
+
+MOST_FILE_BYTES = 1024 * 1024
+MOST_CHARACTERS = 4 * 1024 * 1024  # of a question, and of a conversation
+TOO_LONG = (400, 413)  # what endpoints answer to a prompt that does not fit
+PROMPT = "> "
+HELP = """\
+/file FILE  begin again, with this document in front of every question
+/new        begin again
+/help       show this
+Ctrl-C ends an answer. Between answers it leaves, as Ctrl-D does. A question may begin with / after a space."""
+
+
+class Conversation:
+    def __init__(self, place: Place, *, decorated: bool) -> None:
+        """`decorated`: with a clock and a line of figures, for a terminal."""
+        self._place = place
+        self._decorated = decorated
+        self._messages: list[Message] = []
+
+    def take(self, line: str) -> None:
+        """Answer a question or obey a command; click errors say what is wrong."""
+        command, _, rest = line.partition(" ")
+        if len(line) > MOST_CHARACTERS:
+            raise click.ClickException(f"the question is longer than {MOST_CHARACTERS:,} characters; use /file")
+        if command == "/file":
+            text = read_document(rest.strip())
+            self._messages = [{"role": "system", "content": f"Answer from this document:\n\n{text}"}]
+            self.say(f"A new conversation about {rest.strip()}, {len(text):,} characters.")
+        elif command == "/new":
+            self._messages = []
+            self.say("A new conversation.")
+        elif command == "/help":
+            click.echo(HELP)
+        elif command.startswith("/"):
+            raise click.ClickException(f"{command} is no command; /help lists them")
+        elif line.strip():
+            self._ask(line.strip())
+
+    def _ask(self, question: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": question}]
+        if sum(len(message["content"]) for message in messages) > MOST_CHARACTERS:
+            raise click.ClickException(f"the conversation has over {MOST_CHARACTERS:,} characters; /new begins again")
+        has_clock = self._decorated and has_cursor(plain_console(sys.stdout))
+        page = Page((lambda seconds: f"{seconds:.1f} s") if has_clock else None)
+        try:
+            answer = answered(self._place, messages, page.frame)
+        finally:
+            page.end()
+        if answer.stopped and not self._decorated:  # a script is ended, and not only this answer
+            raise KeyboardInterrupt
+        self._check(answer)
+        if answer.text:
+            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        self.say(figures(answer))
+
+    def _check(self, answer: Answer) -> None:
+        outcome = answer.outcome
+        if outcome.error is None:
+            return
+        said = f"{self._place.target.url}: {outcome.error}: {printable(outcome.detail)}"
+        if outcome.status in TOO_LONG and self._messages:
+            said += "; if the conversation is too long for the model, /new begins again"
+        raise click.ClickException(said)
+
+    def say(self, text: str) -> None:
+        if self._decorated and text:
+            plain_console(sys.stdout).print(Text(printable(text), "dim"), soft_wrap=True)
+
+
+def read_document(name: str) -> str:
+    if not name:
+        raise click.ClickException("/file needs a name: /file FILE")
+    path = Path(name).expanduser()
+    try:
+        if not path.is_file():  # reading a pipe or a device would not end
+            raise click.ClickException(f"{name!r} is not a file; name one that is there")
+        with path.open("rb") as file:
+            content = file.read(MOST_FILE_BYTES + 1)
+        if len(content) > MOST_FILE_BYTES:
+            raise click.ClickException(f"{name!r} is larger than {MOST_FILE_BYTES:,} bytes; choose a smaller file")
+        return content.decode()
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{name!r} is not text in UTF-8; convert it first") from None
+    except (OSError, RuntimeError) as error:  # no permission, or a ~ without a home
+        raise click.ClickException(f"cannot read {name!r}: {error}") from error
+
+
+def typed() -> Iterator[str]:
+    """Yield the lines that somebody types, until Ctrl-D, or Ctrl-C between two answers."""
+    with suppress(ImportError):  # without it there is a line to type, but no editing
+        import readline  # noqa: F401
+    while True:
+        try:
+            yield input(PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+
+
+def piped() -> Iterator[str]:
+    while line := sys.stdin.readline(MOST_CHARACTERS + 2):
+        yield line.removesuffix("\n")
