@@ -74,6 +74,7 @@ def assert_same(ours: HfTokenizer, known: Any) -> None:
 # ---- a published one
 
 
+@pytest.mark.grid  # transformers takes its time to read the file
 def test_smollm2_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
     """But transformers does not know the smollm of tokenizer.ggml.pre, and leaves digits together."""
     file = smollm2.folder() / "model.gguf"
