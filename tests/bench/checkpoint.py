@@ -40,9 +40,8 @@ def run(rounds: int, *, small: bool = False) -> None:  # noqa: ARG001
     found = said(folder, prompts, text, NEW, over_ranks=True)
     answers = compared(model, prompts, found)
     ways = (*WAYS, OVER_RANKS)
-    print(
-        f"| prompts, and their greedy tokens (of {NEW} each) that are transformers' | {' | '.join(ways)} | least margin |"
-    )
+    title = f"prompts, and their greedy tokens (of {NEW} each) that are transformers'"
+    print(f"| {' | '.join((title, *ways, 'least margin'))} |")
     print("| --- |" + " --- |" * (len(ways) + 1))
     ends = [0, *accumulate(lengths.values())]
     for length, (first, last) in zip(lengths, pairwise(ends), strict=True):
