@@ -1,4 +1,4 @@
-"""What stands before the weights in a GGUF file: metadata, and where each tensor lies.
+"""The header of a GGUF file: metadata, and the place of each tensor.
 
 The file may come from anywhere: every length in it is held against the file's size, and against limits, before it is
 believed. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md describes the format.
@@ -62,11 +62,6 @@ class Header(Struct, frozen=True):
 
     def refused(self, why: str) -> ValueError:
         return ValueError(f"{self.file}: {why}")
-
-
-def is_gguf(file: Path) -> bool:
-    with _opened(file) as opened:
-        return opened.read(len(MAGIC)) == MAGIC
 
 
 def read_header(file: Path) -> Header:

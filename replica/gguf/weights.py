@@ -39,7 +39,7 @@ PIECE_VALUES = 2**22  # dequantized at a time
 
 
 class GgufTensors:
-    """What `safetensors.safe_open` gives, for a GGUF file. ValueError, on one line, for a damaged one."""
+    """The part of `safetensors.safe_open` that we use, for a GGUF file. ValueError, on one line, for a damaged one."""
 
     def __init__(self, file: Path) -> None:
         header = read_header(file)

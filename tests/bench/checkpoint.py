@@ -56,7 +56,7 @@ def run(rounds: int, *, small: bool = False) -> None:  # noqa: ARG001
 
 
 def prompts_of(tokenizer: HfTokenizer, lengths: Mapping[int, int]) -> list[list[int]]:
-    """Of the texts in turn, each the first that is long enough: languages, then docs and code."""
+    """Take the first text that is long enough, and each once: languages, then docs and code in turn."""
     docs, code = (sorted(file for pattern in kind for file in ROOT.glob(pattern)) for kind in (PROSE, CODE))
     files = [file.read_text() for pair in zip(docs, code, strict=False) for file in pair]
     texts = [*(text * 8 for text in TEXTS), *files]

@@ -56,7 +56,7 @@ def texts() -> list[str]:
 
 
 def theirs(file: Path, alone: Path) -> Any:
-    """What transformers makes of the same file, without one of ours beside it."""
+    """Return the tokenizer that transformers makes of the same file, without one of ours beside it."""
     alone.mkdir()
     (alone / file.name).symlink_to(file)
     return AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
