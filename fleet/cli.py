@@ -64,6 +64,7 @@ COMMANDS = {
 }
 
 EXTRAS = {
+    "gguf": "replica",
     "google": "picker",
     "grpc": "picker",
     "huggingface_hub": "hub",

@@ -40,6 +40,7 @@ BY_NAME = (
     "agents",
     "bodies",
     "busy",
+    "checkpoint",
     "classes",
     "compiled",
     "demo",
@@ -74,7 +75,7 @@ BY_NAME = (
     "tiered_policies",
     "usage",
 )
-SIZED = ("native", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
+SIZED = ("native", "checkpoint", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
 
 
 def machine() -> str:

@@ -25,6 +25,15 @@ def single(folder: Path, content: bytes = b"weights") -> Path:
     return folder
 
 
+def linked(folder: Path, content: bytes = b"weights") -> Path:
+    """A GGUF file that lies elsewhere."""
+    folder.mkdir()
+    file = folder.with_suffix(".gguf")
+    file.write_bytes(content)
+    (folder / "model.gguf").symlink_to(file)
+    return folder
+
+
 def sharded(folder: Path, *contents: bytes) -> Path:
     folder.mkdir(exist_ok=True)
     names = [f"model-{number}.safetensors" for number, _ in enumerate(contents)]
@@ -39,6 +48,7 @@ def test_the_same_bytes_have_the_same_digest_anywhere(tmp_path: Path) -> None:
     for here, there in (
         (single(tmp_path / "here"), single(tmp_path / "there")),
         (sharded(tmp_path / "a", b"x", b"y"), sharded(tmp_path / "b", b"x", b"y")),
+        (linked(tmp_path / "near"), linked(tmp_path / "far")),
     ):
         os.utime(there, (5, 5))
         assert weights_digest(here) == weights_digest(there)
@@ -55,9 +65,11 @@ def test_other_weights_have_another_digest(tmp_path: Path) -> None:
             sharded(tmp_path / "5", b"y", b"x"),
             sharded(tmp_path / "6", b"xy", b""),
             sharded(tmp_path / "7", b"x", b"y", b""),
+            linked(tmp_path / "8", b"weights"),
+            linked(tmp_path / "9", b"Weights"),
         )
     }
-    assert len(digests) == 7
+    assert len(digests) == 9
 
 
 def test_every_byte_of_a_large_file_counts(tmp_path: Path) -> None:
