@@ -312,7 +312,8 @@ def test_null_stands_for_the_default() -> None:
     plain = chat()
     nulls = {name: None for name in ChatRequest.__struct_fields__ if name not in {"model", "messages", *UNSUPPORTED}}
     assert chat(**nulls) == plain
-    assert (plain.temperature, plain.n, plain.tools, plain.stream) == (1.0, 1, [], False)
+    assert (plain.presence_penalty, plain.n, plain.tools, plain.stream) == (0.0, 1, [], False)
+    assert plain.temperature is None, "the model says which"
     assert completion(max_tokens=None).output_limit is None
     assert completion().usual_output == 16
 

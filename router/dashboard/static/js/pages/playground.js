@@ -48,7 +48,8 @@ class Playground {
     this._conversation = new Conversation(() => this._changed());
     this._model = el("select", { id: "model", on: { change: () => this._changed() } });
     this._longest = el("input", { id: "max-tokens", type: "number", min: "1", max: "100000", value: "64" });
-    this._temperature = el("input", { id: "temperature", type: "number", min: "0", max: "2", step: "0.1", value: "1" });
+    const own = { placeholder: "the model's" }; // of a request that names none
+    this._temperature = el("input", { id: "temperature", type: "number", min: "0", max: "2", step: "0.1", ...own });
     this._send = el("button", { class: "primary", type: "submit" }, "Send");
     this._stop = el("button", { type: "button", disabled: true, on: { click: () => this._stopped() } }, "Stop");
     const fields = el(
@@ -179,7 +180,7 @@ class Playground {
       model: this._model.value,
       messages,
       max_tokens: Number(this._longest.value) || undefined,
-      temperature: Number(this._temperature.value),
+      temperature: this._temperature.value === "" ? undefined : Number(this._temperature.value),
     };
     await this._stream(body, predicted);
     this._sending = null;
