@@ -43,7 +43,7 @@ class ModelName(Text):
         model = super().convert(value, param, ctx)
         is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
         if is_path and not Path(model).is_dir():
-            self.fail(f"{model!r} is not a folder; give an existing one, or a model's name, like demo.", param, ctx)
+            self.fail(f"{model!r} is not a folder; give an existing one, or a model's name, like smollm2.", param, ctx)
         return model
 
 
@@ -73,10 +73,15 @@ SETTINGS: dict[str, list[Setting]] = {
             "model",
             MODEL,
             "NAME|DIR",
-            "The model: a directory, a model to download (ORG/NAME), or demo, which is made on first use.",
+            "The model: a directory, a model to download (ORG/NAME, or smollm2), or demo, which is made on first use.",
             required=True,
         ),
-        derived("served_model_name", TEXT, "NAME", "The name for clients and block keys.  [default: --model]"),
+        derived(
+            "served_model_name",
+            TEXT,
+            "NAME",
+            "The name for clients and block keys.  [default: --model, of a path its last part]",
+        ),
         engine(
             "engine",
             click.Choice(["native", "simulated"]),

@@ -517,9 +517,9 @@ def test_a_model_without_a_tokenizer_or_a_configuration(tmp_path: Path) -> None:
 def test_a_model_without_weights(demo: Path, tmp_path: Path) -> None:
     """Unless they are not asked for."""
     source = copy_of(demo, tmp_path / "source")
-    (source / "model.safetensors").rename(source / "model.gguf")
+    (source / "model.safetensors").rename(source / "llama.gguf")
     done = fetch(tmp_path, source, tmp_path / "model")
-    said = f"Error: {source} has no weights in safetensors, but model.gguf: GGUF is not supported"
+    said = f"Error: {source} has no weights in safetensors, but llama.gguf: GGUF is not supported"
     assert (done.returncode, done.stderr.startswith(said)) == (1, True)
     assert done.stderr.endswith("; add them, or take only its --tokenizer-only\n")
     assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
