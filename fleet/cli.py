@@ -62,6 +62,7 @@ COMMANDS = {
 }
 
 EXTRAS = {
+    "gguf": "replica",
     "google": "picker",
     "grpc": "picker",
     "huggingface_hub": "hub",

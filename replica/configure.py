@@ -123,7 +123,7 @@ def _rule(line: str, where: str) -> AnswerRule:
 
 def _native_model(values: Mapping[str, Any]) -> NativeModel:
     name = values["model"]
-    if "/" in name and not Path(name).is_dir():
+    if "/" in name and not Path(name).exists():
         click.echo(f"Getting {name} from the hub, or from its cache here", err=True)
     try:
         model = find_model(name, values["dtype"], values["max_model_len"], values["tensor_parallel_size"])

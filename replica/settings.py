@@ -35,15 +35,15 @@ NATIVE_MAX_STEP_S = 1.0
 
 
 class ModelName(Text):
-    """A folder, or a name; what can only be a path has to be a folder, or a typing mistake would become a name."""
+    """A folder or file, or a name; what can only be a path has to be there, or a typing mistake would become a name."""
 
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         model = super().convert(value, param, ctx)
         is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
-        if is_path and not Path(model).is_dir():
-            self.fail(f"{model!r} is not a folder; give an existing one, or a model's name, like smollm2.", param, ctx)
+        if is_path and not Path(model).exists():
+            self.fail(f"{model!r} is neither a folder nor a file; give one, or a name, like smollm2.", param, ctx)
         return model
 
 
@@ -72,8 +72,8 @@ SETTINGS: dict[str, list[Setting]] = {
         derived(
             "model",
             MODEL,
-            "NAME|DIR",
-            "The model: a directory, a model to download (ORG/NAME, or smollm2), or demo, which is made on first use.",
+            "NAME|PATH",
+            "The model: a directory, a GGUF file, a model to download (ORG/NAME, or smollm2), or demo, which is made.",
             required=True,
         ),
         derived(

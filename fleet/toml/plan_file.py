@@ -246,15 +246,15 @@ def _check(table: ModelTable, note: Note) -> None:
 
 
 def _found(table: ModelTable, note: Note) -> str:
-    """Return the model, a folder by its absolute path."""
+    """Return the model, a folder or file by its absolute path."""
     model = table.model
     if model in (DEMO, SMOLLM2) and table.engine in FOREIGN:
         note(f"model is {model!r}, which {table.engine} does not know; name a folder, or ORG/NAME", "model")
     try:
         MODEL.convert(model, None, None)
-        return os.path.abspath(model) if os.path.isdir(model) else model
+        return os.path.abspath(model) if os.path.exists(model) else model
     except click.BadParameter:
-        why = "which is not a folder"
+        why = "which is neither a folder nor a file"
     except OSError as error:
         why = f"which cannot be looked at: {error.strerror}"
     note(f"model is {shown(model)}, {why}; name a folder, or ORG/NAME", "model")

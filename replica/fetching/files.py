@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from replica.model.locate import NO_GGUF, UNWANTED, WANTED
+from replica.model.locate import UNWANTED, WANTED
 from replica.model.progress import spoken_size
 
 # What `api.tokenizer` reads, and with it a router.
@@ -136,7 +136,7 @@ def _taken_bytes(file: Path) -> int:
 
 def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
     """Return the files to fetch; raise FetchFailed if the model would still lack some."""
-    gguf = next((f", but {name}: {NO_GGUF}" for name in sorted(offered) if name.endswith(".gguf")), "")
+    gguf = next((f", but {name}: name that file as --model" for name in sorted(offered) if name.endswith(".gguf")), "")
     needed = "tokenizer.json" if tokenizer_only else "config.json"
     if needed not in offered:
         raise FetchFailed(f"{model} has no {needed}{gguf}; name a model that has one")

@@ -89,7 +89,7 @@ class _Reader:
         self._file = file
         self._opened = opened
         self._size = os.fstat(opened.fileno()).st_size
-        self._left = min(self._size, MOST_HEADER_BYTES)
+        self._left = min(self._size, MOST_HEADER_BYTES) - len(MAGIC)
 
     def read(self) -> Header:
         if (magic := self._opened.read(len(MAGIC))) != MAGIC:

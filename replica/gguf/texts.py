@@ -23,7 +23,7 @@ SAMPLING = {
 }
 # How Llama 3.1 to 3.3 stretch RoPE, whose divisors a GGUF holds instead.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
-MOST_DIVISORS = 4096
+MOST_DIVISORS, MOST_FACTOR = 4096, 2.0**20
 
 
 def write_texts(file: Path, folder: Path) -> None:
@@ -108,7 +108,7 @@ def _rope_divisors(header: Header, count: int) -> tuple[float, ...] | None:
 
 
 def _llama3_scaling(header: Header, divisors: tuple[float, ...], theta: float) -> dict[str, Any]:
-    factor = max(max(divisors), 1.0)
+    factor = min(max(*divisors, 1.0), MOST_FACTOR)
     rotations = [ORIGINAL_POSITIONS * theta ** (-i / len(divisors)) / math.tau for i in range(len(divisors))]
     shares = [(r - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR) for r in rotations]
     kept = [min(max(share, 0.0), 1.0) for share in shares]

@@ -115,7 +115,8 @@ def _byte_level(header: Header) -> Tokenizer:
     supported = (*GPT2, *SINGLE_DIGITS, *SPLITS)
     if pre not in supported:
         raise header.refused(f"tokenizer.ggml.pre is {pre!r:.80}; only {', '.join(supported)} work: {FOLDER_INSTEAD}")
-    merges = [tuple(merge.split(" ")) for merge in header.strings("tokenizer.ggml.merges")]
+    halves = (merge.partition(" ") for merge in header.strings("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in halves]
     tokenizer = Tokenizer(BPE(vocab=_vocabulary(header), merges=merges, ignore_merges=pre in LLAMA3))
     if pre in SPLITS:
         split = pre_tokenizers.Split(Regex(SPLITS[str(pre)]), behavior="isolated")

@@ -1,4 +1,4 @@
-"""The place of a model's files: a folder, the Hugging Face hub, or the demo model that is made here."""
+"""The place of a model's files: a folder, a GGUF file, the Hugging Face hub, or the demo model that is made here."""
 
 import os
 import re
@@ -11,11 +11,10 @@ PATH_PREFIXES = ("/", "./", "../", "~")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 # Folders hold other formats (onnx, original), consolidated* the same weights once more.
 UNWANTED = ["*/*", "consolidated*"]
-NO_GGUF = "GGUF is not supported, only a config.json and weights in safetensors"
 
 
 def locate(model: str) -> Path | None:
-    """The folder of a model: of "demo", which is made if needed, of a folder, or of a hub id ("org/name").
+    """The folder of a model: of "demo" or a GGUF file, made if needed, of a folder, or of a hub id ("org/name").
 
     None for a plain name. ValueError, with a way out, for what looks like a model and cannot be had.
     """
@@ -23,6 +22,10 @@ def locate(model: str) -> Path | None:
         from replica.model.demo import demo_folder
 
         return demo_folder()
+    if (file := Path(os.path.expanduser(model))).is_file():
+        from replica.gguf.folder import gguf_folder
+
+        return gguf_folder(file)
     folder = local_folder(model)
     if folder is not None:
         return checked(folder)
@@ -43,8 +46,7 @@ def local_folder(model: str) -> Path | None:
     if path.is_dir():
         return path
     if path.exists():
-        unread = f": {NO_GGUF}" if path.suffix.lower() == ".gguf" else ""
-        raise ValueError(f"{model} is a file{unread}; name the folder of a model in Hugging Face's layout")
+        raise ValueError(f"{model} is a file; name the folder of a model in Hugging Face's layout")
     if model.startswith(PATH_PREFIXES):
         raise ValueError(f"{model} does not exist; name the folder of a model, or a hub id such as org/name")
     return None
@@ -53,7 +55,7 @@ def local_folder(model: str) -> Path | None:
 def checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         if others := sorted(file.name for file in folder.glob("*.gguf")):
-            raise ValueError(f"{folder} holds {others[0]}: {NO_GGUF}; get the model in that form")
+            raise ValueError(f"{folder} has no config.json, but {others[0]}; name that file itself")
         raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout")
     return folder
 

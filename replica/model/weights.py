@@ -1,10 +1,11 @@
-"""The tensors of a model's safetensors files, each read when it is asked for.
+"""The tensors of a model's safetensors files, or of its GGUF, each read when it is asked for.
 
 Tensors returned by `take` may share the file's memory: never write to them.
 """
 
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,16 +17,16 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from replica.model.config import read_object
-from replica.model.locate import NO_GGUF
 from replica.model.progress import progress_of
 
 log = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GGUF_FILE = "model.gguf"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 # Rotations are computed, not read; lm_head stays unread only where it is tied to the embeddings.
-HARMLESS = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
+HARMLESS = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight|rope_freqs\.weight")
 NAMED_AT_MOST = 8
 
 
@@ -48,7 +49,8 @@ class Weights:
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
         self._open = {file: _opened(file) for file in files}
-        size, console = sum(file.stat().st_size for file in files), None if shows_progress else Console(quiet=True)
+        sizes = (getattr(opened, "loaded_bytes", file.stat().st_size) for file, opened in self._open.items())
+        size, console = sum(sizes), None if shows_progress else Console(quiet=True)
         self._progress = progress_of(f"loading {folder.name}", size, console)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
@@ -113,6 +115,8 @@ class Weights:
 def _places(folder: Path) -> Iterator[tuple[str, Path]]:
     """Each tensor and its file, by the one file there is or by the index of the shards."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if not (os.path.lexists(single) or index.is_file()):
+        single = folder / GGUF_FILE
     if single.is_file():
         names = _opened(single).keys()
         yield from ((name, single) for name in names)
@@ -123,7 +127,7 @@ def _places(folder: Path) -> Iterator[tuple[str, Path]]:
     elif index.is_file():
         yield from _indexed(index)
     else:
-        raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; {_advice(folder)}")
+        raise ValueError(f"{folder} has no {SINGLE_FILE}, {INDEX_FILE} or {GGUF_FILE}; {_advice(folder)}")
 
 
 def _advice(folder: Path) -> str:
@@ -132,7 +136,7 @@ def _advice(folder: Path) -> str:
     if others := sorted(file.name for file in folder.glob("*.safetensors")):
         return f"{', '.join(others[:NAMED_AT_MOST])} is not in Hugging Face's layout: convert it"
     if others := sorted(file.name for file in folder.glob("*.gguf")):
-        return f"{others[0]}: {NO_GGUF}"
+        return f"name the file {others[0]} itself"
     return "download the weights too"
 
 
@@ -156,6 +160,10 @@ def _indexed(index: Path) -> Iterator[tuple[str, Path]]:
 
 def _opened(file: Path) -> Any:
     """Map the file; read only its header."""
+    if file.name == GGUF_FILE:
+        from replica.gguf.weights import GgufTensors  # gguf: not needed for other models
+
+        return GgufTensors(file)
     try:
         return safe_open(file, framework="pt", device="cpu")
     except SafetensorError as error:

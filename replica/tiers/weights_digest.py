@@ -19,7 +19,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 from replica.model.config import read_object
 from replica.model.demo import cache_folder
 from replica.model.progress import progress_of
-from replica.model.weights import INDEX_FILE, SINGLE_FILE
+from replica.model.weights import GGUF_FILE, INDEX_FILE, SINGLE_FILE
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ def _weight_files(folder: Path) -> list[str]:
     if (folder / SINGLE_FILE).is_file():
         return [SINGLE_FILE]
     index = folder / INDEX_FILE
+    if not index.is_file() and (folder / GGUF_FILE).is_file():
+        return [GGUF_FILE]
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places or any(Path(str(name)).name != name for name in places.values()):
         raise ValueError(f"{index} is not the index of a checkpoint; get the file again")

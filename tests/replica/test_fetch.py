@@ -509,7 +509,10 @@ def test_a_model_without_a_tokenizer_or_a_configuration(tmp_path: Path) -> None:
     source.mkdir()
     (source / "q4.gguf").touch()
     done = fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only")
-    assert (done.returncode, "has no tokenizer.json, but q4.gguf: GGUF is not supported" in done.stderr) == (1, True)
+    assert (done.returncode, "has no tokenizer.json, but q4.gguf: name that file" in done.stderr) == (
+        1,
+        True,
+    )
     done = fetch(tmp_path, source, tmp_path / "model")
     assert (done.returncode, "has no config.json" in done.stderr) == (1, True)
 
@@ -519,7 +522,7 @@ def test_a_model_without_weights(demo: Path, tmp_path: Path) -> None:
     source = copy_of(demo, tmp_path / "source")
     (source / "model.safetensors").rename(source / "llama.gguf")
     done = fetch(tmp_path, source, tmp_path / "model")
-    said = f"Error: {source} has no weights in safetensors, but llama.gguf: GGUF is not supported"
+    said = f"Error: {source} has no weights in safetensors, but llama.gguf: name that file as --model"
     assert (done.returncode, done.stderr.startswith(said)) == (1, True)
     assert done.stderr.endswith("; add them, or take only its --tokenizer-only\n")
     assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
@@ -602,7 +605,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     [
         (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, or demo"),
         (["./none", "new"], "./none does not exist; name the folder of a model, or a hub id such as org/name"),
-        (["file.gguf", "new"], "file.gguf is a file: GGUF is not supported"),
+        (["file.gguf", "new"], "file.gguf is a file; name the folder of a model"),
         (["demo", "file.gguf"], "'file.gguf' is a file; name a folder"),
         (["model", "model/copy"], "'model/copy' and 'model' lie in each other; choose another folder"),
         (["demo", "new", "--revision", "v1"], "'demo' has no revisions, and --revision is 'v1'"),

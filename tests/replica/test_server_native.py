@@ -405,10 +405,10 @@ def test_files_that_are_not_there_are_named(folder: Path, tmp_path: Path) -> Non
     assert_refused(1, "model-00001-of-00002.safetensors is missing", lacking)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
-    assert_refused(2, "is not a folder; give an existing one", gguf)
+    assert_refused(2, "model.gguf (4 bytes) is not a whole GGUF file", gguf)
     (lacking / "model.safetensors.index.json").unlink()
     (lacking / "model.gguf").write_bytes(b"GGUF")
-    assert_refused(1, "has neither model.safetensors nor", lacking)
+    assert_refused(1, "model.gguf (4 bytes) is not a whole GGUF file", lacking)
 
 
 @pytest.mark.parametrize(

@@ -76,18 +76,16 @@ def test_a_folder_must_hold_a_config(tmp_path: Path) -> None:
         locate(str(tmp_path))
 
 
-def test_a_folder_of_gguf_says_what_is_supported(tmp_path: Path) -> None:
+def test_of_a_folder_with_a_gguf_file_the_file_is_to_be_named(tmp_path: Path) -> None:
     (tmp_path / "q4.gguf").touch()
-    with pytest.raises(
-        ValueError, match=r"holds q4\.gguf: GGUF is not supported, only a config.json and weights in saf"
-    ):
+    with pytest.raises(ValueError, match=r"has no config\.json, but q4\.gguf; name that file itself"):
         locate(str(tmp_path))
 
 
 def test_a_file_or_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ValueError, match=r"model\.gguf is a file: GGUF is not supported, .*; name the folder"):
-        locate(str(tmp_path / "model.gguf"))
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ValueError, match=r"config\.json is not a GGUF file: it begins with b''; name one, or"):
+        locate(str(tmp_path / "config.json"))
     with pytest.raises(ValueError, match="missing does not exist"):
         locate(str(tmp_path / "missing"))
 

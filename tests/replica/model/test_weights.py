@@ -108,7 +108,7 @@ def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
         (None, "download the weights too"),
         ("pytorch_model.bin", "convert them to safetensors"),
         ("consolidated.00.pth", "convert them to safetensors"),
-        ("model.gguf", "model.gguf: GGUF is not supported"),
+        ("q4.gguf", "name the file q4.gguf itself"),
         ("consolidated.safetensors", "consolidated.safetensors is not in Hugging Face's layout: convert it"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_folder_without_weights_says_what_to_do(tmp_path: Path, file: str | No
     if file:
         (tmp_path / file).touch()
     message = refusal(tmp_path)
-    assert message.startswith(f"{tmp_path} has neither model.safetensors nor model.safetensors.index.json; ")
+    assert message.startswith(f"{tmp_path} has no model.safetensors, model.safetensors.index.json or model.gguf; ")
     assert advice in message
 
 
