@@ -76,12 +76,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "The model: a directory, a GGUF file, a model to download (ORG/NAME, or smollm2), or demo, which is made.",
             required=True,
         ),
-        derived(
-            "served_model_name",
-            TEXT,
-            "NAME",
-            "The name for clients and block keys.  [default: --model, of a path its last part]",
-        ),
+        derived("served_model_name", TEXT, "NAME", "The name for clients and block keys.  [default: that of --model]"),
         engine(
             "engine",
             click.Choice(["native", "simulated"]),

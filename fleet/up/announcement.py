@@ -8,7 +8,7 @@ from fleet.commands.view import View
 from fleet.plan import FleetPlan
 from replica.model.locate import DEMO, SMOLLM2
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 SIMULATED = (
     "The engine is simulated: its text is made up and its time is a clock's,",
     "but batching, caching and the events about it are real.",

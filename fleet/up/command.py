@@ -42,10 +42,10 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 )
 @option(
     "model",
-    "NAME|DIR",
+    "NAME|PATH",
     type=MODEL,
-    help="The replicas' model, without a --config.",
-    show_default=f"{SMOLLM2}, fetched on first use; {DEMO} with --simulated or without a network",
+    help="The replicas' model, without a --config.  [default: smollm2, fetched on first use; demo with --simulated, or "
+    "if it cannot be had]",
 )
 @option("replicas", "N", type=click.IntRange(1, 64), default=2, help="Number of replicas.")
 @click.option(

@@ -38,7 +38,7 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)"""
 
 
 class OfTheIndex(Source):
-    name = f"{SMOLLM2}-{VERSION}"
+    name = f"{SMOLLM2}-v{VERSION}"
 
     def listing(self, known: Record | None) -> tuple[str, Files]:  # noqa: ARG002
         known_sizes = {"generation_config.json": File(len(GENERATION)), "model.gguf": File(GGUF_BYTES)}

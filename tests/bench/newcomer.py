@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.cli import COMMANDS
+from fleet.up.announcement import QUESTION
 from tests.bench.measure import heading, row
 from tests.docs.walking import walked
-from tests.fleet.test_up import CAPITAL, chat, starting
+from tests.fleet.test_up import chat, starting
 
 ROOT = Path(__file__).parents[2]
 UP = {
@@ -87,7 +88,8 @@ def first_answer(clone: Path, cache: Path) -> dict[str, float]:
                     if mark in line:
                         seen.setdefault(step, time.monotonic() - began_s)
                 if url := re.search(r"answers? at (\S+)", line):
-                    _, answer = chat(url[1], ANSWER_LIMIT_S, model="smollm2", messages=CAPITAL, max_tokens=16)
+                    asked = [{"role": "user", "content": QUESTION}]
+                    _, answer = chat(url[1], ANSWER_LIMIT_S, model="smollm2", messages=asked, max_tokens=16)
                     assert "Paris" in answer["choices"][0]["message"]["content"], answer
                     return seen | {ANSWERED: time.monotonic() - began_s}
             raise AssertionError(said)

@@ -222,7 +222,7 @@ def test_the_default_is_a_model_that_answers(smollm2: Path) -> None:
         running.wait_for("Ctrl-C ends everything")
         assert "2 replicas of smollm2 answer at" in running.output
         for cached_tokens in (0, 16):
-            name, answer = running.ask(model="smollm2", messages=CAPITAL, max_tokens=16)
+            name, answer = running.ask(model="smollm2", messages=CAPITAL, max_tokens=16, temperature=0)
             assert "Paris" in answer["choices"][0]["message"]["content"]
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= cached_tokens
         assert name in ("smollm2-0", "smollm2-1")

