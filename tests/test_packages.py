@@ -60,10 +60,10 @@ def test_the_wheel_holds_our_packages_and_their_files(packages: list[dict[str, P
 def test_a_base_install_serves_a_simulated_fleet_and_says_what_a_real_one_needs(
     packages: list[dict[str, Path]], tmp_path: Path
 ) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     programs = tmp_path / "venv" / "bin"
-    wanted = ("-c", ROOT / "constraints.txt", packages[0][".whl"])
-    subprocess.run([programs / "python", "-m", "pip", "install", "-q", "--no-compile", *wanted], check=True)
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "-q", "--no-compile")
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", packages[0][".whl"]], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WARMROUTE_", "PYTHON"))}
     for command, flag in (("up", "--simulated"), ("replica --model demo", "--model demo --engine simulated")):
         refused = subprocess.run(

