@@ -473,7 +473,7 @@ def test_a_replica_that_cannot_start_is_reported_with_its_last_words(tmp_path: P
         ([], {"WARMROUTE_PORT": "tcp://10.0.0.1:80"}, "WARMROUTE_PORT in the environment (--port)"),
         (["--model", "unheard-of"], {}, "'unheard-of' is not a model; give smollm2, demo"),
         (["--", "--max-model-len", "9000"], {}, "demo has 8192 positions, so --max-model-len 9000 is too long"),
-        (["--model", "./nowhere"], {}, "'--model': './nowhere' is not a folder"),
+        (["--model", "./nowhere"], {}, "'--model': './nowhere' is neither a folder nor a file"),
         (["--", "--num-blocks", "0"], {}, "'--num-blocks': 0 is not in the range"),
         (["--", "--events-port", "7000"], {}, "--events-port behind -- would be the same for every replica"),
         (["--", "--model=other"], {}, "--model=other behind -- is set by the fleet"),

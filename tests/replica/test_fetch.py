@@ -603,7 +603,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, or demo"),
+        (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, smollm2 or demo"),
         (["./none", "new"], "./none does not exist; name the folder of a model, or a hub id such as org/name"),
         (["file.gguf", "new"], "file.gguf is a file; name the folder of a model"),
         (["demo", "file.gguf"], "'file.gguf' is a file; name a folder"),
