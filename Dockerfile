@@ -23,7 +23,8 @@ RUN python -c "import pathlib, tomllib; \
     lines = lambda *names: project['dependencies'] + [line for name in names for line in extras[name]]; \
     write = lambda target, lines: pathlib.Path(target + '.txt').write_text('\n'.join(lines) + '\n'); \
     replica = lines('replica', 'kuberay'); \
-    write('router', lines('hub', 'picker', 'tracing')); \
+    router = lines('hub', 'picker', 'tracing'); \
+    write('router', [line for line in router if not line.startswith('numpy')]); \
     write('replica', replica); \
     write('replica-gpu', [line for line in replica if not line.startswith('torch')])  # vLLM brings its own"
 

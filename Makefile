@@ -63,7 +63,7 @@ PROPERTIES = -m "hypothesis and not ($(SLOW) or $(HARDWARE))" $(shell grep -lr h
 help:  ## show these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 
-up: $(INSTALLED)  ## start two replicas of the demo model, on Ray, and a router that speaks the OpenAI API; make up ARGS="--replicas 4"
+up: $(INSTALLED)  ## start two replicas of smollm2, a small model, on Ray, and a router that speaks the OpenAI API; make up ARGS="--replicas 4"
 	$(BIN)/warmroute up $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests

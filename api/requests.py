@@ -14,6 +14,7 @@ from api.constraint_fields import Choices, ResponseFormat, Schema, StructuredOut
 from api.errors import invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
 from api.retention import CacheControl
+from api.sampling import MAX_INT, OF_THE_MODEL, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from api.unsupported import Unsupported, check_neutral
 
 T = TypeVar("T")
@@ -27,7 +28,6 @@ MAX_PROMPTS = 1024
 MAX_MESSAGES = 2**16
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 1024
-MAX_INT = 2**31 - 1
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 TokenIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
@@ -51,13 +51,13 @@ class SamplingFields(Unsupported, kw_only=True):
     """Fields that completions and chat completions share."""
 
     model: str
-    temperature: Nullable[Annotated[float, Meta(ge=0)]] = 1.0
-    top_p: Nullable[Annotated[float, Meta(gt=0, le=1)]] = 1.0
-    top_k: Nullable[Annotated[int, Meta(ge=-1, le=MAX_INT)]] = 0  # 0: all; -1 is read as 0
-    min_p: Nullable[Annotated[float, Meta(ge=0, le=1)]] = 0.0
+    temperature: Nullable[Temperature] = OF_THE_MODEL
+    top_p: Nullable[TopP] = OF_THE_MODEL
+    top_k: Nullable[TopK] = OF_THE_MODEL  # 0: all; -1 is read as 0
+    min_p: Nullable[MinP] = OF_THE_MODEL
     presence_penalty: Nullable[Penalty] = 0.0
     frequency_penalty: Nullable[Penalty] = 0.0
-    repetition_penalty: Nullable[Annotated[float, Meta(gt=0)]] = 1.0
+    repetition_penalty: Nullable[RepetitionPenalty] = OF_THE_MODEL
     logit_bias: Nullable[
         Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIAS)]
     ] = field(default_factory=dict)

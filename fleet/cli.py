@@ -69,16 +69,16 @@ EXTRAS = {
     "grpc": "picker",
     "huggingface_hub": "hub",
     "matplotlib": "plot",
-    "numpy": "simulated",
     "opentelemetry": "tracing",
     "ray": "ray",
     "safetensors": "replica",
     "torch": "replica",
 }
+WITHOUT_A_MODEL = {"warmroute replica": "--model demo --engine simulated", "warmroute up": "--simulated"}
 BASE_MODULES = frozenset(
     (
-        *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client"),
-        *("rich", "starlette", "textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
+        *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "numpy"),
+        *("prometheus_client", "rich", "starlette", "textual", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
     )
 )
 
@@ -187,7 +187,11 @@ def explain(error: ImportError) -> str | None:
     missing = isinstance(error, ModuleNotFoundError) and error.name == module
     problem = "which is not installed." if missing else f"which is broken: {error}."
     fix = f"'warmroute[{EXTRAS[module]}]'" if module in EXTRAS else "--force-reinstall warmroute"
-    return f"{command_path(frames)} needs {module}, {problem} Install it with: pip install {fix}"
+    command = command_path(frames)
+    explanation = f"{command} needs {module}, {problem} Install it with: pip install {fix}"
+    if EXTRAS.get(module) == "replica" and command in WITHOUT_A_MODEL:
+        explanation += f"\nOr make up the text of answers, without a model: {command} {WITHOUT_A_MODEL[command]}"
+    return explanation
 
 
 def blamed_module(error: ImportError, frames: Sequence[FrameType]) -> str | None:
@@ -201,9 +205,13 @@ def blamed_module(error: ImportError, frames: Sequence[FrameType]) -> str | None
 
 
 def command_path(frames: Sequence[FrameType]) -> str:
-    """Name the command that was running: the deepest click context among the frames."""
+    """Name the command that was running: the deepest click context below the outermost; `up` makes one of `replica`."""
+    path = "warmroute"
     contexts = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, click.Context)]
-    return max((context.command_path for context in contexts), key=len, default="warmroute")
+    for context in contexts:
+        if context.command_path.startswith(f"{path} "):
+            path = context.command_path
+    return path
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:

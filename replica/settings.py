@@ -43,7 +43,7 @@ class ModelName(Text):
         model = super().convert(value, param, ctx)
         is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
         if is_path and not Path(model).exists():
-            self.fail(f"{model!r} is neither a folder nor a file; give one, or a name, like demo.", param, ctx)
+            self.fail(f"{model!r} is neither a folder nor a file; give one, or a name, like smollm2.", param, ctx)
         return model
 
 
@@ -73,10 +73,10 @@ SETTINGS: dict[str, list[Setting]] = {
             "model",
             MODEL,
             "NAME|PATH",
-            "The model: a directory, a GGUF file, a model to download (ORG/NAME), or demo, which is made on first use.",
+            "The model: a directory, a GGUF file, a model to download (ORG/NAME, or smollm2), or demo, which is made.",
             required=True,
         ),
-        derived("served_model_name", TEXT, "NAME", "The name for clients and block keys.  [default: --model]"),
+        derived("served_model_name", TEXT, "NAME", "The name for clients and block keys.  [default: that of --model]"),
         engine(
             "engine",
             click.Choice(["native", "simulated"]),

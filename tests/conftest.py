@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from replica.fetching.fetch import smollm2_folder
 from replica.model.demo import CACHE_VARIABLE, demo_folder
 
 HERE = Path(__file__).parent
@@ -75,6 +76,12 @@ def pytest_collection() -> Generator[None, object, object]:
                 logger.propagate = True
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of smollm2 in the user's cache; on first use it is fetched, by one of the workers of a run."""
+    return smollm2_folder()
 
 
 @pytest.fixture(scope="session")

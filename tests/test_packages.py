@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet.test_up import starting
+
 ROOT = Path(__file__).parent.parent
 BUILD = """
 import sys
@@ -51,6 +53,31 @@ def test_the_wheel_holds_our_packages_and_their_files(packages: list[dict[str, P
         names = wheel.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert set(NEEDED) <= set(names)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_a_base_install_serves_a_simulated_fleet_and_says_what_a_real_one_needs(
+    packages: list[dict[str, Path]], tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    programs = tmp_path / "venv" / "bin"
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "-q", "--no-compile")
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", packages[0][".whl"]], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WARMROUTE_", "PYTHON"))}
+    for command, flag in (("up", "--simulated"), ("replica --model demo", "--model demo --engine simulated")):
+        refused = subprocess.run(
+            [programs / "warmroute", *command.split()], env=environment, capture_output=True, text=True, check=False
+        )
+        name = command.partition(" ")[0]
+        assert refused.stderr.splitlines()[-2:] == [
+            f"warmroute {name} needs torch, which is not installed. Install it with: pip install 'warmroute[replica]'",
+            f"Or make up the text of answers, without a model: warmroute {name} {flag}",
+        ]
+    with starting("--simulated", "--port", "0", program=str(programs / "warmroute")) as running:
+        running.wait_for("Ctrl-C ends everything")
+        assert running.ask()[1]["choices"][0]["message"]["content"]
+        assert running.end() == 0
 
 
 def test_a_wheel_can_be_built_from_the_sdist_alone(packages: list[dict[str, Path]], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fleet.toml.options import (
 )
 from fleet.toml.tables import FleetTable, Mistakes, ModelTable, convert, explained, refuse_unknown
 from replica import configure as replica_configure
+from replica.model.locate import DEMO, SMOLLM2, short_name
 from replica.settings import MODEL
 from replica.settings import TABLE as REPLICA_TABLE
 from router.configure import config_from as router_config_from
@@ -142,17 +143,22 @@ def _refuse_same_names(tables: list[dict[str, Any]], mistakes: Mistakes) -> None
     first: dict[object, Path] = {}
     for number, table in enumerate(tables):
         where = ("models", number, "name" if "name" in table else "model")
-        name = table.get(where[-1])
+        name = _name_of(table)
         if isinstance(name, str) and (other := first.setdefault(name, where)) is not where:
             line = mistakes.line(other)
             mistakes.note(where, f"two models have the name {name!r}, the first on line {line}; write another name")
+
+
+def _name_of(table: dict[str, Any]) -> Any:
+    model = table.get("model")
+    return table.get("name", short_name(model) if isinstance(model, str) else None)
 
 
 def _refuse_different_models(tables: list[dict[str, Any]], mistakes: Mistakes) -> None:
     """Tables that serve one name are one model to routers, which read prompts for all of them alike."""
     first: dict[str, int] = {}
     for number, table in enumerate(tables):
-        served = table.get("serves", table.get("name", table.get("model")))
+        served = table.get("serves", _name_of(table))
         if not isinstance(served, str):
             continue
         other = first.setdefault(served, number)
@@ -185,7 +191,7 @@ def _model(values: dict[str, Any], note: Note) -> ModelPlan | None:
     if table is None:
         return None
     plan = ModelPlan(
-        name=table.name or table.model,
+        name=table.name or short_name(table.model),
         model=_found(table, note),
         engine=table.engine,
         replicas=_replicas(table, note),
@@ -211,7 +217,7 @@ def _model(values: dict[str, Any], note: Note) -> ModelPlan | None:
 
 
 def _check(table: ModelTable, note: Note) -> None:
-    name = table.name or table.model
+    name = table.name or short_name(table.model)
     if len(name) > LONGEST_NAME:
         message = f"the name {shown(name)} has {len(name)} characters; write name, with {LONGEST_NAME} at most"
         note(message, "name" if table.name else "model")
@@ -242,8 +248,8 @@ def _check(table: ModelTable, note: Note) -> None:
 def _found(table: ModelTable, note: Note) -> str:
     """Return the model, a folder or file by its absolute path."""
     model = table.model
-    if model == "demo" and table.engine in FOREIGN:
-        note(f"model is 'demo', which {table.engine} does not know; name a folder, or ORG/NAME", "model")
+    if model in (DEMO, SMOLLM2) and table.engine in FOREIGN:
+        note(f"model is {model!r}, which {table.engine} does not know; name a folder, or ORG/NAME", "model")
     try:
         MODEL.convert(model, None, None)
         return os.path.abspath(model) if os.path.exists(model) else model

@@ -6,22 +6,29 @@ from collections.abc import Sequence
 
 from fleet.commands.view import View
 from fleet.plan import FleetPlan
+from replica.model.locate import DEMO, SMOLLM2
 
-QUESTION = "Why does a warm cache answer sooner than a cold one?"
+QUESTION = "Name the capital of France."
 SIMULATED = (
     "The engine is simulated: its text is made up and its time is a clock's,",
     "but batching, caching and the events about it are real.",
 )
-DEMO = (
-    "The demo model is small and was never trained, so it babbles; the engine,",
-    "cache and server are those of every model.",
-)
+OF_MODELS = {
+    DEMO: (
+        "The demo model is small and was never trained, so it babbles; the engine,",
+        "cache and server are those of every model.",
+    ),
+    SMOLLM2: (
+        "smollm2 is SmolLM2-135M-Instruct: small enough for any machine, so it answers",
+        "simple questions, and is often wrong about others.",
+    ),
+}
 
 
 def remarks_on(plan: FleetPlan) -> Sequence[str]:
     if all(model.engine == "simulated" for model in plan.models):
         return SIMULATED
-    return DEMO if [model.name for model in plan.models] == ["demo"] else ()
+    return OF_MODELS.get(plan.models[0].name, ()) if len(plan.models) == 1 else ()
 
 
 def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) -> str:

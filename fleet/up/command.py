@@ -14,6 +14,8 @@ from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.planning import KEY, check_alone, complete, one_model, with_kv_secrets
 from fleet.up.settings import FLEET_KEY, Settings
+from replica.model.locate import DEMO, SMOLLM2
+from replica.native_model import check_installed
 from replica.settings import MODEL
 from router.config import Policy
 
@@ -38,7 +40,13 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     envvar="WARMROUTE_FLEET_FILE",  # WARMROUTE_CONFIG is a replica's
     help="A fleet.toml: models and their replicas.",
 )
-@option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model, without a --config.")
+@option(
+    "model",
+    "NAME|PATH",
+    type=MODEL,
+    help="The replicas' model, without a --config.  [default: smollm2, fetched on first use; demo with --simulated, or "
+    "if it cannot be had]",
+)
 @option("replicas", "N", type=click.IntRange(1, 64), default=2, help="Number of replicas.")
 @click.option(
     "--simulated",
@@ -122,13 +130,14 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     if api_key:
         os.environ[KEY] = api_key  # a replica's command line is for everybody to read
     check_alone(ctx, config, IN_THE_FILE)
-    plan = plan_of(config, options)
     options["ray"] = runs_on_ray(options["ray"], options["address"])
     settings = Settings(**{name: options[name] for name in Settings._fields})
     check_together(settings)
+    if settings.follow and config is None:
+        raise click.UsageError("--follow needs a --config, the file to follow")
+    plan = plan_of(config, options)  # it may have to fetch a model
     if settings.follow:
-        if config is None:
-            raise click.UsageError("--follow needs a --config, the file to follow")
+        assert config is not None
         from fleet.up.starting import follow  # servers and clients: not needed to refuse a setting
 
         return follow(plan, settings, config, lambda: plan_of(config, options))
@@ -145,10 +154,25 @@ def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
     try:
         if config is not None:
             return bounded(complete(read_fleet(config)))
-        wanted = (options["model"], engine, options["replicas"], options["policy"], options["replica_options"])
+        model = options["model"] or default_model(engine)
+        wanted = (model, engine, options["replicas"], options["policy"], options["replica_options"])
         return bounded(one_model(*wanted))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def default_model(engine: str) -> str:
+    if engine == "simulated":
+        return DEMO
+    check_installed()  # before anything is fetched
+    from replica.fetching.fetch import smollm2_folder
+
+    try:
+        smollm2_folder()
+    except (OSError, ValueError) as error:
+        click.echo(f"Note: {error}. Serving {DEMO} in its place, a model that babbles.", err=True)
+        return DEMO
+    return SMOLLM2
 
 
 def runs_on_ray(asked: bool | None, address: str | None) -> bool:

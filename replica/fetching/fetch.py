@@ -7,17 +7,22 @@ that a run after a crash goes on with the same files.
 
 import errno
 import fcntl
+import logging
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from api.settings import Unusable
 from replica.fetching.files import (
     BEGUN,
+    MADE,
     OWN,
     FetchFailed,
+    File,
     Record,
     amount,
     in_order,
@@ -31,8 +36,11 @@ from replica.fetching.files import (
     wanted,
     write_record,
 )
+from replica.fetching.smollm2 import OfTheIndex
 from replica.fetching.sources import Demo, Folder, Source
-from replica.model.locate import DEMO, HUB_ID, local_folder
+from replica.model.demo import cache_folder
+from replica.model.locate import DEMO, HUB_ID, SMOLLM2, local_folder
+from replica.model.progress import log as progress_log
 from replica.model.progress import spoken_size
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some file systems of a network are
@@ -44,37 +52,62 @@ def fetch_model(
     model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say
 ) -> tuple[Record, bool]:
     """Return the folder's record, and whether files had to be fetched. Raise Unusable or FetchFailed."""
-    source = source_of(model, revision)
-    if isinstance(source, Folder) and overlap(source.folder, folder):
+    sources = sources_of(model, revision)
+    if isinstance(sources[0], Folder) and overlap(sources[0].folder, folder):
         raise Unusable(f"{str(folder)!r} and {model!r} lie in each other; choose another folder to put the files into")
     with naming(folder):
-        kept = holds(folder, source, tokenizer_only)
-        if kept is not None:
+        if (kept := holds(folder, sources, tokenizer_only)) is not None:
             return kept, False
-        refuse_others(folder, source.name)
+        refuse_others(folder, sources)
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder, say):
-            refuse_others(folder, source.name)  # another one may have filled it meanwhile
-            kept = holds(folder, source, tokenizer_only)
-            return (kept, False) if kept is not None else (_fetched(source, folder, tokenizer_only, say), True)
+            refuse_others(folder, sources)  # another one may have filled it meanwhile
+            if (kept := holds(folder, sources, tokenizer_only)) is not None:
+                return kept, False
+            return _from_first(sources, folder, tokenizer_only, say), True
 
 
-def source_of(model: str, revision: str | None) -> Source:
+def smollm2_folder() -> Path:
+    """Return the folder of smollm2 in the user's cache; fill it first if it is not whole."""
+    folder = cache_folder() / OfTheIndex.name
+    if holds(folder, [OfTheIndex()], tokenizer_only=False) is not None:  # which needs no library of the hub
+        return folder
+    shown = logging.StreamHandler()  # before any command has decided on its log
+    progress_log.addHandler(shown)
+    progress_log.setLevel(logging.INFO)
+    try:
+        fetch_model(SMOLLM2, folder, tokenizer_only=False, revision=None, say=lambda line: print(line, file=sys.stderr))
+    except FetchFailed as error:
+        raise FetchFailed(f"{error}; with a network, `warmroute fetch {SMOLLM2}` gets it") from error
+    finally:
+        progress_log.setLevel(logging.NOTSET)
+        progress_log.removeHandler(shown)
+    return folder
+
+
+def sources_of(model: str, revision: str | None) -> tuple[Source, ...]:
+    """The places of a model; the first that can be reached is used."""
     with reading(Path(model)):
-        folder = None if model == DEMO else local_folder(model)
+        folder = None if model in (DEMO, SMOLLM2) else local_folder(model)
     if model == DEMO:
         source: Source = Demo()
+    elif model == SMOLLM2:
+        source = OfTheIndex()
     elif folder is not None:
         source = Folder(folder)
     elif HUB_ID.fullmatch(model):
         from replica.fetching.hub import Hub  # huggingface_hub: not needed for the others
 
-        return Hub(model, revision)
+        return (Hub(model, revision),)
     else:
-        raise Unusable(f"{model!r} is no model; name a folder, a model of the hub such as ORG/NAME, or demo")
+        raise Unusable(f"{model!r} is no model; name a folder, a model of the hub such as ORG/NAME, smollm2 or demo")
     if revision is not None:
         raise Unusable(f"{model!r} has no revisions, and --revision is {revision!r}; that is for models of the hub")
-    return source
+    if model == SMOLLM2 and find_spec("huggingface_hub") is not None:
+        from replica.fetching.hub import SmolLM2
+
+        return source, SmolLM2()
+    return (source,)
 
 
 def overlap(one: Path, other: Path) -> bool:
@@ -82,19 +115,19 @@ def overlap(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
-def holds(folder: Path, source: Source, tokenizer_only: bool) -> Record | None:
+def holds(folder: Path, sources: Sequence[Source], tokenizer_only: bool) -> Record | None:
     """The record of a folder that is complete for this."""
     record = recorded(folder)
-    if record is None or record.source != source.name or (record.tokenizer_only and not tokenizer_only):
+    if record is None or (record.tokenizer_only and not tokenizer_only) or missing(folder, record.files):
         return None
-    return None if missing(folder, record.files) or not source.unchanged(record) else record
+    return record if any(each.name == record.source and each.unchanged(record) for each in sources) else None
 
 
-def refuse_others(folder: Path, source: str) -> None:
+def refuse_others(folder: Path, sources: Sequence[Source]) -> None:
     """Files of two models in one folder would be taken for one."""
-    record = recorded(folder)
-    if record is not None and record.source != source:
-        raise FetchFailed(f"{str(folder)!r} holds {record.source}, not {source}; remove it, or name another folder")
+    record, wanted = recorded(folder), [source.name for source in sources]
+    if record is not None and record.source not in wanted:
+        raise FetchFailed(f"{str(folder)!r} holds {record.source}, not {wanted[0]}; remove it, or name another folder")
     if folder.exists() and not folder.is_dir():
         raise Unusable(f"{str(folder)!r} is a file; name a folder")
     names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
@@ -121,11 +154,23 @@ def only_one(folder: Path, say: Say) -> Iterator[None]:
         yield
 
 
+def _from_first(sources: Sequence[Source], folder: Path, tokenizer_only: bool, say: Say) -> Record:
+    """Fetch from the first source that can be reached, or from that of which there is a part already."""
+    known, begun, failures = recorded(folder), recorded(folder, BEGUN), []
+    for source in sorted(sources, key=lambda source: begun is None or begun.source != source.name):
+        if known is None or known.source == source.name:
+            try:
+                return _fetched(source, folder, tokenizer_only, say)
+            except FetchFailed as error:
+                failures.append(str(error))
+    raise FetchFailed("; ".join(failures))
+
+
 def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Record:
     known, begun = recorded(folder), begun_before(folder, source.name)
     revision, offered = source.listing(known or begun)
     record = Record(source.name, revision, tokenizer_only, wanted(source.name, offered, tokenizer_only))
-    if known is not None and any(offered.get(name) != file for name, file in known.files.items()):
+    if known is not None and any(offered.get(name) not in (file, MADE) for name, file in known.files.items()):
         raise FetchFailed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
     lacking = missing(folder, record.files)
     gathered = folder / OWN / "files"
@@ -134,6 +179,8 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
     write_record(folder, record, BEGUN)
     gathered.mkdir(exist_ok=True)
     source.gather(revision, lacking, gathered)
+    for name in [name for name, file in lacking.items() if file == MADE]:
+        lacking[name] = record.files[name] = File((gathered / name).stat().st_size)
     if cut := missing(gathered, lacking):
         raise FetchFailed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
     refuse_lost_shards(source.name, gathered, lacking, record.files)

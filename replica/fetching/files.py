@@ -27,6 +27,7 @@ ALSO_WANTED = ["*.model", "*.tiktoken", "merges.txt"]
 OWN = ".warmroute"
 RECORD, BEGUN = "record.json", "begun.json"
 INDEX = ".safetensors.index.json"
+GGUF = "model.gguf"
 
 
 class File(Struct, frozen=True):
@@ -36,6 +37,7 @@ class File(Struct, frozen=True):
 
 Files = Mapping[str, File]  # by name, with / between folders
 LINK_TO_NOWHERE = File(-1)
+MADE = File(-2)  # by `gather`: its size is known afterwards
 
 
 class Record(Struct, frozen=True):
@@ -53,7 +55,7 @@ class Index(Struct):
     weight_map: dict[str, str]
 
 
-class FetchFailed(Exception):
+class FetchFailed(ValueError):
     """A model could not be fetched; the message names the way out."""
 
 
@@ -139,7 +141,7 @@ def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
     if needed not in offered:
         raise FetchFailed(f"{model} has no {needed}{gguf}; name a model that has one")
     files = {name: file for name, file in offered.items() if _is_wanted(name, tokenizer_only)}
-    if not tokenizer_only and not any(name.endswith(".safetensors") for name in files):
+    if not tokenizer_only and not any(name == GGUF or name.endswith(".safetensors") for name in files):
         raise FetchFailed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
     if broken := [name for name, file in files.items() if file == LINK_TO_NOWHERE]:
         raise FetchFailed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
@@ -149,7 +151,7 @@ def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
 def _is_wanted(name: str, tokenizer_only: bool) -> bool:
     if name in TOKENIZER_FILES or tokenizer_only:
         return name in TOKENIZER_FILES
-    matches = any(fnmatch(name, pattern) for pattern in (*WANTED, *ALSO_WANTED))
+    matches = name == GGUF or any(fnmatch(name, pattern) for pattern in (*WANTED, *ALSO_WANTED))
     return matches and not any(fnmatch(name, pattern) for pattern in UNWANTED)
 
 

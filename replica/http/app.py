@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ from api.parsing.formats import answer_formats
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
+from api.sampling import SamplingDefaults, sampling_defaults
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
@@ -90,6 +92,8 @@ class Endpoints:
         )
         self.checker = Checker(self._vocabulary, self.metrics.constraint_limits)
         self.answers = ScriptedAnswers(config.simulated_answers, prompts.tokenizer)
+        folder = config.engine.model_path
+        self.sampling = sampling_defaults(Path(folder)) if folder else SamplingDefaults()
         self.created = int(time.time())
 
     # ---- generation
@@ -125,7 +129,13 @@ class Endpoints:
         tokenizer = self.prompts.tokenizer
         eos_token_ids = self.config.engine.eos_token_ids
         served = Served(
-            hello.max_model_len, tokenizer, eos_token_ids, self.formats, self.answers, self.config.engine.retention_size
+            hello.max_model_len,
+            tokenizer,
+            eos_token_ids,
+            self.formats,
+            self.answers,
+            self.config.engine.retention_size,
+            self.sampling,
         )
         work = await self.reader.aside(
             request, size_of_plan(parsed), lambda: plan(*parsed[:3], served, self.engine.new_id, *parsed[3:])

@@ -18,6 +18,7 @@ from api.parsing.parsed import AnswerParser
 from api.prompts import check_room
 from api.requests import ChatRequest
 from api.retention import Retain
+from api.sampling import SamplingDefaults
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
 from replica.grammar.vocabulary import check_constrainable
@@ -42,6 +43,7 @@ class Served(Struct, frozen=True):
     formats: AnswerFormats = AnswerFormats()
     answers: ScriptedAnswers | None = None  # of the simulated engine
     block_size: int = 0  # 0: nothing is retained
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 class ChoiceWork(NamedTuple):
@@ -88,6 +90,7 @@ def plan(
     lora_name: str | None = None,
 ) -> Work:
     """Return what to submit; raise ApiError if the request does not fit the model."""
+    served.sampling.complete(request)
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
     resumed = _resumed(request, native, _count_choices(request, prompts))
     asked = constraint_of(request)

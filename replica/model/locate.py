@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 DEMO = "demo"
+SMOLLM2 = "smollm2"
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
 PATH_PREFIXES = ("/", "./", "../", "~")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
@@ -29,6 +30,14 @@ def locate(model: str) -> Path | None:
     if folder is not None:
         return checked(folder)
     return checked(_downloaded(model)) if HUB_ID.fullmatch(model) else None
+
+
+def short_name(model: str) -> str:
+    """Return what clients ask for: of a path its last part, and anything else as it is given, ORG/NAME too."""
+    path = os.path.abspath(os.path.expanduser(model))
+    if os.path.isdir(path):
+        return os.path.basename(path) or model
+    return Path(path).stem if os.path.isfile(path) else model
 
 
 def local_folder(model: str) -> Path | None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from api.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.errors import ApiError
 from api.requests import ChatRequest, CompletionRequest, SamplingFields, read
+from api.sampling import OF_THE_MODEL
 from api.unsupported import UNSUPPORTED, Unsupported
 from tests.api.bodies import JSON, REQUIRED, bodies
 
@@ -312,7 +313,8 @@ def test_null_stands_for_the_default() -> None:
     plain = chat()
     nulls = {name: None for name in ChatRequest.__struct_fields__ if name not in {"model", "messages", *UNSUPPORTED}}
     assert chat(**nulls) == plain
-    assert (plain.temperature, plain.n, plain.tools, plain.stream) == (1.0, 1, [], False)
+    assert (plain.presence_penalty, plain.n, plain.tools, plain.stream) == (0.0, 1, [], False)
+    assert plain.temperature == OF_THE_MODEL
     assert completion(max_tokens=None).output_limit is None
     assert completion().usual_output == 16
 

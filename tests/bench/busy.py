@@ -65,7 +65,7 @@ class Traffic:
 
 
 def run(_: int, minutes: float = MINUTES) -> None:
-    with up("--replicas", "2") as running, spinning(), watched(running) as alerts:
+    with up("--model", "demo", "--replicas", "2") as running, spinning(), watched(running) as alerts:
         nice = {os.getpriority(os.PRIO_PROCESS, pid) for pid in Victims(running).of("--replica-name")}
         before, said, traffic, begun_s = counts(running), len(running.output), Traffic(running.url), time.monotonic()
         for number in range(int(minutes * 60 / EVERY_S)):

@@ -19,8 +19,8 @@ DEADLINE_S = 120.0
 MEGABYTE = 10**6
 KINDS = (
     ("--no-ray --simulated", ("--no-ray", "--simulated"), "<= 10"),
-    ("--no-ray, demo model", ("--no-ray",), ""),
-    ("Ray, demo model", (), "<= 40"),
+    ("--no-ray, demo model", ("--no-ray", "--model", "demo"), ""),
+    ("Ray, demo model", ("--model", "demo"), "<= 40"),
 )
 
 

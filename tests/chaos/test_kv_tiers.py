@@ -411,7 +411,7 @@ def test_a_replica_with_a_wrong_secret_reads_nothing(
 
 
 def test_up_keeps_blocks_in_host_memory_and_shows_them(demo_cache: Path) -> None:
-    options = ("--replicas", "1", "--no-ray", "--port", "0", "--", "--num-blocks", "64")
+    options = ("--model", "demo", "--replicas", "1", "--no-ray", "--port", "0", "--", "--num-blocks", "64")
     with starting(*options, WARMROUTE_CACHE_DIR=str(demo_cache)) as running:
         running.wait_for("Ctrl-C ends everything", within_s=START_S)
         for number in range(4):

@@ -64,5 +64,6 @@ def test_a_command_that_fails_or_prints_something_else_would_be_noticed(tmp_path
 @pytest.mark.timeout(300)
 @needs_namespaces
 @pytest.mark.parametrize("page", list(WALKS)[::2])
+@pytest.mark.usefixtures("smollm2")  # which `make up` serves; a page has no network to fetch it by
 def test_a_reader_can_run_the_commands_of(page: str, tmp_path: Path) -> None:
     walked(page, tmp_path)

@@ -145,23 +145,23 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 
 def test_a_missing_extra_is_named_with_its_install_command(tmp_path: Path) -> None:
-    block = "import sys; sys.modules['numpy'] = None\n"
-    finished = run_probe(tmp_path, "import numpy", heading=block)
+    block = "import sys; sys.modules['safetensors'] = None\n"
+    finished = run_probe(tmp_path, "import safetensors", heading=block)
     assert finished.returncode == 1
     assert finished.stderr == (
-        "warmroute probe tree needs numpy, which is not installed. "
-        "Install it with: pip install 'warmroute[simulated]'\n"
+        "warmroute probe tree needs safetensors, which is not installed. "
+        "Install it with: pip install 'warmroute[replica]'\n"
     )
 
 
 @pytest.mark.parametrize("failure", ["raise ImportError('libfoo.so: not found')", "import no_such_module_of_theirs"])
 def test_a_broken_extra_is_named_with_its_error(tmp_path: Path, failure: str) -> None:
-    (tmp_path / "numpy.py").write_text(failure)
-    finished = run_probe(tmp_path, "import numpy")
+    (tmp_path / "safetensors.py").write_text(failure)
+    finished = run_probe(tmp_path, "import safetensors")
     assert finished.returncode == 1
-    assert finished.stderr.startswith("warmroute probe tree needs numpy, which is broken: ")
+    assert finished.stderr.startswith("warmroute probe tree needs safetensors, which is broken: ")
     assert "libfoo.so: not found" in finished.stderr or "no_such_module_of_theirs" in finished.stderr
-    assert finished.stderr.endswith("Install it with: pip install 'warmroute[simulated]'\n")
+    assert finished.stderr.endswith("Install it with: pip install 'warmroute[replica]'\n")
     assert finished.stderr.count("\n") == 1
 
 

@@ -192,7 +192,7 @@ def test_autoscale_begins_at_its_least() -> None:
 
 def test_a_folder_is_the_same_from_everywhere(tmp_path: Path) -> None:
     assert model("model = 'models/qwen3-32b'").model == str(tmp_path / "models" / "qwen3-32b")
-    assert model("model = 'models/qwen3-32b'").name == "models/qwen3-32b"
+    assert model("model = 'models/qwen3-32b'").name == "qwen3-32b"
 
 
 def test_settings_in_the_environment_say_nothing_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

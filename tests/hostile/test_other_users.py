@@ -114,7 +114,7 @@ def is_refused_without_a_token(running: Up) -> bool:
 def test_another_user_can_neither_write_nor_read_what_a_fleet_on_ray_makes() -> None:
     pytest.importorskip("ray")
     began_s = time.time()
-    with fleet() as running:
+    with fleet("--model", "demo") as running:
         target = target_of(running, began_s)
         assert len(target.secrets) == 4 and len(target.sockets) >= 3 and len(target.ports) > 8
         assert attempts(target) == []

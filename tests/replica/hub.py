@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on loopback: the routes for listing and downloading a model."""
+"""A stand-in for the Hugging Face hub on loopback, which lists and sends a model, and for a package index."""
 
 import hashlib
 import json
@@ -12,10 +12,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Standin:
-    """One model, `org/name`, whose `main` is COMMIT; `asked` says what was, without HEAD."""
+    """One model, `hub_id`, whose `main` is COMMIT; `asked` says what was, without HEAD."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.files = dict(files)
+        self.hub_id = "org/name"
+        self.wheels: dict[str, bytes] = {}  # of the index, below /simple
         self.commit = COMMIT
         self.commits = {COMMIT}  # that can be asked for, whatever `main` is
         self.asked: list[str] = []
@@ -29,8 +31,13 @@ class Standin:
         return sorted(path.rpartition("/")[2] for path in self.asked if "/resolve/" in path)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        parts = unquote(path).strip("/").split("/")
+        parts = unquote(path).replace(self.hub_id, "org/name").strip("/").split("/")
         match parts:
+            case ["simple", _]:
+                links = (f'<a href="/wheels/{name}">{name}</a>' for name in self.wheels)
+                return 200, {"Content-Type": "text/html"}, "\n".join(links).encode()
+            case ["wheels", name]:
+                return 200, {}, self.wheels[name]
             case ["api", "models", "org", "name"] | ["api", "models", "org", "name", "revision", "main"]:
                 return 200, {}, self._model(self.commit)
             case ["api", "models", "org", "name", "revision", revision] if revision in self.commits:

@@ -520,9 +520,9 @@ def test_a_model_without_a_tokenizer_or_a_configuration(tmp_path: Path) -> None:
 def test_a_model_without_weights(demo: Path, tmp_path: Path) -> None:
     """Unless they are not asked for."""
     source = copy_of(demo, tmp_path / "source")
-    (source / "model.safetensors").rename(source / "model.gguf")
+    (source / "model.safetensors").rename(source / "llama.gguf")
     done = fetch(tmp_path, source, tmp_path / "model")
-    said = f"Error: {source} has no weights in safetensors, but model.gguf: name that file as --model"
+    said = f"Error: {source} has no weights in safetensors, but llama.gguf: name that file as --model"
     assert (done.returncode, done.stderr.startswith(said)) == (1, True)
     assert done.stderr.endswith("; add them, or take only its --tokenizer-only\n")
     assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
@@ -603,7 +603,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, or demo"),
+        (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, smollm2 or demo"),
         (["./none", "new"], "./none does not exist; name the folder of a model, or a hub id such as org/name"),
         (["file.gguf", "new"], "file.gguf is a file; name the folder of a model"),
         (["demo", "file.gguf"], "'file.gguf' is a file; name a folder"),

@@ -358,7 +358,7 @@ def model(tmp_path: Path) -> str:
 
 def test_a_model_folder_brings_its_tokenizer(model: str) -> None:
     made = config(base=("--model", model, "--engine", "simulated"))
-    assert (made.tokenizer, made.engine.model) == (model, model)
+    assert (made.tokenizer, made.engine.model) == (model, Path(model).name)
     assert (made.engine.vocabulary, made.engine.eos_token_ids) == ((0, 3), (2,))
 
 
@@ -377,7 +377,7 @@ def native(tmp_path: Path) -> tuple[str, ...]:
 
 def test_the_native_engine_is_told_what_its_model_says(native: tuple[str, ...]) -> None:
     made = config(base=native).engine
-    assert (made.engine, made.model, made.model_path) == ("native", native[1], native[1])
+    assert (made.engine, made.model, made.model_path) == ("native", Path(native[1]).name, native[1])
     assert (made.dtype, made.vocabulary, made.max_model_len) == ("float32", (0, 300), 512)
     assert (made.device, made.num_blocks) == ("auto", 0), "the capacity is determined on the device"
 
@@ -418,7 +418,7 @@ def test_a_broken_file_beside_the_model_is_reported_with_the_setting_that_named_
 ) -> None:
     (tmp_path / "generation_config.json").write_text("[" * 100_000)
     said = error(base=native)
-    assert said.startswith(f"Error: --model: {tmp_path}/generation_config.json is not JSON: ")
+    assert said.startswith(f"Error: --model: {tmp_path}/generation_config.json cannot be used: ")
     assert said.count("\n") == 1
 
 
@@ -438,7 +438,10 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--model", "unheard-of"), "--model: 'unheard-of' is not a model; give demo, a folder with its files, or ORG"),
+        (
+            ("--model", "unheard-of"),
+            "--model: 'unheard-of' is not a model; give smollm2, demo, a folder with its files, or ORG",
+        ),
         (("--model", "."), "has no config.json"),
         (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
         (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),

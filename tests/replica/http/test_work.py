@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from api.errors import ApiError
 from api.native import Native, pack_ids
 from api.requests import CompletionRequest, read
+from api.sampling import SamplingDefaults
 from api.tokenizer import ByteTokenizer
 from replica.http.forms import AT_ONCE, form_of
 from replica.http.generation import Delta
@@ -45,6 +46,20 @@ def test_choice_i_of_a_prompt_samples_with_the_clients_seed_plus_i() -> None:
 def test_without_a_clients_seed_every_choice_has_its_own() -> None:
     assert seeds(planned(asked(prompt=["a", "a"], n=2), Native(seed=5))) == [5, 6, 7, 8]
     assert len(set(seeds(planned(asked(prompt=["a", "a"], n=2))))) == 4
+
+
+def test_what_a_request_does_not_say_of_its_sampling_the_model_says() -> None:
+    usual = SamplingDefaults(temperature=0.2, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    for fields, expected in (
+        ({}, (0.2, 0.9, 20, 0.1, 1.1)),
+        ({"temperature": None, "top_k": -1, "top_p": 1}, (0.2, 1, 0, 0.1, 1.1)),
+        ({"temperature": 1, "min_p": 0, "repetition_penalty": 1}, (1, 0.9, 20, 0, 1)),
+    ):
+        work = plan(asked(**fields), Native(), [[1]], replace(SERVED, sampling=usual), lambda: 1)
+        [submit] = [part.submit for part in work.parts]
+        assert submit is not None
+        drawn = submit.sampling
+        assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p, drawn.repetition_penalty) == expected
 
 
 def test_resumed_tokens_come_one_list_per_choice() -> None:

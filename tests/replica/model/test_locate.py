@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.model.locate import locate
+from replica.model.locate import locate, short_name
 from tests.replica.model.test_demo import demo_in
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -137,3 +137,16 @@ def test_looking_for_a_model_needs_no_torch() -> None:
     script = "import sys, replica.model.config, replica.model.demo, replica.model.locate; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_a_path_is_served_by_its_last_part_and_a_model_of_the_hub_as_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "Q4_1.v2.gguf").touch()
+    monkeypatch.chdir(tmp_path / "qwen")
+    for given in (".", "../qwen/", str(tmp_path / "qwen")):
+        assert short_name(given) == "qwen"
+    assert short_name("Q4_1.v2.gguf") == "Q4_1.v2"
+    for given in ("Qwen/Qwen3-8B", "smollm2", "/", "/nowhere/" + "x" * 300):
+        assert short_name(given) == given

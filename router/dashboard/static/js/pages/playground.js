@@ -50,14 +50,8 @@ class Playground {
     this._conversation = new Conversation(() => this._changed());
     this._model = el("select", { id: "model", on: { change: () => this._changed() } });
     this._longest = el("input", { id: "max-tokens", type: "number", min: "1", max: "100000", value: "64" });
-    this._temperature = el("input", {
-      id: "temperature",
-      type: "number",
-      min: "0",
-      max: "2",
-      step: "0.1",
-      placeholder: "the model's",
-    });
+    const own = { placeholder: "the model's" }; // of a request that names none
+    this._temperature = el("input", { id: "temperature", type: "number", min: "0", max: "2", step: "0.1", ...own });
     this._send = el("button", { class: "primary", type: "submit" }, "Send");
     this._stop = el("button", { type: "button", disabled: true, on: { click: () => this._stopped() } }, "Stop");
     const fields = el(
