@@ -81,11 +81,12 @@ class Portion(Protocol):
     def neighbours(self) -> Sequence[str]: ...
 
 
-PLACES = {"GPU": "on its GPU", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
+# On the wire an engine's own KV cache is called GPU, on a machine without one, too.
+PLACES = {"GPU": "in its KV cache", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
 
 
 def told_portions(portions: Sequence[Portion]) -> list[str]:
-    """`2,048 on its GPU`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
+    """`2,048 in its KV cache`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
     told = []
     for one in portions:
         names = " or ".join(map(printable, one.neighbours)) or "a neighbour"
@@ -96,7 +97,7 @@ def told_portions(portions: Sequence[Portion]) -> list[str]:
 
 
 def brings(portions: Sequence[Portion]) -> bool:
-    """Return whether a part comes neither from the GPU nor from computing."""
+    """Return whether a part comes neither from its KV cache nor from computing."""
     return any(one.source not in ("GPU", "COMPUTE") for one in portions)
 
 
