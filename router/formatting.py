@@ -12,6 +12,7 @@ from rich.console import Console
 from events.tool.words import printable
 
 NONE = "-"
+PIPED_COLUMNS = 200
 
 T = TypeVar("T")
 
@@ -26,6 +27,11 @@ def decoded(answer: bytes, kind: type[T]) -> T:
 def plain_console(file: TextIO, width: int | None = None) -> Console:
     """A console that draws text as it is: in colours on a terminal, without them elsewhere."""
     return Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+
+
+def table_console(file: TextIO, width: int | None = None) -> Console:
+    """The same for tables, whose lines stay whole where nobody sees how wide they are."""
+    return plain_console(file, width or (None if file.isatty() else PIPED_COLUMNS))
 
 
 def short(number: float | None) -> str:

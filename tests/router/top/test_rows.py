@@ -256,7 +256,12 @@ def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
     ]
     portions = [Portion("GPU", 512), Portion("CPU", 256, 0.003), Portion("PULL", 256, 0.011, ["r1"])]
     shown = lines_of(details.decision_lines(a_decision(portions=[*portions, Portion("COMPUTE", 176, 0.022)]), 80))
-    for told in ("512 in its KV cache", "256 from host memory in 3 ms", "256 from r1 in 11 ms", "176 computed in 22 ms"):
+    for told in (
+        "512 in its KV cache",
+        "256 from host memory in 3 ms",
+        "256 from r1 in 11 ms",
+        "176 computed in 22 ms",
+    ):
         assert told in shown
     assert "less than predicted" in lines_of(details.decision_lines(a_decision(reported_cached_tokens=0), 80))
 
