@@ -252,7 +252,7 @@ def _check(asked: BenchOptions) -> None:
 
 def target_of(url: str) -> Target:
     """Parse the endpoint's URL, with or without /v1 or a path of the API."""
-    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/").removesuffix("/v1")
+    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
     try:
         return parse_target(root)
     except ValueError as error:

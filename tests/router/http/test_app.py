@@ -293,7 +293,6 @@ async def test_a_replica_can_be_added_drained_and_removed() -> None:
         (b'{"url":"http://h:1","name":"a"}', "is there already"),
         (b'{"url":"http://h:1","api_key_env":"NOT_SET_ANYWHERE"}', "only at the router's start"),
         (b'{"url":"http://h:1","api_key":"secret"}', "api_key_env"),
-        (b'{"url":"http://h:1/v1"}', "leave out /v1"),
     ],
 )
 async def test_a_replica_that_cannot_be_is_refused_with_what_to_do(body: bytes, why: str) -> None:
