@@ -249,7 +249,7 @@ class Query(NamedTuple):
 
 
 SORTS = {
-    "worst": lambda row: (row.severity, row.queued_tokens, row.in_flight),
+    "worst": lambda row: row.severity,  # and by name: rows that are equally well keep their places
     "name": lambda row: row.name,
     "queued": lambda row: row.queued_tokens,
     "in_flight": lambda row: row.in_flight,

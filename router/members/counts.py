@@ -38,6 +38,7 @@ class ReplicaCounts(Struct):
             self.requests += requests
             if status >= FAILED:
                 self.errors += requests
+        self.errors += tally.broken
         self.prompt_tokens += tally.prompt_tokens
         self.matched_tokens += tally.matched_tokens
         self.reported_tokens += tally.blocks_reported * block_size

@@ -107,6 +107,7 @@ class Tally:
     statuses: dict[int, int] = field(default_factory=dict)
     first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     request_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
+    broken: int = 0  # answers that began well and did not come to their end
     prompt_tokens: int = 0
     matched_tokens: int = 0  # predicted
     blocks_predicted: int = 0  # of requests whose report is known

@@ -1,6 +1,6 @@
 /** Requests as they end, each on the lane of its replica: orange as far as its prompt was cached. */
 
-import { decisionKey } from "./decisions.js";
+import { decisionKey, isFailed } from "./decisions.js";
 import { el, fill, mark, say } from "./dom.js";
 import { perSecond, plural, share, whole } from "./format.js";
 import { replica } from "./places.js";
@@ -113,10 +113,10 @@ function newLane(name) {
   return { node: el("li", {}, title, track, now, value), title, track, now, value };
 }
 
-function pillOf({ prompt_tokens: tokens, status, ...decision }) {
+function pillOf({ prompt_tokens: tokens, ...decision }) {
   const cached = decision.reported_cached_tokens ?? decision.predicted_cached_tokens ?? 0;
   const warm = tokens > 0 ? Math.min(1, cached / tokens) : 0;
   const length = Math.sqrt(Math.min(tokens, LONGEST_TOKENS) / LONGEST_TOKENS);
   const style = { "--warm-share": `${Math.round(warm * 100)}%`, "--length": length.toFixed(2) };
-  return el("span", { class: status === 200 ? "pill" : "pill failed", style });
+  return el("span", { class: isFailed(decision) ? "pill failed" : "pill", style });
 }

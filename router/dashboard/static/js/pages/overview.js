@@ -290,6 +290,7 @@ const replicaColumns = (state) => [
     title: "TTFT",
     sort: "ttft",
     right: true,
+    wide: true,
     cell: (row) => seconds(row.ttft_p50_s),
     about: "median time to first token",
   },
@@ -299,12 +300,13 @@ const replicaColumns = (state) => [
     cell: tokensCell,
     about: "generated tokens; hover for the time of each",
   },
-  { title: "Requests", sort: "requests", right: true, cell: (row) => perSecond(row.requests_per_s) },
-  { title: "In flight", sort: "in_flight", right: true, cell: (row) => whole(row.in_flight) },
+  { title: "Requests", sort: "requests", right: true, wide: true, cell: (row) => perSecond(row.requests_per_s) },
+  { title: "In flight", sort: "in_flight", right: true, wide: true, cell: (row) => whole(row.in_flight) },
   {
     title: "Queue",
     sort: "queued",
     right: true,
+    wide: true,
     cell: (row) => compact(row.queued_tokens),
     about: "prompt tokens ahead of a new request",
   },
@@ -312,11 +314,12 @@ const replicaColumns = (state) => [
     title: "Accuracy",
     sort: "accuracy",
     right: true,
+    wide: true,
     cell: (row) => share(row.accuracy),
     about: "answers whose cached blocks were predicted to the block",
   },
-  { title: "Heard", sort: "lag", right: true, cell: heardCell, about: "how long ago it was last heard of" },
-  { title: "Events", cell: eventsCell, about: "gaps, repairs and restarts of its event stream" },
+  { title: "Heard", sort: "lag", right: true, wide: true, cell: heardCell, about: "how long ago it was last heard of" },
+  { title: "Events", wide: true, cell: eventsCell, about: "gaps, repairs and restarts of its event stream" },
 ];
 
 function stateCell(row) {

@@ -65,7 +65,7 @@ class Playground {
       this._samples(),
       el("p", { class: "soft small" }, "What you write goes to a replica as you write it, to be cut into tokens."),
       this._conversation.node,
-      el("div", { class: "row" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
+      el("div", { class: "row sending" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
     );
     this._tokens = el("div", {}, EMPTY());
     this._route = el("div", { class: "stack" }, EMPTY());
