@@ -23,8 +23,8 @@ def events() -> None:
     """Read, check, record and replay the cache events of replicas.
 
     FILE is a recording made by `record`; ENDPOINT is the socket of an engine's events, such as
-    tcp://127.0.0.1:5557, or the http:// address of a warmroute replica, which reports all of its sockets. On a
-    terminal the output is for people, elsewhere (or with --json) one JSON object per line.
+    tcp://127.0.0.1:5557, or the http:// address of a warmroute replica, which reports all of its sockets. With
+    --json the output is one JSON object per line.
 
     \b
     Examples:

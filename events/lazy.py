@@ -29,6 +29,19 @@ class LazyGroup(click.Group):
         with click.Context(click.Command(cmd_name), parent=ctx, info_name=cmd_name) as importing:
             return importing.invoke(load, self.table[cmd_name][0])
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the sub-command; the error for an unknown one names those that are spelled alike."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches  # not needed by commands that are there
+
+            if near := get_close_matches(args[0], self.list_commands(ctx)):
+                error.message += f" Did you mean {' or '.join(map(repr, near))}?"
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of sub-commands from the table, importing none."""
         with formatter.section("Commands"):

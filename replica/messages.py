@@ -220,6 +220,7 @@ class Rates(Struct, frozen=True):
     unreferenced_fraction: float = 0.0
     prompt_tokens_per_s: float = 0.0
     generated_tokens_per_s: float = 0.0
+    token_s: float = 0.0  # from one token of an answer to the next; 0: none was generated
 
 
 class NeighbourSnapshot(Struct, frozen=True):

@@ -79,6 +79,9 @@ class Window:
         queries = pool.query_tokens - then.pool.query_tokens
         hits = pool.hit_tokens - then.pool.hit_tokens
 
+        generated_tokens = stats.generated_tokens - then.generated_tokens
+        token_s = 1 / stats.decode_tokens_per_s if generated_tokens > 0 and stats.decode_tokens_per_s else 0.0
+
         def per_s(change: int) -> float:
             return change / elapsed_s if elapsed_s > 0 else 0.0
 
@@ -89,5 +92,6 @@ class Window:
             utilization=pool.utilization,
             unreferenced_fraction=pool.unreferenced / pool.total,
             prompt_tokens_per_s=per_s(stats.prompt_tokens - then.prompt_tokens),
-            generated_tokens_per_s=per_s(stats.generated_tokens - then.generated_tokens),
+            generated_tokens_per_s=per_s(generated_tokens),
+            token_s=token_s,
         )

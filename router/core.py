@@ -241,6 +241,7 @@ class Router:
         self._attempts.discard(attempt)
         now_s = self.now_s()
         attempt.ended_s, attempt.ended_order, attempt.fault = now_s, next(self.order), fault
+        attempt.count(now_s)
         member = attempt.member
         self.placement.ended(attempt.placed, now_s)
         if attempt.spoken == BODY and fault is None:
@@ -333,6 +334,7 @@ class Router:
         """Time out attempts and waiting requests; `gap_s` is how long the router itself stood still."""
         for attempt in list(self._attempts):
             attempt.touched_s = min(now_s, attempt.touched_s + gap_s)
+            attempt.count(now_s)
             try:
                 self._look_at(attempt, now_s)
             except Exception:

@@ -12,6 +12,7 @@ from rich.console import Console
 from events.tool.words import printable
 
 NONE = "-"
+PIPED_COLUMNS = 200
 
 T = TypeVar("T")
 
@@ -26,6 +27,11 @@ def decoded(answer: bytes, kind: type[T]) -> T:
 def plain_console(file: TextIO, width: int | None = None) -> Console:
     """A console that draws text as it is: in colours on a terminal, without them elsewhere."""
     return Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+
+
+def table_console(file: TextIO, width: int | None = None) -> Console:
+    """The same for tables, whose lines stay whole where nobody sees how wide they are."""
+    return plain_console(file, width or (None if file.isatty() else PIPED_COLUMNS))
 
 
 def short(number: float | None) -> str:
@@ -81,11 +87,12 @@ class Portion(Protocol):
     def neighbours(self) -> Sequence[str]: ...
 
 
-PLACES = {"GPU": "on its GPU", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
+# On the wire an engine's own KV cache is called GPU, on a machine without one, too.
+PLACES = {"GPU": "in its KV cache", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
 
 
 def told_portions(portions: Sequence[Portion]) -> list[str]:
-    """`2,048 on its GPU`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
+    """`2,048 in its KV cache`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
     told = []
     for one in portions:
         names = " or ".join(map(printable, one.neighbours)) or "a neighbour"
@@ -96,7 +103,7 @@ def told_portions(portions: Sequence[Portion]) -> list[str]:
 
 
 def brings(portions: Sequence[Portion]) -> bool:
-    """Return whether a part comes neither from the GPU nor from computing."""
+    """Return whether a part comes neither from its KV cache nor from computing."""
     return any(one.source not in ("GPU", "COMPUTE") for one in portions)
 
 

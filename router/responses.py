@@ -58,6 +58,9 @@ class Served(Struct, frozen=True):
     requests: int = 0
     prompt_tokens: int = 0
     matched_tokens: int = 0
+    generated_tokens: int = 0  # those of answers that still run included
+    streamed_tokens: int = 0  # of these, the ones after the first of a streamed answer
+    streaming_s: float = 0.0  # that those have taken
 
 
 class ReplicaStatus(Struct, frozen=True):

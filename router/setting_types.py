@@ -13,6 +13,8 @@ from router.peers.names import parse_endpoint
 
 
 class Url(Text):
+    """A URL, with or without /v1, as clients of OpenAI's API write it."""
+
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -21,7 +23,7 @@ class Url(Text):
             parse_target(url)
         except ValueError:
             self.fail(f"{url!r} is not a URL; write http://HOST:PORT.", param, ctx)
-        return url.rstrip("/")
+        return url.rstrip("/").removesuffix("/v1")
 
 
 class Origin(Url):
@@ -31,8 +33,8 @@ class Origin(Url):
         if value == "*":
             return "*"
         origin = super().convert(value, param, ctx)
-        if urlsplit(origin).path:
-            self.fail(f"{origin!r} has a path; write https://HOST, as browsers send it, or *.", param, ctx)
+        if urlsplit(str(value)).path not in ("", "/"):
+            self.fail(f"{str(value)!r} has a path; write https://HOST, as browsers send it, or *.", param, ctx)
         return origin
 
 

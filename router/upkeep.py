@@ -268,7 +268,8 @@ class Upkeep:
     def _failed(self, server: Server, reason: str, *, silent: bool = False) -> None:
         server.learned = False  # the next answer may come from another process
         if server.trouble != reason:  # logged once, not every half second
-            log.warning("%s: %s", server.name, reason)
+            is_planned = server.health.draining or server.health.resting is not None  # then it may end at any moment
+            log.log(logging.INFO if is_planned else logging.WARNING, "%s: %s", server.name, reason)
         server.trouble = reason
         server.faults += 1
         now_s = self._router.now_s()

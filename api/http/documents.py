@@ -24,6 +24,44 @@ ONLY_FROM_HERE = {
         "img-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
     )
 }
+SUMMARIES = {  # of all routes in a router's or a replica's document
+    "POST /v1/chat/completions": "Answer a conversation, as OpenAI's API does",
+    "POST /v1/completions": "Continue a text, as OpenAI's API does",
+    "POST /v1/messages": "Answer a conversation, as Anthropic's API does",
+    "POST /v1/messages/count_tokens": "Count the tokens of a conversation, as Anthropic's API does",
+    "POST /v1/responses": "Answer a conversation, as OpenAI's Responses API does",
+    "GET /v1/responses/{response_id}": "Read a stored response",
+    "DELETE /v1/responses/{response_id}": "Forget a stored response",
+    "GET /v1/models": "List the models",
+    "GET /v1/models/{model:path}": "Describe a model",
+    "POST /v1/load_lora_adapter": "Load a LoRA adapter",
+    "POST /v1/unload_lora_adapter": "Unload a LoRA adapter",
+    "POST /tokenize": "Cut a prompt into tokens",
+    "POST /detokenize": "Turn tokens into text",
+    "GET /tokenizer_info": "Show the special tokens and the chat template",
+    "GET /health": "Tell whether the process lives",
+    "GET /ready": "Tell whether requests are answered, or why not",
+    "GET /metrics": "Show metrics for Prometheus",
+    "GET /version": "Show the version of warmroute",
+    "GET /load": "Show the replica's load, its cache and its event sockets",
+    "GET /usage": "Show requests and tokens by day, key and model",
+    "GET /replicas": "List the replicas with their state, cache and load",
+    "POST /replicas": "Add a replica",
+    "DELETE /replicas/{name}": "Remove a replica that was added",
+    "POST /replicas/{name}/drain": "Send a replica no new requests",
+    "POST /replicas/{name}/undrain": "Send a replica requests again",
+    "POST /replicas/{name}/resync": "Read a replica's whole cache again",
+    "POST /reset_prefix_cache": "Clear the prefix caches",
+    "POST /retain": "Keep a prefix longer in the caches",
+    "GET /retain": "List what is retained",
+    "DELETE /retain/{id}": "End a retention",
+    "POST /explain": "Show where a request would go, and why",
+    "GET /decisions": "List the last decisions",
+    "GET /decisions/{request_id:path}": "Show one decision",
+    "GET /prefixes": "Show what recent prompts share, and which replicas hold it",
+    "GET /debug/index": "Show the sizes of all that can grow",
+    "GET /dashboard/replicas/{name}": "Show a replica as its page of the dashboard does",
+}
 
 
 class Operation(NamedTuple):
@@ -42,7 +80,8 @@ def described(title: str, operations: Iterable[Operation]) -> dict[str, Any]:
 
     app = FastAPI(openapi_url=None)
     for method, template, name, told in operations:
-        app.add_api_route(template, named(name), methods=[method], openapi_extra=told)
+        summary = SUMMARIES[f"{method} {template}"]
+        app.add_api_route(template, named(name), methods=[method], summary=summary, openapi_extra=told)
     return get_openapi(title=title, version=version("warmroute"), routes=app.routes)
 
 

@@ -56,9 +56,7 @@ def stream_options(command: Command) -> Command:
     return collected
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line; the default if the output is not a terminal."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 for_option = click.option(
     "--for", "for_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time."
 )

@@ -1,4 +1,4 @@
-"""The tools' output: for people on a terminal, one JSON object a line elsewhere."""
+"""The tools' output: for people, or one JSON object a line."""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Output:
     """Results go to stdout; notes about how it goes to stderr, so that a pipe gets results only."""
 
     def __init__(self, as_json: bool = False) -> None:
-        self.json = as_json or not is_terminal()
+        self.json = as_json
         self.console = Console(highlight=False, soft_wrap=True)
         self.notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -28,10 +28,6 @@ class Output:
 
     def note(self, text: str) -> None:
         self.notes.print(text, markup=False)
-
-
-def is_terminal() -> bool:
-    return sys.stdout.isatty()
 
 
 def to_json(value: Any) -> str:

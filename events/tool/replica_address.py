@@ -23,11 +23,12 @@ class _LoadResponse(Struct):
 
 
 def source_at(url: str) -> Source:
-    """Return all sockets of a replica; raise a click error if it has none."""
+    """Return all sockets of a replica, at its URL with or without /v1; raise a click error if it has none."""
+    url = url.rstrip("/").removesuffix("/v1")
     key = os.environ.get(KEY)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx2.get(f"{url.rstrip('/')}/load", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        answer = httpx2.get(f"{url}/load", headers=headers, timeout=TIMEOUT_S, trust_env=False)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise click.UsageError(f"nothing answers at {url}: {error or type(error).__name__}") from error
     if answer.status_code == 401:
@@ -41,5 +42,5 @@ def source_at(url: str) -> Source:
     if said.endpoints is None:
         raise click.UsageError(f"the replica at {url} sends no events, or has not started yet")
     found = said.endpoints
-    name = url.partition("://")[2].rstrip("/")
+    name = url.partition("://")[2]
     return Source(name, found.events, found.replay, found.status, found.snapshot, said.topic or "", said.model)

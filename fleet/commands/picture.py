@@ -12,6 +12,7 @@ from rich.text import Text
 from events.tool.words import printable
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.commands.words import age_of, happened, short
+from router.formatting import duration
 
 STYLES = {
     "placing": "yellow",
@@ -59,6 +60,8 @@ COLUMNS = (
     Column("hits", lambda each, _: hits(each), dispensable=2, usual=(UNKNOWN,)),
     Column("run", lambda each, _: figure(each, each.load.running)),
     Column("wait", lambda each, _: figure(each, each.load.waiting)),
+    Column("tok/s", lambda each, _: figure(each, each.generated_tokens_per_s), dispensable=1, usual=(UNKNOWN, "0")),
+    Column("each", lambda each, _: duration(each.token_s or None), dispensable=2, usual=(UNKNOWN,)),
     Column("queued", lambda each, _: figure(each, each.load.queued_prefill_tokens)),
 )
 
@@ -185,7 +188,7 @@ def hits(replica: ReplicaView) -> str:
     return f"{replica.hit_rate:.0%}" if replica.serves and replica.total_blocks else UNKNOWN
 
 
-def figure(replica: ReplicaView, number: int) -> str:
+def figure(replica: ReplicaView, number: float) -> str:
     return short(number) if replica.serves else UNKNOWN
 
 

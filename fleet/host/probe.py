@@ -22,6 +22,8 @@ class _Pool(Struct, frozen=True):
 class _Rates(Struct, frozen=True):
     token_hit_rate: float = 0.0
     prompt_tokens_per_s: float = 0.0
+    generated_tokens_per_s: float = 0.0
+    token_s: float = 0.0
 
 
 class _LoadResponse(Struct):
@@ -72,6 +74,8 @@ def _of_ours(answer: _LoadResponse) -> dict[str, Any] | None:
         "load": answer.load,
         "hit_rate": answer.rates.token_hit_rate,
         "prompt_tokens_per_s": answer.rates.prompt_tokens_per_s,
+        "generated_tokens_per_s": answer.rates.generated_tokens_per_s,
+        "token_s": answer.rates.token_s,
         "open_requests": answer.open_requests,
         "total_blocks": answer.pool.total,
         "block_size": answer.block_size,

@@ -37,6 +37,8 @@ class Said(Struct, frozen=True, kw_only=True):
     total_blocks: int = 0
     block_size: int = 0
     measured_at: float = 0.0  # Unix time of `load`; 0: never
+    generated_tokens_per_s: float = 0.0
+    token_s: float = 0.0  # from one token of an answer to the next; 0: not known
 
 
 class Report(Said, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -97,8 +98,12 @@ class Telling:
     after: ExitStack
     logs: str
     controller: str = ""
+    announced: bool = False
 
     def say(self, text: str) -> None:
+        """Print; once all is announced, with the time, as this may be read much later."""
+        if self.announced:
+            text = f"{time.strftime('%H:%M:%S')} {text}"
         say(text) if self.display is None else self.display.line(text)
 
     def show(self, view: View) -> None:
@@ -131,6 +136,7 @@ class Telling:
         if self.display is not None:
             self.display.close()
             self.display = None
+        self.announced = True
         if self.listener is None:
             say(f"\n{_replicas(self.plan)} of the cluster are ready; routers find them with\n")
             say(f"  warmroute router --registry {self.controller}\n")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
@@ -18,9 +19,12 @@ from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Ids, Words
+from router.members.broken import Broken
 from router.members.target import Target
+from router.responses import ReplicaList
 
 Found = TypeVar("Found")
+PATIENCE_S = 2.0  # with a question beside the measurement
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -44,6 +48,7 @@ class Measured(NamedTuple):
     probes: list[Probe]
     ran: list[list[RunResult]]
     interrupted: bool
+    idle: list[dict[str, str | None]]  # by endpoint: a router's replicas without work now, and why
 
 
 class Stop:
@@ -129,10 +134,22 @@ async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
                 stop.load = load
                 ran[which].append(await load.run())
                 stop.load = None
-        return Measured(began, [each.probe for each in ready], ran, stop.was_asked)
+        idle = [await _idle(endpoint) for endpoint in endpoints]
+        return Measured(began, [each.probe for each in ready], ran, stop.was_asked, idle)
     finally:
         for endpoint in endpoints:
             endpoint.close()
+
+
+async def _idle(endpoint: Endpoint) -> dict[str, str | None]:
+    """Ask a router of ours which replicas have no work, and why; empty for other endpoints."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, body = await endpoint.fetch("GET", "/replicas")
+        replicas = msgspec.json.decode(body, type=ReplicaList).replicas
+    except (TimeoutError, Broken, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return {one.name: one.idle for one in replicas if not one.load.in_flight}
 
 
 def _round(plan: Plan, ready: Sequence[Ready], which: int, number: int) -> tuple[Any, Iterator[Arrival]]:
@@ -160,8 +177,13 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
             rounds=[figures([one.outcomes], plan.ttft_limit_s) for one in ran],
             own=[one.own for one in ran],
             unfinished=sum(one.unfinished for one in ran),
+            idle={
+                name: why
+                for name, why in idle.items()
+                if all(name != one.replica for run in ran for one in run.outcomes)
+            },
         )
-        for target, each, ran in zip(plan.targets, found.probes, found.ran, strict=True)
+        for target, each, ran, idle in zip(plan.targets, found.probes, found.ran, found.idle, strict=True)
     ]
     return Result(
         format=FORMAT,

@@ -65,7 +65,7 @@ class RequestSettings(NamedTuple):
 
 def target_of(url: str) -> Target:
     """Parse the endpoint's URL, with or without /v1 or a path of the API."""
-    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/").removesuffix("/v1")
+    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
     try:
         return parse_target(root)
     except ValueError as error:

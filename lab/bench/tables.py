@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from events.tool.words import number, seconds
+from events.tool.words import number, printable, seconds
 from lab.bench.compare import Ratio
 from lab.bench.figures import Figures
 from lab.bench.outcome import Outcome
@@ -17,6 +17,7 @@ from lab.plots import drawing
 
 UNKNOWN = "-"
 WIDTH = 100
+MOST_REASONS = 3  # why a replica is idle, with a line each
 
 
 def show(result: Result, console: Console) -> None:
@@ -55,7 +56,12 @@ def _endpoint(endpoint: EndpointResult) -> Iterator[RenderableType]:
         example = found.examples.get(kind, "")
         yield Text(f"  {count:,} x {kind}{f': {example}' if example else ''}", style="red")
     if found.replicas:
-        yield _replicas(found)
+        yield _replicas(found, endpoint.idle)
+    reasons = [(name, why) for name, why in endpoint.idle.items() if why is not None]
+    for name, why in reasons[:MOST_REASONS]:
+        yield Text.assemble((printable(name), "bold"), f" idle: {printable(why)}")
+    if len(reasons) > MOST_REASONS:
+        yield Text(f"{len(reasons) - MOST_REASONS} more are idle; warmroute top says why")
 
 
 def _counts(found: Figures, endpoint: EndpointResult) -> list[tuple[str, str]]:
@@ -116,13 +122,15 @@ def _cells(spread: Spread) -> list[str]:
     return [UNKNOWN if value is None else seconds(value) for value in values]
 
 
-def _replicas(found: Figures) -> Table:
+def _replicas(found: Figures, idle: Iterable[str]) -> Table:
     table = _plain("replica", "requests", "share", "cached", "TTFT p50", "p99")
     for name, own in found.replicas.items():
         hits = UNKNOWN if own.hit_rate is None else f"{own.hit_rate:.1%}"
         table.add_row(
             Text(name), f"{own.requests:,}", f"{own.share:.1%}", hits, seconds(own.ttft_s.p50), seconds(own.ttft_s.p99)
         )
+    for name in idle:
+        table.add_row(Text(printable(name)), "0", "0.0%", *[UNKNOWN] * 3)
     return table
 
 

@@ -35,15 +35,21 @@ def cases_of(records: Iterable[Record], replicas: Sequence[Followed], speeds: Sp
 
 
 def _case(records: Sequence[Record], replicas: Sequence[Followed], speeds: Speeds) -> Case | None:
-    """The requests whose blocks have the most common size, and that fit into a cache; None: there are none."""
+    """The requests whose blocks have the most common size, that fit into a cache, and of which it is known where they
+    went; None: there are none.
+    """
+    names = [one.name for one in replicas]
     size = Counter(record.block_tokens for record in records).most_common(1)[0][0]
     block_tokens = size or USUAL_APPROXIMATE_BLOCK_TOKENS
     most = speeds.capacity_tokens // block_tokens * block_tokens
-    kept = [record for record in records if record.block_tokens == size and record.tokens <= most]
-    if not kept or not replicas:
+    kept = [
+        record
+        for record in records
+        if record.block_tokens == size and record.tokens <= most and record.replica in names
+    ]
+    if not kept:
         return None
     kept.sort(key=lambda record: record.ts)
-    names = [one.name for one in replicas]
     settings = Settings(
         replicas=len(names),
         capacity_tokens=speeds.capacity_tokens,
@@ -64,7 +70,7 @@ def trace_of(records: Sequence[Record], names: Sequence[str], block_tokens: int,
             record.tokens,
             record.output_tokens or output_tokens,
             (*record.keys, -1 - number) if record.tokens > len(record.keys) * block_tokens else tuple(record.keys),
-            replica=None if record.replica is None else numbers.get(record.replica),
+            replica=numbers[record.replica or ""],
         )
         for number, record in enumerate(records)
     ]

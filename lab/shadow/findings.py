@@ -14,6 +14,7 @@ from lab.shadow.twin import Side, fitted_pace, twin_of
 from lab.shadow.watch import Seen
 
 MOST_MISSES = 10
+MOST_UNNAMED = 8
 
 
 class Run(Struct, frozen=True):
@@ -44,6 +45,7 @@ class Sure(Struct, frozen=True, kw_only=True):
     dropped: int  # the oldest requests, for which there was no room
     late: int  # seen too late to know the caches of their arrival
     assumed: tuple[str, ...]
+    unnamed: dict[str, int] = {}  # requests by the replica that a file names, and that is none of those here
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -147,4 +149,5 @@ def _sure(seen: Seen, records: Sequence[Record], left_out: int, refused: int, sp
         dropped=seen.placing.records.dropped,
         late=seen.placing.late,
         assumed=speeds.assumed,
+        unnamed=dict(seen.placing.unnamed.most_common(MOST_UNNAMED)),
     )

@@ -13,7 +13,7 @@ from lab.shadow.record import AtOnce, Record, Records
 from lab.shadow.whereabouts import Whereabouts
 from router.core import Router
 from router.http.explaining import api_of, read_prompt
-from router.members.members import ServedModel
+from router.members.members import Member, ServedModel
 from router.placement.approximate import APPROXIMATE
 from router.placement.decision import Decision
 from router.prompts.prompt import Peek, Prompt
@@ -34,6 +34,7 @@ class Placing:
         self.seen = 0
         self.late = 0
         self.approximate: Counter[str] = Counter()  # prompts by reason
+        self.unnamed: Counter[str] = Counter()  # requests by a told replica that is not here
         self._router = router
         self._skipped = skipped
         self.whereabouts = Whereabouts(self._holders, self._name_of)
@@ -82,11 +83,20 @@ class Placing:
 
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:
         """Note where it went if that is told; else look for it, if it has only just come."""
-        member = None if told is None else self._router.members.by_name.get(SCHEME.sub("", told).rstrip("/"))
+        member = None if told is None else self._named(told)
         if member is not None:
             record.replica, record.source = member.name, "told"
-        elif not is_late and record.block_tokens != APPROXIMATE:
+            return
+        if told is not None and (told in self.unnamed or len(self.unnamed) < MOST_WHY):
+            self.unnamed[told] += 1
+        if not is_late and record.block_tokens != APPROXIMATE:
             self.whereabouts.seek(record, self._router.now_s())
+
+    def _named(self, told: str) -> Member | None:
+        """The replica of this name or address, or that gives itself this name in its topic, as those of a fleet do."""
+        members = self._router.members
+        found = members.by_name.get(SCHEME.sub("", told).rstrip("/"))
+        return found or next((one for one in members if (one.spec.topic or "").split("@")[1:2] == [told]), None)
 
     def _holders(self, block_size: int, key: int) -> int:
         [mask] = self._router.placement.index_of(block_size).holders([key])

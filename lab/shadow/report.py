@@ -12,14 +12,15 @@ SOURCES = {
     "stored": "by the events",
     "held": "cached before at one replica",
     "one of several": "cached before at several replicas",
-    "unknown": "unknown, taken in turn",
+    "unknown": "unknown",
 }
 
 
 def lines(found: Findings) -> Iterator[str]:
     yield f"{found.requests:,} requests in {duration(found.seconds)}{_skipped(found.skipped)}"
     if not found.simulated_requests:
-        yield "no request could be placed, so there is nothing to compare"
+        yield "nothing can be compared: no request could be placed, or nobody knows where they went"
+        yield from _unnamed(found.sure)
         return
     served, ours = found.served, found.warmroute
     yield f"the twin: {found.simulated_requests:,} requests, {found.prompt_tokens:,} prompt tokens"
@@ -94,6 +95,14 @@ def _misses(found: Findings) -> Iterator[str]:
         )
 
 
+def _unnamed(sure: Sure) -> Iterator[str]:
+    for name, count in sure.unnamed.items():
+        yield (
+            f"    {count:,} at {printable(name)!r}, which is the name of no replica here: give "
+            f"--replica url=URL,name={printable(name)}"
+        )
+
+
 def _sure(sure: Sure, speeds: Speeds) -> Iterator[str]:
     yield ""
     yield "how sure"
@@ -105,13 +114,17 @@ def _sure(sure: Sure, speeds: Speeds) -> Iterator[str]:
         yield f"    {count:,}: {printable(why)}"
     known = ", ".join(f"{count:,} {SOURCES[source]}" for source, count in sure.replica_known.items())
     yield f"  where requests went: {known}"
+    yield from _unnamed(sure)
     yield f"  cache of each replica: {speeds.capacity_tokens:,} tokens"
     yield f"  prefill: {speeds.prefill_tokens_per_s:,.0f} tokens/s, in the twin {speeds.pace_tokens_per_s:,.0f}"
     for assumption in sure.assumed:
         yield f"  assumed: {assumption}"
     for count, what in (
         (sure.late, "seen more than a second after they came: placed by the twin alone"),
-        (sure.left_out, "left out of the twin: blocks of another size, or too long for the cache"),
+        (
+            sure.left_out,
+            "left out of the twin: where they went is unknown, blocks of another size, or too long for the cache",
+        ),
         (sure.refused, "waited for room in vain in the twin"),
         (sure.dropped, "the oldest, forgotten for newer ones"),
     ):

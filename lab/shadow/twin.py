@@ -16,7 +16,6 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.trace.shaping import coarsened
 
-UNKNOWN_POLICY = "round-robin"  # for requests of which nobody knows where they went
 SEEDS = 4  # runs of the placement, which draws among equals: their queues differ by a tenth
 RUNS = 1 + SEEDS
 FIT_WITHIN = 8.0  # times as fast or slow
@@ -119,7 +118,7 @@ def _as_served(case: Case, on_request: Callable[[], None], pace_tokens_per_s: fl
         replica_limit=0,
         prefill_tokens_per_s=pace_tokens_per_s or case.settings.prefill_tokens_per_s,
     )
-    return simulated(case.trace, settings, UNKNOWN_POLICY, 0, on_request)
+    return simulated(case.trace, settings, "round-robin", 0, on_request)  # each goes where it went
 
 
 def side_of(jobs: Iterable[Job]) -> Side:

@@ -68,6 +68,8 @@ class Row(Struct):
     taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
     role: str | None = None
     idle: str | None = None  # why it has nothing to do
+    generated_tokens_per_s: float = 0.0
+    token_s: float | None = None  # of an answer's token, on average
 
 
 class Totals(Struct):
@@ -90,6 +92,8 @@ class Totals(Struct):
     index_bytes: int
     saved_tokens: int = 0  # of prefill, by caches, since the router started; as of the newest point
     saved_s: float = 0.0
+    generated_tokens_per_s: float = 0.0
+    token_s: float | None = None
 
 
 class Fleet(NamedTuple):
@@ -171,6 +175,8 @@ class FleetView:
             digest_mismatches=None if feed is None else feed.digest_mismatches,
             lost_batches=None if feed is None else feed.lost_batches,
             idle=None if recent.requests or self._sampling.in_flight(member) else idle,
+            generated_tokens_per_s=round(recent.generated_tokens / self._sampling.over_s(), 1),
+            token_s=recent.token_s(),
         ), recent
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
@@ -196,6 +202,8 @@ class FleetView:
             index_bytes=router.placement.index.bytes_used(),
             saved_tokens=self._sampling.saved_tokens,
             saved_s=round(self._sampling.saved_s, 3),
+            generated_tokens_per_s=round(recent.generated_tokens / over_s, 1),
+            token_s=recent.token_s(),
         )
 
 
@@ -241,7 +249,7 @@ class Query(NamedTuple):
 
 
 SORTS = {
-    "worst": lambda row: (row.severity, row.queued_tokens, row.in_flight),
+    "worst": lambda row: row.severity,  # and by name: rows that are equally well keep their places
     "name": lambda row: row.name,
     "queued": lambda row: row.queued_tokens,
     "in_flight": lambda row: row.in_flight,

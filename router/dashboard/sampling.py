@@ -33,6 +33,7 @@ FLEET_SERIES = (
     "queued_tokens",
     "errors_per_s",
     "replicas_up",
+    "generated_tokens_per_s",
 )
 REPLICA_SERIES = (
     "requests_per_s",
@@ -108,6 +109,7 @@ class Sampling:
             queued,
             (total.errors + unserved - self._unserved) / over_s,
             up,
+            total.generated_tokens / over_s,
         )
         # All or nothing: after an error above, the next point covers the longer time for every replica.
         for sampled, counts, of_replica in looked:

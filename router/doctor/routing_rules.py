@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from router.doctor.figures import DecisionSample, Figures, ReplicaFigures
+from router.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures
 from router.doctor.findings import Diagnosis
 
 REFUSED = 0.01  # share of requests: less is a burst
@@ -207,10 +207,10 @@ def _changes(names: Sequence[str]) -> int:
 
 
 def hot_replica(figures: Figures) -> Diagnosis | None:
-    return next(filter(None, map(_hottest, _by_model(figures))), None)
+    return next(filter(None, (_hottest(replicas, figures.router) for replicas in _by_model(figures))), None)
 
 
-def _hottest(replicas: Sequence[ReplicaFigures]) -> Diagnosis | None:
+def _hottest(replicas: Sequence[ReplicaFigures], router: RouterFigures | None) -> Diagnosis | None:
     readings = list(zip(*(one.routed.busy for one in replicas if one.routed is not None), strict=False))
     if not readings:
         return None
@@ -220,6 +220,10 @@ def _hottest(replicas: Sequence[ReplicaFigures]) -> Diagnosis | None:
     always = all(reading[hottest] == max(reading) for reading in readings)
     if not always or means[hottest] < HOT_BUSY or means[hottest] < HOT_TIMES * others:
         return None
+    if router is not None and router.policy == "cost":  # which has weighed the queue there against the cache
+        chosen = [one.cached for one in router.choices or () if one.replica == replicas[hottest].name]
+        if 2 * sum(chosen) > len(chosen):
+            return None
     return Diagnosis(
         f"{replicas[hottest].name} is always far busier than the others",
         "use --policy cost, set --replica-limit, or spread its sessions over more values of x-session-id; "

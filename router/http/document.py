@@ -8,9 +8,13 @@ from msgspec import Struct
 
 from api import schema
 from api.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
-from api.generation_apis import APIS
+from api.generation_apis import APIS, PATHS
 from api.http.documents import Operation, described
 from api.http.routes import Route
+from api.messages.answers import MessageAnswer, TokenCount
+from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai_responses.answers import ResponseAnswer
+from api.openai_responses.requests import ResponsesRequest
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
@@ -20,6 +24,9 @@ TITLE = "warmroute router"
 DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
+    "/v1/messages": (MessagesRequest, MessageAnswer),
+    "/v1/messages/count_tokens": (CountTokensRequest, TokenCount),
+    "/v1/responses": (ResponsesRequest, ResponseAnswer),
     "/tokenize": (TokenizeRequest, Tokens),
     "/detokenize": (DetokenizeRequest, DetokenizedPrompt),
 }
@@ -47,7 +54,7 @@ def direct(path: str) -> dict[str, Any]:
     """The operation of a route that bypasses the app."""
     request, answer = DIRECT[path]
     found = _with_errors(schema.operation(request, answer))
-    if answer in (ChatCompletion, Completion):
+    if path in PATHS:
         found["responses"]["200"]["content"] |= {SSE_TYPE: {}}
     return found
 
@@ -97,12 +104,12 @@ def control(method: str, path: str) -> dict[str, Any]:
 def document(routes: Iterable[Route], models: Iterable[str]) -> dict[str, Any]:
     """The document of these routes and of those that bypass the app, with the names of the `models` served now."""
     shown = [route for route in routes if route.in_document]
-    operations = [
+    operations = [Operation("POST", path, path.rpartition("/")[2], direct(path)) for path in DIRECT]
+    operations += [
         Operation(method, route.template, route.endpoint.__name__, control(method, route.template))
         for route in shown
         for method in route.methods
     ]
-    operations += [Operation("POST", path, "_past_the_app", direct(path)) for path in DIRECT]
     found = described(TITLE, operations)
     schemas = copy.deepcopy(schema.components())
     named = list(models)

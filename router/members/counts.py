@@ -29,12 +29,16 @@ class ReplicaCounts(Struct):
     first_token: Sequence[int] = _NONE  # histogram of the time to first token, by FIRST_TOKEN_S
     cached_tokens: int = 0  # as reported: prefill that was saved
     saved_s: float = 0.0  # of prefill, by these
+    generated_tokens: int = 0
+    streamed_tokens: int = 0
+    streaming_s: float = 0.0
 
     def count(self, tally: Tally, block_size: int) -> None:
         for status, requests in tally.statuses.items():
             self.requests += requests
             if status >= FAILED:
                 self.errors += requests
+        self.errors += tally.broken
         self.prompt_tokens += tally.prompt_tokens
         self.matched_tokens += tally.matched_tokens
         self.reported_tokens += tally.blocks_reported * block_size
@@ -53,6 +57,9 @@ class ReplicaCounts(Struct):
         self.compared_tokens += other.compared_tokens
         self.cached_tokens += other.cached_tokens
         self.saved_s += other.saved_s
+        self.generated_tokens += other.generated_tokens
+        self.streamed_tokens += other.streamed_tokens
+        self.streaming_s += other.streaming_s
         if other.first_token is not _NONE:
             self.first_token = list(map(add, self.first_token, other.first_token))
 
@@ -76,6 +83,9 @@ class ReplicaCounts(Struct):
             else [max(0, now - then) for now, then in zip(self.first_token, before.first_token, strict=True)],
             max(0, self.cached_tokens - before.cached_tokens),
             max(0.0, self.saved_s - before.saved_s),
+            max(0, self.generated_tokens - before.generated_tokens),
+            max(0, self.streamed_tokens - before.streamed_tokens),
+            max(0.0, self.streaming_s - before.streaming_s),
         )
 
     # ---- shares and quantiles
@@ -89,6 +99,10 @@ class ReplicaCounts(Struct):
         if not self.compared_tokens:
             return None
         return round(min(1.0, self.reported_tokens / self.compared_tokens), 4)
+
+    def token_s(self) -> float | None:
+        """The mean time of a token after the first one of a streamed answer."""
+        return round(self.streaming_s / self.streamed_tokens, 6) if self.streamed_tokens else None
 
     def ttft_s(self, share: float) -> float | None:
         """A quantile of the time to first token, interpolated within its bucket."""
@@ -107,7 +121,9 @@ def counts_of(member: Member, feeds: Feeds) -> ReplicaCounts:
     counts = ReplicaCounts()
     for tally in member.tallies.values():
         counts.count(tally, member.block_size)
-    traffic = feeds.traffic(member.name)
+    output, traffic = member.output, feeds.traffic(member.name)
+    counts.generated_tokens = output.tokens
+    counts.streamed_tokens, counts.streaming_s = output.streamed_tokens, output.streaming_s
     if traffic is not None:
         counts.batches, counts.stored_blocks, counts.removed_blocks = traffic.batches, traffic.stored, traffic.removed
     return counts

@@ -16,7 +16,7 @@ from router.members.facts import Facts
 from router.members.health import Health
 from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
-from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
+from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Output, Tally
 from router.members.upstream import Upstream
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Candidate
@@ -137,6 +137,7 @@ class Member:
     own_lines: bytes = b""  # headers of requests to it: its key, and its rank
     tallies: dict[str, Tally] = field(default_factory=dict)  # by model
     memory: Memory = field(default_factory=Memory)
+    output: Output = field(default_factory=Output)
     overclaims: bool = False  # claims more blocks than it can hold, as far as is known
     trust: float = 1.0  # factor on its claims of cached tokens
     resyncs: int = 0

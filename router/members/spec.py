@@ -297,8 +297,6 @@ def _target(url: str) -> Target:
         target = None
     if target is None or not _HOST.fullmatch(target.host):
         raise BadSpec(f"url is {url!r}; write http://HOST:PORT or https://HOST:PORT")
-    if target.path.endswith("/v1"):
-        raise BadSpec(f"url is {url!r}; leave out /v1, the router adds the paths of the API")
     return target
 
 

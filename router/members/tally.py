@@ -80,6 +80,15 @@ class Seen:
         return blocks if self.add(keys[-1]) else again
 
 
+@dataclass(slots=True, eq=False)
+class Output:
+    """What a replica has generated for this router, answers that still run included."""
+
+    tokens: int = 0
+    streamed_tokens: int = 0  # those after the first one of each streamed answer
+    streaming_s: float = 0.0  # that these have taken
+
+
 class Memory:
     """Recent keys and salts sent to one replica, for all of its models, as both differ between models."""
 
@@ -98,6 +107,7 @@ class Tally:
     statuses: dict[int, int] = field(default_factory=dict)
     first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     request_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
+    broken: int = 0  # answers that began well and did not come to their end
     prompt_tokens: int = 0
     matched_tokens: int = 0  # predicted
     blocks_predicted: int = 0  # of requests whose report is known

@@ -30,7 +30,7 @@ class Target(NamedTuple):
 
 
 def parse_target(url: str) -> Target:
-    """Parse a replica's URL; the ValueError quotes it and shows the expected form."""
+    """Parse a replica's URL, with or without /v1; the ValueError quotes it and shows the expected form."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -40,4 +40,4 @@ def parse_target(url: str) -> Target:
     if not usable or parts.query or parts.fragment or parts.username or not parts.hostname:
         raise ValueError(f"{url!r} is no replica's URL; write http://HOST:PORT or https://HOST:PORT")
     tls = parts.scheme == "https"
-    return Target(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
+    return Target(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))

@@ -69,6 +69,7 @@ class Links:
         self._on_room = on_room
         self._names = Names(peers)
         self._keys = keys
+        self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
         self._strangers: set[str] = set()  # endpoints at which programs of other users listen
         self._links: dict[str, Link] = {}  # to peers, by endpoint
         self._warned: set[str] = set()
@@ -167,7 +168,7 @@ class Links:
         heard = len(self.inbox.peers)
         if heard != self._said:
             level = logging.INFO if heard > self._said else logging.WARNING
-            log.log(level, "other routers heard: %d (before: %d)", heard, self._said)
+            log.log(level, "%s heard: %d (before: %d)", self._peers, heard, self._said)
             self._said = heard
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may n
 MEAN_WEIGHT = 0.1  # of the newest request, in the mean of uncached tokens
 CROWD_KEPT = 0.95  # of the older reports' weight at each new one, in the count of other routers
 MOST_CROWD = 16.0
+STALE_S = 10.0  # then a replica that is not heard has no requests but those that we know of
 FAR_S = 1e12  # later than any end, and yet not INFINITE
 MOST_FRESH = 1024  # if no report comes, the oldest count as reported
 
@@ -58,6 +59,7 @@ class ReplicaLoad:
         self._queued_requests = 0
         self._report: Load | None = None
         self._reported_s = 0.0
+        self._counted_s = 0.0  # when its requests were last reported or scraped
         self._reported_tokens = 0.0  # of its queue, those being brought at their price
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
         self._its_requests = 0.0  # as reported, fading; and of them ours
@@ -154,6 +156,9 @@ class ReplicaLoad:
             one = unstreamed.popleft()
             if one.queued:
                 self._leaves_queue(one)
+        candidate = self.candidate
+        if candidate.running + candidate.waiting > candidate.all_in_flight and now_s - self._counted_s > STALE_S:
+            candidate.running, candidate.waiting = candidate.all_in_flight, 0
         self._publish()
 
     def _leaves_queue(self, one: Sent) -> None:
@@ -193,12 +198,12 @@ class ReplicaLoad:
         if load.host_blocks != self._host_blocks:
             self._host_blocks = load.host_blocks
             self._tell_size()
-        self.candidate.running, self.candidate.waiting = load.running, load.waiting
+        self.candidate.running, self.candidate.waiting, self._counted_s = load.running, load.waiting, now_s
         self._publish()
 
     def scraped(self, running: int, waiting: int, now_s: float) -> None:
         """Take the load from the /metrics of an engine without statuses; it counts our waiting requests, too."""
-        self.candidate.running, self.candidate.waiting = running, waiting
+        self.candidate.running, self.candidate.waiting, self._counted_s = running, waiting, now_s
         self._others_waiting = max(0, waiting - self._queued_requests)
         self.tick(now_s)
 

@@ -103,6 +103,23 @@ class Attempt(Struct, eq=False):
     told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
     report: Report | None = None  # of an answer that is not in frames
     _refusal: bytearray | None = None
+    _counted_tokens: int = 0
+    _counted_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The tokens generated so far, counted by events where no engine says so."""
+        return self.generated if self.framed else 0 if self.report is None else self.report.tokens
+
+    def count(self, now_s: float) -> None:
+        """Count what has been generated since the last time."""
+        output, tokens = self.member.output, self.tokens
+        new = tokens - self._counted_tokens
+        output.tokens += new
+        if self.begun_s and self.placed.streams:
+            output.streaming_s += now_s - max(self.begun_s, self._counted_s)
+            output.streamed_tokens += new - (new > 0 and not self._counted_tokens)
+        self._counted_tokens, self._counted_s = tokens, now_s
 
     @property
     def is_paused(self) -> bool:

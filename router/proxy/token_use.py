@@ -17,8 +17,7 @@ def generated_by(attempts: Sequence[Attempt]) -> Generated:
     """The tokens that these attempts have generated."""
     tokens, told = 0, None
     for attempt in attempts:
-        report = attempt.report
-        found = attempt.generated if attempt.framed else 0 if report is None else report.tokens
+        report, found = attempt.report, attempt.tokens
         tokens += found
         if attempt.framed or (report is not None and report.generated is not None):
             told = found if told is None else told + found

@@ -4,14 +4,18 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from msgspec import Struct
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from router.asking import Client
-from router.formatting import decoded, plain_console
+from router.formatting import decoded, duration, table_console
 from router.tenants.usage import Counts
 
-COLUMNS = ("requests", "errors", "computed", "cached", "generated", "mean TTFT", "saved")
+COLUMNS = ("day", "key", "model", "requests", "errors", "computed", "cached", "generated", "TTFT", "saved")
+NAMED = 3  # of these, which tell one line from another
+DISPENSABLE = ("errors", "TTFT", "saved", "computed")  # the first of them go first where not all columns fit
 
 
 class Line(Counts):
@@ -33,9 +37,9 @@ def ask(router_url: str, wanted: Mapping[str, str], key: str | None) -> bytes:
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
-    found, console = decoded(answer, Answer), plain_console(file, width)
+    found, console = decoded(answer, Answer), table_console(file, width)
     if found.usage:
-        console.print(_table(found.usage))
+        console.print(_fitting(found.usage, console))
     else:
         console.print(Text("Nothing was used."))
     if found.kept_in == "memory":
@@ -44,25 +48,34 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
         console.print(Text(f"The file fails: {found.problem}"))
 
 
-def _table(lines: list[Line]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("day", "key", "model"):
-        table.add_column(name)
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+def _fitting(lines: list[Line], console: Console) -> Table:
+    """The table, without the columns that there is no room for."""
+    unlimited = console.options.update(width=10_000)
+    for dropped in range(len(DISPENSABLE) + 1):
+        table = _table(lines, [title for title in COLUMNS if title not in DISPENSABLE[:dropped]])
+        if Measurement.get(console, unlimited, table).maximum <= console.width:
+            break
+    return table
+
+
+def _table(lines: list[Line], titles: list[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="left" if title in COLUMNS[:NAMED] else "right", no_wrap=True)
+    whole = Counts()
     for line in lines:
-        table.add_row(line.day, Text(line.key), Text(line.model), *_cells(line))
+        whole.add(line)
+    rows = [[line.day, line.key, line.model, *_cells(line)] for line in lines]
     if len(lines) > 1:
-        whole = Counts()
-        for line in lines:
-            whole.add(line)
-        table.add_row("all", "", "", *_cells(whole))
+        rows.append(["all", "", "", *_cells(whole)])
+    for row in rows:
+        table.add_row(*(Text(cell) for title, cell in zip(COLUMNS, row, strict=True) if title in titles))
     return table
 
 
 def _cells(counts: Counts) -> list[str]:
     errors = counts.client_errors + counts.server_errors
     tokens = counts.computed_tokens, counts.cached_tokens, counts.generated_tokens
-    ttft = f"{counts.first_token_s / counts.first_tokens:.3f} s" if counts.first_tokens else "-"
+    ttft = duration(counts.first_token_s / counts.first_tokens if counts.first_tokens else None)
     saved = f"{counts.saved_s:,.1f} s"
     return [f"{counts.requests:,}", f"{errors:,}", *(f"{count:,}" for count in tokens), ttft, saved]

@@ -114,6 +114,8 @@ LOAD_COLUMNS: tuple[Column[Row], ...] = (
     _load("run", "running", 4),
     _load("wait", "waiting", 4, drop_order=4),
     _rate("req/s", rate, "requests_per_s", 5, drop_order=1),
+    _rate("tokens/s", rate, "generated_tokens_per_s", 8, drop_order=1),
+    _rate("each", duration, "token_s", 6, drop_order=5),
     _rate("prefill/s", rate, "prefill_tokens_per_s", 9, drop_order=3),
     _number("can/s", lambda row: row.replica.load.prefill_tokens_per_s or None, short, 5, drop_order=11),
     _number(

@@ -74,14 +74,16 @@ def _work(poller: Poller) -> Text:
     rates, totals = poller.history.total(), poller.totals
     figures = [
         ("req/s", rate(rates.requests_per_s if rates else None)),
-        ("prompt tokens/s", rate(rates.prompt_tokens_per_s if rates else None)),
+        ("tokens/s", rate(rates.generated_tokens_per_s if rates else None)),
+        ("each", duration(rates.token_s if rates else None)),
+        ("prompt/s", rate(rates.prompt_tokens_per_s if rates else None)),
         ("hits", percent(rates.hit if rates else None)),
     ]
     if totals is not None:
         figures += [
+            ("TTFT", duration(poller.history.mean_ttft_s())),
             ("open", short(totals.open_requests)),
             ("waiting", short(totals.queue_length)),
-            ("TTFT", duration(poller.history.mean_ttft_s())),
         ]
         failures = (
             ("retries", totals.retries_total),

@@ -20,6 +20,14 @@ class Rates(NamedTuple):
     prompt_tokens_per_s: float
     prefill_tokens_per_s: float  # prompt tokens predicted not to be cached
     batches_per_s: float
+    generated_tokens_per_s: float
+    streamed_tokens_per_s: float
+    streaming: float  # answers that were being generated, on average
+
+    @property
+    def token_s(self) -> float | None:
+        """The mean time of an answer's token; None: there were none."""
+        return self.streaming / self.streamed_tokens_per_s if self.streamed_tokens_per_s else None
 
     @property
     def hit(self) -> float | None:
@@ -116,13 +124,16 @@ class History:
         """Rates of one replica; None before its second sample."""
         if (served := self._served.rise(replica)) is None:
             return None
-        (requests, prompt, matched), over_s = served
+        (requests, prompt, matched, generated, streamed, streaming_s), over_s = served
         batches = self._batches.rise(replica)
         return Rates(
             requests_per_s=requests / over_s,
             prompt_tokens_per_s=prompt / over_s,
             prefill_tokens_per_s=max(0.0, prompt - matched) / over_s,
             batches_per_s=batches[0][0] / batches[1] if batches is not None else 0.0,
+            generated_tokens_per_s=generated / over_s,
+            streamed_tokens_per_s=streamed / over_s,
+            streaming=streaming_s / over_s,
         )
 
     def total(self) -> Rates | None:
@@ -132,4 +143,5 @@ class History:
 
 def _served(replica: ReplicaStatus) -> Counts:
     served = replica.served
-    return served.requests, served.prompt_tokens, served.matched_tokens
+    prompts = (served.requests, served.prompt_tokens, served.matched_tokens)
+    return *prompts, served.generated_tokens, served.streamed_tokens, served.streaming_s

@@ -82,6 +82,29 @@ def test_fits_a_narrow_window(visiting: Visiting, world: World) -> None:
             wait_shown(visit.page, name)
             width = visit.page.evaluate("document.documentElement.scrollWidth")
             assert width <= NARROW[0], f"{name} is {width} pixels wide"
+            cut = "boxes => boxes.filter(box => box.scrollWidth > box.clientWidth).map(box => box.ariaLabel)"
+            if name in ("overview", "requests"):
+                assert visit.page.eval_on_selector_all(".table-box:not([hidden])", cut) == [], "no column is cut"
+
+
+def test_a_phone_has_send_in_sight(visiting: Visiting, world: World) -> None:
+    with visiting(NARROW) as visit:
+        visit.open(place_of("playground", world))
+        wait_shown(visit.page, "playground")
+        expect(visit.page.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
+
+
+def test_rows_keep_their_places_while_replicas_are_as_well_as_each_other(page: Visit, world: World) -> None:
+    page.open()
+    wait_shown(page.page, "overview")
+    names = page.page.get_by_role("table", name="Replicas").get_by_role("rowheader")
+    talk(world.url, 4, turns=1)
+    expect(names).to_have_text(["r0", "r1", "r2"])
+
+
+def test_requests_are_kept_without_their_prompts(page: Visit) -> None:
+    page.open("/requests")
+    expect(page.page.get_by_text("Decisions are kept without their prompts.")).to_be_visible()
 
 
 def test_overview_has_the_fleet_and_what_was_decided(page: Visit, world: World) -> None:

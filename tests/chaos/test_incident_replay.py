@@ -46,7 +46,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
     with (
         fleet(REPLICAS, *RATES) as replicas,
         router(*replicas.as_options, "--request-log", log, "--log-level", "error") as served,
-        tool("record", *replicas.urls, "-o", recording, "--json") as recorder,
+        tool("record", *replicas.urls, "-o", recording) as recorder,
     ):
         _recording(recorder, recording)
         asyncio.run(_ask(served.url))

@@ -156,7 +156,7 @@ def test_the_router_says_that_a_prompt_comes_from_host_memory(front: RouterProce
 
 def test_tools_and_a_late_router_find_every_medium(front: RouterProcess, one: Tiered, two: Tiered) -> None:
     with (
-        tool("verify", one.served.url, "--for", 1, "--json") as verify,
+        tool("verify", one.served.url, "--for", 1) as verify,
         tool("conform", one.served.url, "--for", 2) as conform,
     ):
         answers(front, conversations("verified", 4))

@@ -27,10 +27,10 @@ def wait_until(condition: Callable[[], object], what: str, within_s: float = DEA
 
 
 class Tool:
-    """A running `warmroute events ...`, its output read as it comes."""
+    """A running `warmroute events ... --json`, its output read as it comes."""
 
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "fleet", "events", *map(str, arguments)]
+        command = [sys.executable, "-m", "fleet", "events", *map(str, arguments), "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.out: list[str] = []
         self.err: list[str] = []

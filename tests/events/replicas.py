@@ -28,8 +28,8 @@ class Ran(NamedTuple):
 
 
 def run(*arguments: str) -> Ran:
-    """In this process, with JSON lines, as in a pipe."""
-    result = CliRunner().invoke(events, arguments)
+    """In this process, with JSON lines."""
+    result = CliRunner().invoke(events, [*arguments, "--json"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, [json.loads(line) for line in result.stdout.splitlines()], result.stderr)

@@ -116,7 +116,7 @@ def _seqs(path: Path) -> list[int]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(events, ["record", *map(str, arguments)])
+    return CliRunner().invoke(events, ["record", *map(str, arguments), "--json"])
 
 
 def test_an_existing_file_is_refused(tmp_path: Path) -> None:

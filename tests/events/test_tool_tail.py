@@ -90,8 +90,8 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
     assert (tail.returncode, errors) == (1, b"")
 
 
-def shown(path: Path, *options: str) -> str:
-    result = CliRunner().invoke(events, ["tail", str(path), *options])
+def shown(path: Path, *options: str, as_json: bool = True) -> str:
+    result = CliRunner().invoke(events, ["tail", str(path), *options, *(["--json"] if as_json else [])])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -104,7 +104,7 @@ def test_a_recorded_incident_shows_gaps_repairs_and_the_restart(tmp_path: Path) 
     assert output.index('"type":"gap"') < output.index('"type":"exact"', output.index('"type":"gap"'))
 
 
-def test_people_get_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_json_there_is_text_in_a_pipe_too(tmp_path: Path) -> None:
     with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
         line, engine = Line(recorder), Engine(1)
         line.keep_replays = lambda seq: seq != 1
@@ -112,23 +112,19 @@ def test_people_get_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         line.publish(engine.step())
         line.publish(engine.step(), lost=True)
         line.publish(engine.step())
-    monkeypatch.setattr("events.tool.output.is_terminal", lambda: True)
-    lines = shown(tmp_path / "a.wre").splitlines()
+    lines = shown(tmp_path / "a.wre", as_json=False).splitlines()
     assert any(line.split()[1:3] == ["#0", "stored"] and "after root" in line and "key " in line for line in lines)
     assert any(line.split()[1:] == ["gap", "batch", "1", "missing"] for line in lines)
     assert any(line.split()[1:] == ["partial", "batch", "1", "is", "lost"] for line in lines)
     assert lines[-1].endswith("NOT EXACT: batch 1 is lost")
 
 
-def test_a_place_that_replicas_share_is_told_from_the_replicas_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_replicas_share_is_told_from_the_replicas_own(tmp_path: Path) -> None:
     event = BlockStored([1], None, [1, 2], 2, None, "STORAGE", None, locality="REMOTE", ownership="tier-1")
     record_payloads(tmp_path, [encode_batch(EventBatch(0.0, [event]))])
     assert '"medium":"STORAGE"' in (output := shown(tmp_path / "a.wre"))
     assert '"locality":"REMOTE","ownership":"tier-1"' in output
-    monkeypatch.setattr("events.tool.output.is_terminal", lambda: True)
-    assert "STORAGE (remote)" in shown(tmp_path / "a.wre")
+    assert "STORAGE (remote)" in shown(tmp_path / "a.wre", as_json=False)
 
 
 def test_the_damage_of_a_file_is_noted(tmp_path: Path) -> None:

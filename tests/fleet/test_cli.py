@@ -140,7 +140,7 @@ def test_the_manual_says_what_is_missing_for_a_command() -> None:
 def test_an_unknown_command_is_a_usage_error() -> None:
     finished = run("-m", "fleet", "evnets")
     assert finished.returncode == 2
-    assert "evnets" in finished.stderr
+    assert "No such command 'evnets'. Did you mean 'events'?" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 

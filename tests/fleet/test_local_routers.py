@@ -86,7 +86,7 @@ def complaint(command: click.Command, *arguments: str) -> str:
         ("10.0.0.9:8000", "http://10.0.0.9:8000"),
         ("router.example:80", "http://router.example:80"),
         ("[::1]:8000", "http://[::1]:8000"),
-        ("localhost:8000/v1", "http://localhost:8000/v1"),
+        ("localhost:8000/v1", "http://localhost:8000"),
         ("https://router.example/", "https://router.example"),
     ],
 )

@@ -323,6 +323,7 @@ def test_a_replica_that_dies_is_started_again(victim: str) -> None:
         assert len(set(before) - set(running.processes())) == 2  # the other half of it is gone too
         assert running.end() == 0
         assert "the logs are in" in running.output
+        assert re.search(r"^\d\d:\d\d:\d\d demo-\d .*; it is started again", running.output, re.M)
         assert [path.name for path in sorted(running.folder.glob("warmroute-*/*.log"))] == [
             "demo-0.log",
             "demo-1.log",

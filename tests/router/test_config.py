@@ -139,6 +139,7 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--registry", "h:1"), "'--registry': 'h:1' is not a URL; write http://HOST:PORT"),
         (("--registry", "http://h:x"), "'http://h:x' is not a URL"),
         (("--otlp-endpoint", "http://u@h:1"), "'http://u@h:1' is not a URL"),
+        (("--cors-origin", "https://a.example/v1"), "'https://a.example/v1' has a path"),
         (("--cors-origin", "https://a.example/path"), "'https://a.example/path' has a path"),
         (("--client-path", "/replicas"), "'/replicas' is not a path below /v1/; write it like /v1/videos"),
         (("--client-path", "/v1/videos/"), "'/v1/videos/' is not a path below /v1/"),

@@ -91,7 +91,7 @@ def test_a_decision_is_a_table_of_plain_text_where_there_is_no_terminal() -> Non
     assert winner == [">", "replica-1", "##########..........", "2,048+1,024", "0", "2", "256", "ms", "513", "ms"]
     assert loser == ["replica-0", "#" * 20, "4,096", "81,234", "64", "10.2", "s", "10.5", "s"]
     assert "  replica-0  78,194 tokens wait there, which takes longer than computing 2,048 anew" in lines
-    assert "    tokens: 2,048 on its GPU, 1,024 from host memory in 10 ms, 1,028 computed in 128 ms" in lines
+    assert "    tokens: 2,048 in its KV cache, 1,024 from host memory in 10 ms, 1,028 computed in 128 ms" in lines
     assert lines[-1].endswith("draining")
 
 

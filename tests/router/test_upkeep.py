@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -541,3 +543,20 @@ async def test_the_queue_of_an_engine_is_read_from_its_metrics() -> None:
             asked = len(engine.asked)
             await until(lambda: len(engine.asked) > asked + 4, "it is asked on")
             assert candidate.running == 3
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+async def test_only_an_end_that_was_not_planned_is_warned_of(
+    is_planned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = named("r0")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(replica.running())
+        async with served(replica, **OFTEN) as running:
+            member = running.member("r0")
+            if is_planned:
+                member.health.drain()
+            await stack.aclose()
+            await until(lambda: "no connection" in member.server.trouble, "its end is noticed")
+    told = [one for one in caplog.records if "no connection" in one.message and one.levelno >= logging.WARNING]
+    assert bool(told) is not is_planned

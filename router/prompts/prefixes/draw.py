@@ -7,11 +7,12 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import Client
-from router.formatting import ago, decoded, plain_console
+from router.formatting import PIPED_COLUMNS, ago, cut, decoded, table_console
 from router.prompts.prefixes.shared import Prefix, Shared
 
 BRANCH = "  "
 DEEPEST = 8  # levels that are indented: a long conversation has one for each of its turns
+MOST_TEXT = 120  # characters
 NAMED = 3  # replicas; of more the number is said
 HINT = "No texts are kept; start the router with --show-prompts to see them."
 
@@ -22,12 +23,12 @@ def ask(router_url: str, limit: int, key: str | None) -> bytes:
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
-    shared, console = decoded(answer, Shared), plain_console(file, width)
+    shared, console = decoded(answer, Shared), table_console(file, width)
     console.print(Text(heading(shared)))
     if not shared.prefixes:
         return
     console.print()
-    console.print(table_of(shared, plain=not console.is_terminal))
+    console.print(table_of(shared, plain=not console.is_terminal, width=console.width))
     if not shared.texts:
         console.print()
         console.print(Text(HINT, style="dim" if console.is_terminal else ""))
@@ -41,16 +42,17 @@ def heading(shared: Shared) -> str:
     return f"{what.format(count)} ({ago(shared.span_s)})"
 
 
-def table_of(shared: Shared, *, plain: bool) -> Table:
+def table_of(shared: Shared, *, plain: bool, width: int) -> Table:
     style = "" if plain else "dim"
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=style, expand=shared.texts)
+    fills = shared.texts and width < PIPED_COLUMNS  # in a pipe no line ends in spaces
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=style, expand=fills)
     models = {prefix.model for prefix in shared.prefixes}
     table.add_column("tokens", no_wrap=True)
     table.add_column("prompts", justify="right", no_wrap=True)
     table.add_column("last", justify="right", no_wrap=True)
-    table.add_column("held by", overflow="fold", max_width=30)
+    table.add_column("held by", no_wrap=True, overflow="ellipsis", max_width=30)
     if shared.texts:
-        table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1 if fills else None)
     several = len(models) > 1
     for prefix in shared.prefixes:
         _add(table, prefix, 0, several=several, texts=shared.texts, plain=plain)
@@ -66,7 +68,7 @@ def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool
         holders(prefix),
     ]
     if texts:
-        row.append(printable(" ".join((prefix.text or "").split())))
+        row.append(cut(printable(" ".join((prefix.text or "").split())), MOST_TEXT))
     table.add_row(*row, style="" if plain or prefix.held_by else "dim")
     for below in prefix.below:
         _add(table, below, depth + 1, several=several, texts=texts, plain=plain)

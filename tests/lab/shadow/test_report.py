@@ -64,7 +64,7 @@ def test_the_report_says_the_gain_and_how_sure_it_is() -> None:
         "0 tokens cached at r0, 4,096 at r1",
         "trees: 1 of 2 exact",
         "r1: its events are not followed",
-        "where requests went: 8 by the events, 2 unknown, taken in turn",
+        "where requests went: 8 by the events, 2 unknown",
         "assumed: 8,000 prefill tokens/s in each replica; give --prefill-rate",
         "3 requests the oldest, forgotten for newer ones",
     ):
@@ -80,7 +80,7 @@ def test_nothing_is_divided_by_zero(field: str) -> None:
 
 def test_without_a_request_there_is_nothing_to_compare() -> None:
     told = list(lines(replace(FOUND, simulated_requests=0)))
-    assert told[-1] == "no request could be placed, so there is nothing to compare"
+    assert told[-1] == "nothing can be compared: no request could be placed, or nobody knows where they went"
 
 
 def test_the_findings_are_the_same_after_a_way_through_json() -> None:

@@ -49,13 +49,13 @@ def test_a_shared_prefix_that_went_everywhere_would_have_been_computed_once() ->
     assert (miss.request_id, miss.tokens) == ("1", 10 * BLOCK)
 
 
-def test_where_nobody_knows_where_requests_went_they_are_taken_in_turn() -> None:
-    records = [at(number, [1, 2, 3, 100 + number], None) for number in range(4)]
-    unknown = twin(records, "a", "b")
-    in_turn = [at(number, list(one.keys), "ab"[number % 2]) for number, one in enumerate(records)]
-    known = twin(in_turn, "a", "b")
-    assert unknown.served == known.served
-    assert unknown.served.computed_tokens > unknown.placed[0].computed_tokens
+def test_where_a_request_went_is_not_made_up() -> None:
+    known = [at(number, [1, 2, 3, 100 + number], "a") for number in range(4)]
+    unknown = [at(number, [1, 2, 3, 200 + number], place) for number, place in enumerate((None, "gone"))]
+    found = twin([*known, *unknown], "a", "b")
+    assert found == twin(known, "a", "b")
+    assert found.served.computed_tokens == found.placed[0].computed_tokens, "warmroute gains nothing over itself"
+    assert twin(unknown, "a", "b") == Twin()
 
 
 def test_requests_that_cannot_be_simulated_are_counted() -> None:
@@ -95,8 +95,8 @@ def test_the_pace_is_fitted_with_larger_blocks_that_still_fit_into_the_cache() -
 
 
 def test_a_trace_says_where_each_request_went() -> None:
-    trace = trace_of([at(0, [1], "b"), at(1, [1], "gone"), at(2, [1], None)], ["a", "b"], BLOCK, 4)
-    assert [request.replica for request in trace.requests] == [1, None, None]
+    trace = trace_of([at(0, [1], "b"), at(1, [1], "a"), at(2, [1], "b")], ["a", "b"], BLOCK, 4)
+    assert [request.replica for request in trace.requests] == [1, 0, 1]
     assert [request.at_s for request in trace.requests] == [0.0, SPREAD_S, 2 * SPREAD_S]
     assert len({request.blocks[-1] for request in trace.requests}) == 3, "a block that is not full is nobody else's"
 
@@ -120,6 +120,7 @@ def test_both_runs_have_the_same_requests_and_compute_each_at_least_in_part(
         keys = [paths.setdefault(tuple(path[: end + 1]), 1 + len(paths)) for end in range(len(path))]
         records.append(at(number, keys, replica))
     found = twin(records, "a", "b")
+    records = [one for one in records if one.replica is not None]
     assert {side.requests for side in (found.served, *found.placed)} == {len(records)}
     assert {side.tokens for side in (found.served, *found.placed)} == {sum(one.tokens for one in records)}
     for side in (found.served, *found.placed):

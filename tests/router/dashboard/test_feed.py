@@ -20,7 +20,21 @@ from router.tenants.keys import Key, digest_of, keys_from_options
 from tests.router.dashboard.watching import Page, watched
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until
-from tests.router.scripted import CHAT, Client, Script, Scripted, Served, chat, connect, drops, says, served
+from tests.router.scripted import (
+    CHAT,
+    DONE,
+    Call,
+    Client,
+    Script,
+    Scripted,
+    Served,
+    chat,
+    connect,
+    drops,
+    event,
+    says,
+    served,
+)
 
 GOOD = b'{"choices":[]}'
 AT_ONCE_S = 5.0  # far less than any answer or drain would take
@@ -91,6 +105,40 @@ async def test_a_row_tells_how_full_a_cache_is_and_when_its_replica_was_heard() 
             told, silent = (await page.next("fleet"))["replicas"]
         assert told["cache_used"] == 0.75 and 0 <= told["heard_age_s"] < 10
         assert (silent["cache_used"], silent["heard_age_s"], silent["gaps"], silent["repairs"]) == (None,) * 4
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_tokens_are_counted_while_their_answer_still_runs(native: bool) -> None:
+    goes_on = asyncio.Event()
+
+    async def slowly(call: Call) -> None:
+        def say(payload: bytes, *token_ids: int) -> None:
+            if native:
+                call.frame(payload, *token_ids)
+            else:
+                call.chunk(payload)
+
+        (call.begin_frames if native else call.begin)()
+        for number in range(8):
+            say(event("{}"), number)
+        await goes_on.wait()
+        say(DONE, 9)
+        call.end()
+
+    replica = Scripted("r0", slowly, native=native)
+    async with served(replica) as running, watched(running) as page, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        while not (totals := (await page.next("fleet"))["totals"])["generated_tokens_per_s"]:
+            pass
+        assert totals["in_flight"] == 1
+        while (totals := (await page.next("fleet"))["totals"])["token_s"] is None:
+            pass
+        goes_on.set()
+        await client.answer()
+        await running.idle()
+        counts = counts_of(running.member("r0"), running.router.feeds)
+        assert counts.generated_tokens == (9 if native else 7)  # without figures, all events but two have a token
+        assert counts.streamed_tokens == counts.generated_tokens - 1
 
 
 async def test_what_happens_is_shown_in_the_next_frames() -> None:

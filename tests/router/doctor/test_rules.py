@@ -15,6 +15,7 @@ from router.doctor.findings import PAGE
 from router.doctor.rules import RULES, findings
 from tests.router.doctor.snapshots import (
     READINGS,
+    ROUTER,
     all_worse,
     choices,
     fleet,
@@ -52,6 +53,11 @@ def swinging(**changes: tuple[float, ...]) -> Figures:
 def hot(first: float, others: float, always: bool = True) -> Figures:
     busy = (first,) * (READINGS - 1) + (first if always else others - 1,)
     return fleet(replica("r0", busy=busy), busy=(others,) * READINGS)
+
+
+def warm(first: float) -> Figures:
+    """One replica is busy, since the policy has found what is asked for in its cache."""
+    return replace(hot(first, 0.0), router=replace(ROUTER, choices=choices("a" * 30, cached=True)))
 
 
 # rule -> what it names, and what it is just not yet
@@ -162,7 +168,10 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse({"preemptions": 2.0}), worse({"preemptions": 10.0, "prompts": 1000.0})],
         [worse({"preemptions": 1.0}), worse({"preemptions": 9.0, "prompts": 1000.0})],
     ),
-    "hot-replica": ([hot(8.0, 2.0), hot(400.0, 100.0)], [hot(7.9, 0.0), hot(8.0, 2.1), hot(90.0, 2.0, always=False)]),
+    "hot-replica": (
+        [hot(8.0, 2.0), hot(400.0, 100.0)],
+        [hot(7.9, 0.0), hot(8.0, 2.1), hot(90.0, 2.0, always=False), warm(90.0)],
+    ),
     "herding": (
         [routed_worse(choices=HERDED), swinging()],
         [

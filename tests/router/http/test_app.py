@@ -293,7 +293,6 @@ async def test_a_replica_can_be_added_drained_and_removed() -> None:
         (b'{"url":"http://h:1","name":"a"}', "is there already"),
         (b'{"url":"http://h:1","api_key_env":"NOT_SET_ANYWHERE"}', "only at the router's start"),
         (b'{"url":"http://h:1","api_key":"secret"}', "api_key_env"),
-        (b'{"url":"http://h:1/v1"}', "leave out /v1"),
     ],
 )
 async def test_a_replica_that_cannot_be_is_refused_with_what_to_do(body: bytes, why: str) -> None:
@@ -546,3 +545,13 @@ async def test_a_failure_of_our_own_says_nothing_of_its_cause(caplog: pytest.Log
         running.router.members.by_name["a"].spec = ReplicaSpec(name="a", url="http://127.0.0.1:1")
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         assert "NoneType" not in json.dumps(answer.json) and "NoneType" in caplog.text
+
+
+async def test_the_document_says_in_words_what_each_route_does() -> None:
+    async with served(named("r0")) as running, connect(running.port, 2**20) as client:
+        paths: Any = (await client.get("/openapi.json")).json["paths"]
+    told = {path: operation["summary"] for path, operations in paths.items() for operation in operations.values()}
+    assert "Past The App" not in told.values()
+    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"} <= told.keys()
+    assert told["/explain"] == "Show where a request would go, and why"
+    assert len(set(told.values())) == len(told)

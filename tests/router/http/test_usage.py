@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from router.http.usage import as_csv
-from router.tenants.draw import draw
+from router.tenants.draw import COLUMNS, draw
 from router.tenants.keys import keys_from_options
 from router.tenants.usage import PLACE, Counts, Row, day_of
 from tests.router.scripted import CHAT, Client, Script, Served, chat, connect, says, served
@@ -187,6 +187,13 @@ def test_it_is_drawn_as_a_table_with_a_sum() -> None:
     text = io.StringIO()
     draw(msgspec.json.encode({"kept_in": "memory", "since": "2026-01-30", "usage": rows}), text, 120)
     lines = text.getvalue().splitlines()
-    assert lines[1].split() == ["2026-01-31", "alice", "m", "2", "0", "0", "1,500", "0", "0.250", "s", "1.2", "s"]
-    assert lines[3].split() == ["all", "4", "0", "0", "3,000", "0", "0.250", "s", "2.5", "s"]
+    assert lines[1].split() == ["2026-01-31", "alice", "m", "2", "0", "0", "1,500", "0", "250", "ms", "1.2", "s"]
+    assert lines[3].split() == ["all", "4", "0", "0", "3,000", "0", "250", "ms", "2.5", "s"]
     assert "since the router's start, 2026-01-30" in lines[4]
+    narrow, piped = io.StringIO(), io.StringIO()
+    rows[0]["model"] = "a-model-with-a-name-of-its-own"
+    draw(msgspec.json.encode({"kept_in": "file", "usage": rows}), narrow, 80)
+    assert narrow.getvalue().split()[:6] == ["day", "key", "model", "requests", "cached", "generated"]
+    assert max(map(len, narrow.getvalue().splitlines())) <= 80 and "…" not in narrow.getvalue()
+    draw(msgspec.json.encode({"kept_in": "file", "usage": rows}), piped)
+    assert piped.getvalue().split()[:10] == list(COLUMNS) and "a-model-with-a-name-of-its-own" in piped.getvalue()

@@ -34,6 +34,12 @@ def test_all_models_of_a_replica_count_together() -> None:
     assert sum(made.first_token) == 3
 
 
+def test_an_answer_that_broke_off_is_an_error_like_one_of_status_500() -> None:
+    one = tally(0.1, 0.2, failed=1)
+    one.broken = 1
+    assert (counts(one).requests, counts(one).errors) == (3, 2)
+
+
 def test_shares_of_nothing_are_not_known() -> None:
     nothing = ReplicaCounts()
     assert (nothing.hit_predicted(), nothing.hit_reported(), nothing.ttft_s(0.5)) == (None, None, None)

@@ -33,6 +33,7 @@ def test_a_url_alone_is_named_by_its_address() -> None:
     assert parse_replica(URL) == ReplicaSpec(name="10.0.0.1:8000", url=URL)
     assert parse_replica("http://host").name == "host:80"
     assert parse_replica("https://[::1]:1/").url == "https://[::1]:1"
+    assert parse_replica("http://h:1/v1/").url == parse_replica("url=http://h:1/v1").url == "http://h:1"
 
 
 def test_pairs_say_the_rest() -> None:
@@ -70,7 +71,6 @@ def test_adapters_are_named_one_by_one() -> None:
         ("http://h:99999", "url is 'http://h:99999'; write http"),
         ("http://[h:1", "url is 'http://[h:1'; write http"),
         ("http://a b:1,name=a", "url is 'http://a b:1'; write http"),
-        (f"{URL}/v1", f"url is '{URL}/v1'; leave out /v1"),
         ("name=a", "the url is missing; write url=http://HOST:PORT"),
         (f"{URL},event=tcp://h:1", "'event' in "),
         (f"{URL},event=tcp://h:1", "did you mean 'events'?"),

@@ -144,8 +144,19 @@ async def test_a_router_that_dies_is_forgotten(
         monkeypatch.setattr(one.front.links, "_tell", lambda: None)
         await until(lambda: in_flight(other) == (0, 0), "its request is forgotten")
         assert not hears(other)
-    assert "other routers heard: 1 (before: 0)" in caplog.text
-    assert "other routers heard: 0 (before: 1)" in caplog.text
+    assert "peers heard: 1 (before: 0)" in caplog.text
+    assert "peers heard: 0 (before: 1)" in caplog.text
+
+
+async def test_workers_of_one_router_are_not_called_routers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    replica, paths = Scripted("r0", silent), [f"ipc://{tmp_path}/{number}" for number in range(2)]
+    async with (
+        served(replica, peer_listen=paths[0], peers=(paths[1],)),
+        served(replica, peer_listen=paths[1], peers=(paths[0],)),
+    ):
+        await until(lambda: "other workers heard: 1 (before: 0)" in caplog.text, "it is heard")
+    assert "router" not in "".join(one.message for one in caplog.records if "heard" in one.message)
 
 
 async def test_an_endpoint_that_is_taken_is_named() -> None:

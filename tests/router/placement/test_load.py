@@ -115,6 +115,19 @@ def test_a_restarted_replica_owes_nothing() -> None:
     load.check()
 
 
+def test_a_replica_that_is_not_heard_any_more_runs_no_more_than_it_was_sent() -> None:
+    candidate, load = replica()
+    load.sent(1, 500, 9.0)
+    load.reported(Load(running=3, waiting=2), 10.0)
+    load.tick(19.0)
+    assert (candidate.running, candidate.waiting) == (3, 2)
+    load.tick(20.1)
+    assert (candidate.running, candidate.waiting) == (1, 0)
+    load.ended(1, 20.2)
+    load.tick(20.3)
+    assert candidate.running == 0
+
+
 def test_memory_is_bounded_though_no_report_ever_comes() -> None:
     candidate, load = replica()
     for number in range(5000):

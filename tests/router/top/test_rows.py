@@ -16,7 +16,7 @@ from router.top.rows import Branch, Row, branches_of, cached_tokens, natural, ro
 from router.top.table import Table
 from tests.router.top.samples import a_decision, a_prefix, a_replica
 
-RATES = Rates(12.5, 18000.0, 1700.0, 26.0)
+RATES = Rates(12.5, 18000.0, 1700.0, 26.0, 240.0, 200.0, 8.0)
 
 
 def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:
@@ -53,6 +53,8 @@ def test_a_replica_is_a_row() -> None:
         "run": "4",
         "wait": "2",
         "req/s": "12",
+        "tokens/s": "240",
+        "each": "40 ms",
         "prefill/s": "1.7k",
         "can/s": "8.0k",
         "heard": "0.1s",
@@ -63,7 +65,7 @@ def test_unknown_figures_are_dashes_with_the_reason() -> None:
     replica = ReplicaStatus("r0", available=False, why="not reached yet", load=Load())
     found = cells(replica_table(), Row(replica, None, frozenset()))
     assert {title for title, text in found.items() if text == "-"} == {
-        *("cache", "hits", "queued", "run", "wait", "req/s", "prefill/s", "can/s", "heard")
+        *("cache", "hits", "queued", "run", "wait", "req/s", "tokens/s", "each", "prefill/s", "can/s", "heard")
     }
     assert (found["state"], found["why"]) == ("down", "not reached yet")
 
@@ -185,7 +187,7 @@ def test_the_heading_counts_states_the_worst_last() -> None:
     poller = known(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
     first, second, third = [line.plain for line in heading(poller)]
     assert first == "http://router:8000  3 replicas: 2 exact, 1 down"
-    assert second.startswith("req/s -  prompt tokens/s -  hits -")
+    assert second.startswith("req/s -  tokens/s -  each -  prompt/s -  hits -")
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
 
 
@@ -254,7 +256,12 @@ def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
     ]
     portions = [Portion("GPU", 512), Portion("CPU", 256, 0.003), Portion("PULL", 256, 0.011, ["r1"])]
     shown = lines_of(details.decision_lines(a_decision(portions=[*portions, Portion("COMPUTE", 176, 0.022)]), 80))
-    for told in ("512 on its GPU", "256 from host memory in 3 ms", "256 from r1 in 11 ms", "176 computed in 22 ms"):
+    for told in (
+        "512 in its KV cache",
+        "256 from host memory in 3 ms",
+        "256 from r1 in 11 ms",
+        "176 computed in 22 ms",
+    ):
         assert told in shown
     assert "less than predicted" in lines_of(details.decision_lines(a_decision(reported_cached_tokens=0), 80))
 

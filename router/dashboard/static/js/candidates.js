@@ -79,9 +79,9 @@ function candidate(one, found, dearest, state) {
   );
 }
 
-const PLACES = { GPU: "on its GPU", CPU: "from host memory", STORAGE: "from disk", COMPUTE: "computed" };
+const PLACES = { GPU: "in its KV cache", CPU: "from host memory", STORAGE: "from disk", COMPUTE: "computed" };
 
-/** Whether a part comes neither from the GPU nor from computing. */
+/** Whether a part comes neither from its KV cache nor from computing. */
 const brings = (portions) => portions.some(({ source }) => source !== "GPU" && source !== "COMPUTE");
 
 /** Where a replica takes a prompt's tokens from, part by part. */

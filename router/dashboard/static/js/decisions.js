@@ -19,18 +19,18 @@ export function decisionColumns(state, short = false) {
     { title: "Replica", cell: (one) => replicaCell(one, state) },
     { title: "Prompt", right: true, cell: (one) => whole(one.prompt_tokens) },
     { title: "Cached", right: true, cell: cachedCell, about: "prompt tokens found cached, as the replica reports" },
-    { title: "TTFT", right: true, cell: (one) => seconds(one.ttft_s) },
+    { title: "TTFT", right: true, wide: true, cell: (one) => seconds(one.ttft_s) },
     { title: "Ended", cell: endCell },
   ];
   if (short) return columns;
   return [
     ...columns.slice(0, 4),
-    { title: "Predicted", right: true, cell: (one) => whole(one.predicted_cached_tokens) },
+    { title: "Predicted", right: true, wide: true, cell: (one) => whole(one.predicted_cached_tokens) },
     columns[4],
-    { title: "Whole", right: true, cell: (one) => seconds(one.duration_s) },
+    { title: "Whole", right: true, wide: true, cell: (one) => seconds(one.duration_s) },
     columns[5],
-    { title: "Model", cell: (one) => one.model },
-    { title: "Request", cell: (one) => ({ text: one.request_id, soft: true }) },
+    { title: "Model", wide: true, cell: (one) => one.model },
+    { title: "Request", wide: true, cell: (one) => ({ text: one.request_id, soft: true }) },
   ];
 }
 
@@ -50,11 +50,14 @@ function cachedCell(one) {
   return { text: whole(cached), share: cached / one.prompt_tokens };
 }
 
+/** Whether it failed, as errors are counted on all pages; a client that leaves is no error. */
+export const isFailed = ({ status, why }) => status >= 400 || (status > 0 && Boolean(why));
+
 function endCell(one) {
   const again = [one.retries > 0 && `${one.retries} retried`, one.resumes > 0 && `${one.resumes} resumed`].filter(
     Boolean,
   );
-  if (one.status !== 200)
-    return { text: one.status === 0 ? "client left" : String(one.status), badge: "bad", title: one.why ?? undefined };
+  if (one.status === 0) return { text: "client left", badge: "warn", title: one.why ?? undefined };
+  if (isFailed(one)) return { text: one.status < 400 ? "broke off" : String(one.status), badge: "bad", title: one.why };
   return again.length > 0 ? { text: again.join(", "), badge: "warn" } : { text: "answered", soft: true };
 }

@@ -1,6 +1,6 @@
 /** Requests as they end, each on the lane of its replica: orange as far as its prompt was cached. */
 
-import { decisionKey } from "./decisions.js";
+import { decisionKey, isFailed } from "./decisions.js";
 import { el, fill, mark, say } from "./dom.js";
 import { perSecond, plural, share, whole } from "./format.js";
 import { replica } from "./places.js";
@@ -39,9 +39,10 @@ export class Flow {
     mark(this._keys, "hidden", fleet.decisions === null);
     const fresh = (fleet.decisions ?? []).filter((one) => one.chosen !== null && !this._seen.has(decisionKey(one)));
     this._seen = new Set((fleet.decisions ?? []).map(decisionKey));
-    const rate = fleet.totals.requests_per_s;
+    const { in_flight: running, requests_per_s: rate } = fleet.totals;
     const isSample = fleet.decisions !== null && rate > fleet.decisions.length && fresh.length > 0;
-    say(this._count, isSample ? `${plural(fresh.length, "request")} of ${perSecond(rate)} drawn` : perSecond(rate));
+    const drawn = isSample ? `${plural(fresh.length, "request")} of ${perSecond(rate)} drawn` : `${perSecond(rate)} ended`;
+    say(this._count, `${whole(running)} running, ${drawn}`);
     if (!document.hidden) fresh.reverse().forEach((one, place) => this._send(one, place / fresh.length));
   }
 
@@ -50,30 +51,35 @@ export class Flow {
   /** The busiest replicas, and one lane for all others. */
   _showLanes({ replicas, totals }) {
     const busiest = [...replicas]
-      .sort((one, other) => other.requests_per_s - one.requests_per_s)
+      .sort((one, other) => busy(other) - busy(one))
       .slice(0, MOST_LANES)
       .sort((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
     const before = this._lanes;
     this._lanes = new Map();
     for (const row of busiest) {
       const warm = row.hit_reported === null ? "" : `, ${share(row.hit_reported)} warm`;
-      const isUp = row.status === "up";
-      this._lane(before, row.name, isUp ? `${perSecond(row.requests_per_s)}${warm}` : row.status, isUp);
+      const words = row.status === "up" ? `${perSecond(row.requests_per_s)}${warm}` : row.status;
+      this._lane(before, row, words);
     }
     const others = totals.replicas - busiest.length;
-    const rest = busiest.reduce((sum, row) => sum - row.requests_per_s, totals.requests_per_s);
-    if (others > 0) this._lane(before, OTHERS, perSecond(Math.max(0, rest)), true, `${whole(others)} others`);
+    const rest = (name) => Math.max(0, busiest.reduce((sum, row) => sum - row[name], totals[name]));
+    if (others > 0) {
+      const row = { name: OTHERS, status: "up", in_flight: rest("in_flight") };
+      this._lane(before, row, perSecond(rest("requests_per_s")), `${whole(others)} others`);
+    }
     const nodes = [...this._lanes.values()].map(({ node }) => node);
     const there = this._list.children;
     const isSame = nodes.length === there.length && nodes.every((node, place) => node === there[place]);
     if (!isSame) fill(this._list, nodes);
   }
 
-  _lane(before, name, words, isUp, title = name) {
+  _lane(before, { name, status, in_flight: running, idle = null }, words, title = name) {
     const lane = before.get(name) ?? newLane(name);
     say(lane.title, title);
     say(lane.value, words);
-    mark(lane.node, "class", isUp ? "lane" : "lane down");
+    say(lane.now, running > 0 ? `${whole(running)} running` : idle && status === "up" ? `idle: ${idle}` : "");
+    mark(lane.now, "class", running > 0 ? "now running" : "now");
+    mark(lane.node, "class", status === "up" ? "lane" : "lane down");
     this._lanes.set(name, lane);
   }
 
@@ -96,17 +102,21 @@ export class Flow {
   }
 }
 
+/** Which replicas have a lane: those that have most to do now, and lately. */
+const busy = (row) => row.in_flight + row.requests_per_s;
+
 function newLane(name) {
   const title = name === OTHERS ? el("span") : el("a", { href: replica(name) });
   const track = el("span", { class: "track", "aria-hidden": "true" });
+  const now = el("span");
   const value = el("span", { class: "value" });
-  return { node: el("li", {}, title, track, value), title, track, value };
+  return { node: el("li", {}, title, track, now, value), title, track, now, value };
 }
 
-function pillOf({ prompt_tokens: tokens, status, ...decision }) {
+function pillOf({ prompt_tokens: tokens, ...decision }) {
   const cached = decision.reported_cached_tokens ?? decision.predicted_cached_tokens ?? 0;
   const warm = tokens > 0 ? Math.min(1, cached / tokens) : 0;
   const length = Math.sqrt(Math.min(tokens, LONGEST_TOKENS) / LONGEST_TOKENS);
   const style = { "--warm-share": `${Math.round(warm * 100)}%`, "--length": length.toFixed(2) };
-  return el("span", { class: status === 200 ? "pill" : "pill failed", style });
+  return el("span", { class: isFailed(decision) ? "pill failed" : "pill", style });
 }

@@ -17,6 +17,7 @@ export const SERIES = [
   "waiting",
   "queued_tokens",
   "replicas_up",
+  "generated_tokens_per_s",
 ];
 const POINTS = 360;
 const HUES = 12;

@@ -6,7 +6,7 @@ import { whole } from "./format.js";
 /**
  * `key(row)` is what a row is known by; of equal ones each has a line, and only the order tells them apart.
  *
- * A column is `{title, cell, sort?, right?, head?, wrap?, about?}`. `cell(row)` returns text, or
+ * A column is `{title, cell, sort?, right?, head?, wrap?, wide?, about?}`, `wide` where a phone leaves it out. `cell(row)` returns text, or
  * `{text, href?, badge?, share?, parts?, hue?, title?, soft?}`, with `parts` of one bar as `{share, hue}`. Of more rows
  * than `most` the rest is behind a button.
  */
@@ -73,14 +73,14 @@ export class Table {
     const title = sortable
       ? el("button", { type: "button", on: { click: () => onSort(column.sort) } }, column.title)
       : column.title;
-    return el("th", { scope: "col", class: column.right ? "right" : null, title: column.about }, title);
+    return el("th", { scope: "col", class: classOf(column), title: column.about }, title);
   }
 
   _line() {
     const cells = this._columns.map((column) =>
       column.head
         ? el("th", { scope: "row" })
-        : el("td", { class: column.right ? "right" : column.wrap ? "wrap" : null }),
+        : el("td", { class: classOf(column) }),
     );
     return el("tr", {}, cells);
   }
@@ -90,6 +90,8 @@ export class Table {
     this._columns.forEach((column, place) => written(line.children[place], column.cell(row)));
   }
 }
+
+const classOf = (column) => ["right", "wrap", "wide"].filter((name) => column[name]).join(" ") || null;
 
 const shown = new WeakMap();
 

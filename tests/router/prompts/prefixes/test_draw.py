@@ -1,6 +1,7 @@
 """The drawing of `warmroute prefixes`."""
 
 import io
+import re
 from typing import Any
 
 import click
@@ -51,6 +52,17 @@ def test_what_is_shared_is_a_tree_of_plain_text_where_there_is_no_terminal() -> 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_it_fits_in_the_columns_there_are(width: int) -> None:
     assert max(len(line) for line in drawn(width).splitlines()) <= max(width, 42)
+
+
+def test_a_pipe_gets_each_prefix_in_one_line_and_more_of_its_text() -> None:
+    file = io.StringIO()
+    held = TOOL | {"held_by": 9, "replicas": ["a-replica-with-a-long-name-0", "a-replica-with-a-long-name-1"]}
+    draw(msgspec.json.encode(SHARED | {"prefixes": [held]}), file)
+    [line] = file.getvalue().splitlines()[3:]
+    assert re.match(
+        r"2,048 +312 +0.4s +a-replica-with-a-long-name-0,… +system: You are a \[helpful\] assistant\. s", line
+    )
+    assert line.count("[helpful]") == 3 and line.endswith("…") and len(line) < 200
 
 
 def test_texts_that_are_not_kept_are_no_column_but_a_hint() -> None:

@@ -10,7 +10,7 @@ import { Table } from "../table.js";
 import { WORDS } from "../troubles.js";
 import { decisionColumns, decisionKey } from "../decisions.js";
 
-const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Prompt tokens"];
+const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Tokens"];
 const STATES = ["exact", "partial", "syncing", "approximate", "draining", "down"];
 const ASCENDING = ["name", "accuracy"]; // their natural order
 const PAGE = 100;
@@ -195,13 +195,13 @@ class Overview {
       ],
       "In flight": [
         whole(totals.in_flight),
-        `${whole(totals.waiting + totals.waiting_here)} waiting`,
+        `${whole(totals.waiting + totals.waiting_here)} waiting, ${compact(totals.queued_tokens)} tokens queued`,
         lately("in_flight", "var(--hue-0)"),
       ],
-      "Prompt tokens": [
-        perSecond(totals.prompt_tokens_per_s),
-        `${compact(totals.queued_tokens)} queued`,
-        lately("prompt_tokens_per_s", "var(--hue-4)"),
+      Tokens: [
+        perSecond(totals.generated_tokens_per_s),
+        `${seconds(totals.token_s)} each; prompts ${perSecond(totals.prompt_tokens_per_s)}`,
+        lately("generated_tokens_per_s", "var(--hue-4)"),
       ],
     });
   }
@@ -290,15 +290,23 @@ const replicaColumns = (state) => [
     title: "TTFT",
     sort: "ttft",
     right: true,
+    wide: true,
     cell: (row) => seconds(row.ttft_p50_s),
     about: "median time to first token",
   },
-  { title: "Requests", sort: "requests", right: true, cell: (row) => perSecond(row.requests_per_s) },
-  { title: "In flight", sort: "in_flight", right: true, cell: (row) => whole(row.in_flight) },
+  {
+    title: "Tokens",
+    right: true,
+    cell: tokensCell,
+    about: "generated tokens; hover for the time of each",
+  },
+  { title: "Requests", sort: "requests", right: true, wide: true, cell: (row) => perSecond(row.requests_per_s) },
+  { title: "In flight", sort: "in_flight", right: true, wide: true, cell: (row) => whole(row.in_flight) },
   {
     title: "Queue",
     sort: "queued",
     right: true,
+    wide: true,
     cell: (row) => compact(row.queued_tokens),
     about: "prompt tokens ahead of a new request",
   },
@@ -306,11 +314,12 @@ const replicaColumns = (state) => [
     title: "Accuracy",
     sort: "accuracy",
     right: true,
+    wide: true,
     cell: (row) => share(row.accuracy),
     about: "answers whose cached blocks were predicted to the block",
   },
-  { title: "Heard", sort: "lag", right: true, cell: heardCell, about: "how long ago it was last heard of" },
-  { title: "Events", cell: eventsCell, about: "gaps, repairs and restarts of its event stream" },
+  { title: "Heard", sort: "lag", right: true, wide: true, cell: heardCell, about: "how long ago it was last heard of" },
+  { title: "Events", wide: true, cell: eventsCell, about: "gaps, repairs and restarts of its event stream" },
 ];
 
 function stateCell(row) {
@@ -326,6 +335,8 @@ function cacheCell(row) {
     ? text
     : { text: share(row.cache_used), share: row.cache_used, title: text };
 }
+
+const tokensCell = (row) => ({ text: perSecond(row.generated_tokens_per_s), title: `${seconds(row.token_s)} each` });
 
 function heardCell(row) {
   const text = age(row.heard_age_s);

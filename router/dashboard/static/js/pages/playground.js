@@ -16,7 +16,7 @@ import { explanation } from "./requests.js";
 
 const TYPING_MS = 350;
 const LONGEST_ANSWER = 200_000; // characters kept of one
-const LOOKS = 8; // after an answer, until the router has heard what the replica keeps of it
+const LOOKS = 8; // after an answer, until the router has heard that it has ended, and what is kept of it
 const LOOK_MS = 250;
 
 export function open({ view, state }) {
@@ -68,7 +68,7 @@ class Playground {
       this._samples(),
       el("p", { class: "soft small" }, "What you write goes to a replica as you write it, to be cut into tokens."),
       this._conversation.node,
-      el("div", { class: "row" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
+      el("div", { class: "row sending" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
     );
     this._tokens = el("div", {}, EMPTY());
     this._route = el("div", { class: "stack" }, EMPTY());
@@ -206,7 +206,10 @@ class Playground {
     const before = this._warm;
     for (let look = 0; look < LOOKS && this._sending === null; look++) {
       const found = await this._look();
-      if (found === null || this._warm > before || this._warm + found.block_size >= found.prompt_tokens) return;
+      if (found === null) return;
+      const isKept = this._warm > before || this._warm + found.block_size >= found.prompt_tokens;
+      // The replica tells its load a few times a second: the answer that has just ended may still count as running.
+      if (isKept && found.candidates.every(({ running }) => !running)) return;
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
     }
   }

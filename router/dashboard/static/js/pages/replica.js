@@ -190,7 +190,7 @@ class ReplicaPage {
   _showCache({ row, cache }) {
     const { blocks, block_size: blockSize, total_blocks: total } = cache;
     const held = Object.values(blocks).reduce((sum, count) => sum + count, 0);
-    const parts = Object.entries(blocks).map(([medium, count]) => `${whole(count)} in ${medium}`);
+    const parts = Object.entries(blocks).map(([medium, count]) => `${whole(count)} in ${MEDIA[medium] ?? medium}`);
     const size = blockSize === null ? "" : ` of ${blockSize} tokens`;
     const used = row.cache_used ?? null;
     fill(
@@ -211,6 +211,9 @@ class ReplicaPage {
     for (const chart of [this._hitChart, this._ttftChart, this._loadChart]) chart.show(at, column);
   }
 }
+
+/** Where blocks are. On the wire an engine's own KV cache is called GPU, on a machine without one, too. */
+const MEDIA = { GPU: "its KV cache", CPU: "host memory", STORAGE: "storage" };
 
 const ACTIONS = {
   drain: {

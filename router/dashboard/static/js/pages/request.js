@@ -86,7 +86,7 @@ function figures(decision) {
 
 function outcome({ status, why, retries, resumes, chosen }) {
   const told = [];
-  if (status === 200) told.push(badge("answered", "good"));
+  if (status === 200) told.push(why ? badge("broke off", "bad") : badge("answered", "good"));
   else if (status === 0) told.push(badge("the client left", "warn"));
   else told.push(badge(`status ${status}`, "bad"));
   if (retries > 0) told.push(badge(`tried ${retries} more ${retries === 1 ? "time" : "times"}`, "warn"));

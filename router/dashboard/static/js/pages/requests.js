@@ -21,7 +21,7 @@ export function open({ view, state }) {
       "div",
       { class: "page-head" },
       el("h1", {}, "Requests"),
-      el("p", {}, "What was decided, and what came of it. No prompts are kept."),
+      el("p", {}, "What was decided, and what came of it. Decisions are kept without their prompts."),
     ),
     asked.node,
     list.node,
