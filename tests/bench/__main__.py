@@ -46,6 +46,7 @@ BY_NAME = (
     "enough",
     "kv_tiers",
     "kv_tiers_beside",
+    "lengths",
     "masks",
     "newcomers",
     "newcomers_live",
@@ -72,7 +73,7 @@ BY_NAME = (
     "tiered_policies",
     "usage",
 )
-SIZED = ("native", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
+SIZED = ("native", "lengths", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
 
 
 def machine() -> str:
