@@ -18,7 +18,7 @@ from torch.nn import functional
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 
 TILE = 512
-SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, TILE)
+SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, TILE)
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
