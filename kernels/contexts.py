@@ -1,15 +1,25 @@
 """A step for a CPU: each sequence by itself, with the slots of all its tokens."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.spans import Span
 
+LONG = 256  # tokens in consecutive slots that are read where they lie; fewer are sooner copied together
 
-class Context(NamedTuple):
+Place: TypeAlias = slice | Tensor  # consecutive slots, or any
+
+
+@dataclass(frozen=True)
+class Context:
     """One sequence up to this step's last token: all its slots, and the range of its rows."""
 
     slots: Tensor
@@ -19,6 +29,33 @@ class Context(NamedTuple):
     @property
     def length(self) -> int:
         return self.start + self.tokens
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        """Where runs of tokens in consecutive slots begin, and the length."""
+        breaks = np.flatnonzero(np.diff(self.slots.numpy()) != 1) + 1
+        return [0, *breaks.tolist(), self.length]
+
+    def place(self, begin: int, end: int) -> Place:
+        """The slots of these tokens, at least one."""
+        if self._bounds[bisect_right(self._bounds, begin)] < end:
+            return self.slots[begin:end]
+        first = int(self.slots[begin])
+        return slice(first, first + end - begin)
+
+    @cached_property
+    def own(self) -> Place:
+        """The slots of the rows."""
+        return self.place(self.start, self.length)
+
+    @cached_property
+    def seen(self) -> list[Place]:
+        """The slots of what all rows see, in any order: of every token for a single row, else of those before."""
+        end = self.length if self.tokens == 1 else self.start
+        edges = [bound for bound in self._bounds if bound < end] + [end]
+        runs = [self.place(*run) for run in pairwise(edges) if run[1] - run[0] >= LONG]
+        short = [self.slots[begin:stop] for begin, stop in pairwise(edges) if stop - begin < LONG]
+        return [*runs, *([torch.cat(short)] if short else [])]
 
 
 class ContextStep:

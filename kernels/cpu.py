@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.contexts import Context, ContextStep
+from kernels.contexts import Context, ContextStep, Place
 from kernels.paged import Attention, LayerCache
 
 MIN_ROWS = 16
@@ -22,17 +22,19 @@ PARTITION = 128
 GRAIN = 64
 SCORES = 1 << 20  # of one tile; more would fall out of the cache between the passes over them
 
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
 
 class CpuAttention(Attention[ContextStep]):
     name = "cpu"
 
     def decode(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
-        attend = exact if queries.dtype == torch.float32 else decode_fused
+        attend = exact if queries.dtype == torch.float32 else fused
         rows = [attend(row[None], cache, context) for row, context in zip(queries, step.decodes, strict=True)]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
     def prefill(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
-        attend = exact if queries.dtype == torch.float32 else prefill_fused
+        attend = exact if queries.dtype == torch.float32 else fused
         chunks = queries.split([context.tokens for context in step.prefills])
         rows = [attend(chunk, cache, context) for chunk, context in zip(chunks, step.prefills, strict=True)]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
@@ -130,25 +132,35 @@ def _summed(part: Tensor) -> Tensor:
 # ---- 16 bits, as fast as torch can
 
 
-def decode_fused(query: Tensor, cache: LayerCache, context: Context) -> Tensor:
-    """Fold the heads that share a KV head into the query's rows, in float32, which is faster here."""
-    _, heads, head_dim = query.shape
-    keys, values = (_gathered(memory, context).float().transpose(0, 1)[None] for memory in cache)
-    rows = query.float().view(1, keys.shape[1], heads // keys.shape[1], head_dim)
-    attended = functional.scaled_dot_product_attention(rows, keys, values)
-    return attended.view(1, heads, head_dim).to(query.dtype)
+def fused(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
+    """torch's own attention, to what all rows see and to the rows themselves; it takes no mask as fast as none."""
+    rows, heads, head_dim = queries.shape
+    kv_heads = cache.keys.shape[2]
+    grouped = queries.view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
+    parts: list[tuple[Tensor, Tensor]] = []  # [kv_heads, rows, group, head_dim], and the logarithms of the sums
+    if context.seen:
+        matrix = grouped.reshape(1, kv_heads, -1, head_dim)  # rows that share a KV head are rows of one product
+        for place in context.seen:
+            attended, sums = _flash(matrix, *(_at(memory, place)[None] for memory in cache))
+            parts.append((attended.view(grouped.shape), sums.view(grouped.shape[:3])))
+    if rows > 1:
+        spread = (_at(memory, context.own)[:, None].expand(-1, grouped.shape[2], -1, -1) for memory in cache)
+        attended, sums = _flash(grouped.transpose(1, 2), *spread, is_causal=True)
+        parts.append((attended.transpose(1, 2), sums.transpose(1, 2)))
+    return _joined(parts).transpose(0, 1).reshape(rows, heads, head_dim)
 
 
-def prefill_fused(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
-    keys, values = (_gathered(memory, context).transpose(0, 1)[None] for memory in cache)
-    rows = queries.transpose(0, 1)[None]
-    if context.start:
-        seen = torch.ones(context.tokens, context.length, dtype=torch.bool).tril_(context.start)
-        attended = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, enable_gqa=True)
-    else:
-        attended = functional.scaled_dot_product_attention(rows, keys, values, is_causal=True, enable_gqa=True)
-    return attended[0].transpose(0, 1)
+def _at(memory: Tensor, place: Place) -> Tensor:
+    """[kv_heads, tokens, head_dim], where it lies if that is one place."""
+    slots = memory.flatten(0, 1)
+    found = slots[place] if isinstance(place, slice) else slots.index_select(0, place)
+    return found.transpose(0, 1)
 
 
-def _gathered(memory: Tensor, context: Context) -> Tensor:
-    return memory.flatten(0, 1)[context.slots]
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention to all tokens, from that to some of them each."""
+    if len(parts) == 1:
+        return parts[0][0]
+    shares = torch.stack([sums for _, sums in parts]).softmax(0).unsqueeze(-1)
+    total = torch.stack([attended for attended, _ in parts]).mul(shares).sum(0)
+    return total.to(parts[0][0].dtype)

@@ -4,7 +4,7 @@ oneDNN makes code of about a megabyte for every number of rows that it meets wit
 filled up with zeros to one of SIZES, and many rows are computed TILE by TILE.
 
 In float32 a row's result of a packed product is the same to the last bit, whatever rows stand beside it (decision
-0009). A single row would go another way through oneDNN: no size is 1.
+0009). A single row would go another way through oneDNN: there no size is 1.
 """
 
 from bisect import bisect_left
@@ -18,17 +18,18 @@ from torch.nn import functional
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 
 TILE = 512
-SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, TILE)
+SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, TILE)
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """x -> x @ weight.T + bias for x of [rows, inputs]; the caller may drop the weight afterwards."""
     if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return lambda rows: functional.linear(rows, weight, bias)
+    sizes = SIZES if weight.dtype == torch.float32 else (1, *SIZES)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
     def product(rows: Tensor) -> Tensor:
-        size = SIZES[bisect_left(SIZES, len(rows))]
+        size = sizes[bisect_left(sizes, len(rows))]
         enough = functional.pad(rows, (0, 0, 0, size - len(rows))) if size > len(rows) else rows
         multiplied: Tensor = torch.ops.mkldnn._linear_pointwise(enough, packed, bias, "none", [], "")
         return multiplied[: len(rows)]

@@ -9,7 +9,8 @@ HALF_LIFE_STEPS = 200.0
 MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
 SAMPLE_TOKENS = 512  # of a few steps together: what one with a short prompt takes is mostly noise
 FIRST_STEP_TOKENS = 256  # of prefill, before anything is known
-LEAST_STEP_TOKENS = 64  # less would make much of what every step costs
+LEAST_STEP_TOKENS = 64  # less would make much of what every step costs; and a limit is a multiple of it, because a CPU
+# fills the rows of a product up to such a number (`kernels.linear`)
 
 
 class Speed:
@@ -60,7 +61,8 @@ class StepLimit:
         if self.tokens is None or prefill_tokens < MIN_PREFILL_TOKENS or duration_s <= 0:
             return
         fitting = int(prefill_tokens * self._max_step_s / duration_s)
-        self.tokens = max(LEAST_STEP_TOKENS, min(fitting, 2 * max(self.tokens, prefill_tokens)))
+        most = min(fitting, 2 * max(self.tokens, prefill_tokens))
+        self.tokens = max(LEAST_STEP_TOKENS, most // LEAST_STEP_TOKENS * LEAST_STEP_TOKENS)
 
 
 class Window:

@@ -48,6 +48,7 @@ BY_NAME = (
     "enough",
     "kv_tiers",
     "kv_tiers_beside",
+    "lengths",
     "masks",
     "newcomer",
     "newcomers",
@@ -75,7 +76,7 @@ BY_NAME = (
     "tiered_policies",
     "usage",
 )
-SIZED = ("native", "checkpoint", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
+SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
 
 
 def machine() -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from events.blocks import pack_tokens
 from kernels.contexts import Context
-from kernels.cpu import decode_fused, exact, prefill_fused
+from kernels.cpu import exact, fused
 from kernels.paged import LayerCache
 from replica.clock import WallClock
 from replica.config import EngineConfig
@@ -105,8 +105,7 @@ def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, shape in (
             ("input_layernorm", (width,)),
             ("post_attention_layernorm", (width,)),
-            ("self_attn.q_norm", (head,)),
-            ("self_attn.k_norm", (head,)),
+            *[(f"self_attn.{part}_norm", (head,)) for part in "qk" if config["model_type"] == "qwen3"],
             ("self_attn.q_proj", (queries, width)),
             ("self_attn.k_proj", (keys, width)),
             ("self_attn.v_proj", (keys, width)),
@@ -231,9 +230,9 @@ Ask = Callable[[dict[str, int]], list[Cost]]
 
 
 @contextmanager
-def worker(kind: str, folder: Path, dtype: str, blocks: int) -> Iterator[Ask]:
+def worker(kind: str, folder: Path, dtype: str, blocks: int, module: str = "tests.bench.native") -> Iterator[Ask]:
     """Answers a line of JSON with a line of JSON."""
-    command = [sys.executable, "-m", "tests.bench.native", kind, str(folder), dtype, str(blocks)]
+    command = [sys.executable, "-m", module, kind, str(folder), dtype, str(blocks)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -328,17 +327,20 @@ class PromptsForFree(ImmediateRunner):
         return self.runner.run(batch)
 
 
+def theirs(folder: Path, dtype: str) -> Any:
+    """transformers' model, on one thread."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+
+
 class Theirs(Worker):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-        torch.set_num_threads(1)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=getattr(torch, self.dtype), attn_implementation="sdpa"
-        ).eval()
+        self.model = theirs(self.folder, self.dtype)
 
     def answer(self, asked: dict[str, int]) -> list[Cost]:
         gc.collect()
@@ -377,8 +379,8 @@ class Theirs(Worker):
 WORKERS: dict[str, type[Worker]] = {"first": First, "ours": Ours, "theirs": Theirs}
 
 
-def work(kind: str, folder: str, dtype: str, blocks: str) -> None:
-    worker = WORKERS[kind](Path(folder), dtype, int(blocks))
+def work(workers: dict[str, type[Worker]], kind: str, folder: str, dtype: str, blocks: str) -> None:
+    worker = workers[kind](Path(folder), dtype, int(blocks))
     for line in sys.stdin:
         print(json.dumps(worker.answer(json.loads(line))), flush=True)
 
@@ -413,7 +415,6 @@ def compare(name: str, shape: Shape, heads: int, kv_heads: int, head_dim: int, r
     keys, values = torch.randn(2, len(blocks), 16, kv_heads, head_dim)
     queries = torch.randn(shape.rows, heads, head_dim)
     arguments = queries, LayerCache(keys, values), Context(slots, *shape)
-    fused = decode_fused if shape.rows == 1 else prefill_fused
     repeats = max(1, 2_000_000 // (length * shape.rows + 20_000))
     costs = [(milliseconds(exact, arguments, repeats), milliseconds(fused, arguments, repeats)) for _ in range(rounds)]
     row(f"{name}: exact", [mine for mine, _ in costs], "ms")
@@ -430,4 +431,4 @@ def milliseconds(attend: Callable[..., Tensor], arguments: tuple[Any, ...], repe
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:])
+    work(WORKERS, *sys.argv[1:])

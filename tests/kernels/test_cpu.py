@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.contexts import ContextStep
 from kernels.cpu import PARTITION, CpuAttention
+from kernels.paged import LayerCache
 from kernels.pointwise import Pointwise
 from kernels.reference import ReferenceAttention
 from kernels.spans import Copy
-from tests.kernels.sequences import Shape, computed, memory, run, sequences
+from tests.kernels.sequences import Sequence, Shape, computed, memory, run, sequences
 
 CPU, REFERENCE = CpuAttention(), ReferenceAttention()
 SHAPES = (
@@ -22,6 +24,15 @@ SHAPES = (
     Shape(heads=4, kv_heads=2, head_dim=32, block_size=600),
 )
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def filled(sequence: Sequence, shape: Shape, dtype: torch.dtype) -> LayerCache:
+    """Memory with all of the sequence's KV."""
+    length = len(sequence.keys)
+    cache = memory([length], shape, dtype)
+    step = ContextStep([], [sequence.span(0, length)], shape.block_size)
+    Pointwise().store(sequence.keys, sequence.values, cache, step)
+    return cache
 
 
 @shapes
@@ -44,6 +55,25 @@ def test_partitions_add_up_to_the_reference(shape: Shape, length: int) -> None:
     rows = computed(CPU, sequence, shape, [length], cache)
     last = run(REFERENCE, cache, shape, [(sequence, length - 3, 3)])[0]
     torch.testing.assert_close(rows[-3:], last, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("blocks", ["together", "in two runs", "in runs and apart"])
+def test_it_does_not_matter_where_the_blocks_lie(dtype: torch.dtype, blocks: str) -> None:
+    shape, lengths = Shape(heads=6, kv_heads=3, head_dim=32, block_size=16), [880]
+    (made,) = sequences(lengths, shape, 5, dtype)
+    count = len(made.blocks)
+    orders = {
+        "together": list(range(count)),
+        "in two runs": [*range(20, count), *range(20)],
+        "in runs and apart": [*range(30, 50), *range(29, 2, -1), *range(50, count + 3)],
+    }
+    made = made._replace(blocks=orders[blocks])
+    cache = filled(made, shape, dtype)
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+    for part in [(made, 879, 1), (made, 600, 64)]:
+        found, expected = (torch.cat(run(attention, cache, shape, [part])) for attention in (CPU, REFERENCE))
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @given(

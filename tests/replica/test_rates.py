@@ -166,11 +166,11 @@ def test_without_a_limit_a_step_may_take_any_prefill() -> None:
     assert limit.tokens is None
 
 
-def test_a_step_takes_what_the_last_one_would_have_computed_in_time() -> None:
+def test_a_step_takes_what_the_last_one_would_have_computed_in_time_in_whole_tiles() -> None:
     limit = StepLimit(0.5)
     assert limit.tokens == FIRST_STEP_TOKENS
-    limit.add(256, 0.8)
-    assert limit.tokens == 160
+    limit.add(256, 0.8)  # 160 in time
+    assert limit.tokens == 128
 
 
 def test_every_step_of_a_prompt_stays_near_the_limit_though_tokens_become_dearer() -> None:
