@@ -1,7 +1,8 @@
 """The idea on a real model: `warmroute up` with two replicas of SmolLM2, asked cold and warm, and by typical traffic.
 
-It takes a quarter of an hour on two cores, most of it for computing cold prompts. Prompts are texts of this repository;
-those of the traffic are made by `warmroute bench`, whose answers are cut: what is cached does not depend on them.
+It takes a quarter of an hour on two cores, most of it for computing cold prompts, and draws docs/cold-and-warm.svg.
+Prompts are texts of this repository; those of the traffic are made by `warmroute bench`, whose answers are cut: what is
+cached does not depend on them.
 """
 
 import json
@@ -13,10 +14,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from lab.plots import drawing
 from tests.bench.fleet import up
 
 MODEL = "smollm2"
-LENGTHS = (512, 2000, 7500)
+LENGTHS = (512, 2000, 4000, 7500)
 TIMES = 3
 DOCS = Path(__file__).parents[2] / "docs"
 # Requests of each kind, as many as take about two minutes; and the share of the input that others report as cached.
@@ -37,9 +39,12 @@ def run(rounds: int) -> None:
         print("| prompt, tokens | first token, cold | cached | times |\n| --- | --- | --- | --- |")
         text = "\n\n".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
         words = text.split(" ")
+        found = []
         for length in LENGTHS:
             cold, warm = _asked(url, words, length)
+            found.append((cold, warm))
             print(f"| {length:,} | {_spoken(cold)} | {_spoken(warm)} | {cold / warm:.0f} |", flush=True)
+        _draw(found)
         print("\n| traffic | requests | cached | reported by others | first token, mean |")
         print("| --- | --- | --- | --- | --- |")
         for kind, (requests, reported) in TRAFFIC.items():
@@ -57,6 +62,19 @@ def _asked(url: str, words: list[str], length: int) -> tuple[float, float]:
         cold.append(_first_token_s(url, prompt))
         warm.append(_first_token_s(url, prompt))
     return statistics.median(cold), statistics.median(warm)
+
+
+def _draw(found: list[tuple[float, float]]) -> None:
+    title = "SmolLM2-135M on two cores: time to the first token"
+    with drawing(DOCS / "cold-and-warm.svg", title=title, x="tokens in the prompt", y="seconds") as axes:
+        for name, times, colour in zip(
+            ("cold", "cached"), zip(*found, strict=True), ("#4477aa", "#ee6677"), strict=True
+        ):
+            axes.plot(LENGTHS, times, "o-", label=name, color=colour)
+            for length, seconds in zip(LENGTHS, times, strict=True):
+                offset = {"textcoords": "offset points", "xytext": (0, 8), "ha": "center"}
+                axes.annotate(_spoken(seconds), (length, seconds), **offset)
+        axes.set_ylim(bottom=0)
 
 
 def _of_length(url: str, words: list[str], length: int) -> list[int]:
