@@ -169,6 +169,7 @@ ELSEWHERE = {
     "docs/benchmarks.md": "takes an hour; tests/bench has a small run of each part",
     "docs/coming-from.md": "starts a router of others; tests/docs/test_coming_from.py checks what it says of ours",
     "docs/fleet-file.md": "the file asks for GPUs; tests/fleet/test_plan_file.py reads the very file",
+    "docs/gguf.md": "needs a file of the reader's; tests/replica/gguf serves the one of smollm2",
     "docs/gpu.md": "needs a GPU; tests/gpu/test_run.py runs all of it in small on a CPU",
     "docs/images.md": "needs a container engine; tests/images builds, starts and asks the images, with one and without",
     "docs/install.md": "installs gigabytes; tests/images does it for its images",
