@@ -31,7 +31,7 @@ LONG_AGO_S = 1_000_000_000  # before anything is copied here
 
 @pytest.fixture(scope="module")
 def demo(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    [found] = demo_cache.iterdir()
+    [found] = demo_cache.glob("demo-*")
     made = tmp_path_factory.mktemp("fetched") / "demo"
     shutil.copytree(found, made)
     for file in made.iterdir():

@@ -27,7 +27,7 @@ NO_NETWORK = {"PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1"}
 @pytest.fixture
 def servers(demo_cache: Path) -> Iterator[Standin]:
     """A package index, and a hub on which the demo model has the name and commit of smollm2."""
-    [model] = demo_cache.iterdir()
+    [model] = demo_cache.glob("demo-*")
     with standing_in({file.name: file.read_bytes() for file in model.iterdir()}) as standin:
         standin.hub_id = "HuggingFaceTB/SmolLM2-135M-Instruct"
         standin.commits = {"12fd25f77366fa6b3b4b768ec3050bf629380bac"}
