@@ -39,7 +39,8 @@ class LazyGroup(click.Group):
             from difflib import get_close_matches  # not needed by commands that are there
 
             if near := get_close_matches(args[0], self.list_commands(ctx)):
-                error.message += f" Did you mean {' or '.join(map(repr, near))}?"
+                hint = f"Did you mean {' or '.join(map(repr, near))}?"
+                raise click.UsageError(f"{error.message} {hint}", ctx) from None
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

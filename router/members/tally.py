@@ -82,7 +82,7 @@ class Seen:
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """The tokens that a replica has generated for this router, answers that still run included."""
+    """Sums over the tokens that a replica has generated for this router, those of answers that still run included."""
 
     tokens: int = 0
     streamed_tokens: int = 0  # those after the first one of each streamed answer

@@ -59,7 +59,7 @@ class ReplicaLoad:
         self._queued_requests = 0
         self._report: Load | None = None
         self._reported_s = 0.0
-        self._counted_s = 0.0  # when its requests were last reported or scraped
+        self._counted_s = FAR_S  # when its requests were last reported or scraped: not yet
         self._reported_tokens = 0.0  # of its queue, those being brought at their price
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
         self._its_requests = 0.0  # as reported, fading; and of them ours
