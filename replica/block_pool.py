@@ -187,7 +187,6 @@ class BlockPool:
         findable = slots[self._contents.is_findable(slots)]
         if findable.size:
             self._evict(findable)
-        blocks.sort()  # a CPU reads neighbours in one piece (`kernels.contexts`)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
