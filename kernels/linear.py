@@ -34,7 +34,14 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         multiplied: Tensor = torch.ops.mkldnn._linear_pointwise(enough, packed, bias, "none", [], "")
         return multiplied[: len(rows)]
 
-    return lambda rows: product(rows) if len(rows) <= TILE else torch.cat([product(tile) for tile in rows.split(TILE)])
+    return lambda rows: tiled(product, rows)
+
+
+def tiled(compute: Linear, rows: Tensor) -> Tensor:
+    """Compute rows on a CPU so many at a time that what is between two products stays in the processor's cache."""
+    if rows.device.type != "cpu" or len(rows) <= TILE:
+        return compute(rows)
+    return torch.cat([compute(tile) for tile in rows.split(TILE)])
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -50,9 +50,9 @@ class Pointwise:
         if heads.norms is not None:
             parts = zip(turned.split((heads.queries, heads.keys), dim=1), heads.norms, strict=True)
             turned = torch.cat([normed(part, weight, heads.eps) for part, weight in parts], dim=1)
-        queries, keys = rotate(turned, turn).split((heads.queries, heads.keys), dim=1)
-        self.store(keys, values, cache, step)
-        return queries
+        rotated = rotate(turned, turn)
+        self.store(rotated[:, heads.queries :], values, cache, step)
+        return rotated[:, : heads.queries]
 
     def store(self, keys: Tensor, values: Tensor, cache: LayerCache, step: Step) -> None:
         """Store the rows' KV, [rows, kv_heads, head_dim]."""
@@ -95,7 +95,8 @@ def rotate(heads: Tensor, turn: Tensor) -> Tensor:
     """Rotate [rows, heads, head_dim] by each row's cosines and sines; a pair is a dimension of either half."""
     halves = heads.unflatten(-1, (2, -1))
     cosines, sines = turn.unsqueeze(2).unbind(1)
-    turned, across = halves * cosines, halves * sines
+    turned: Tensor = halves * cosines
+    across = halves * sines
     turned[:, :, 0].sub_(across[:, :, 1])
     turned[:, :, 1].add_(across[:, :, 0])
     return turned.flatten(2)

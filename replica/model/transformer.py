@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.linear import Linear, linear
+from kernels.linear import Linear, linear, tiled
 from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from replica.lora.adapter import Adapters, Changing, Place
@@ -119,9 +119,14 @@ class Layer:
         attended = attention.attend(queries, cache, step).flatten(1)
         delta = self._ranks.add(self._product(self._output, attended, Place.OUTPUT, adapted))
         rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
+        if adapted is None:
+            return rows, self._ranks.add(tiled(lambda tile: self._mlp(tile, None), inputs))
+        return rows, self._ranks.add(self._mlp(inputs, adapted))  # which knows its rows by their numbers
+
+    def _mlp(self, inputs: Tensor, adapted: Changing | None) -> Tensor:
         gate_up = self._product(self._gate_up, inputs, Place.GATE_UP, adapted)
         inner = self._pointwise.swiglu(gate_up)
-        return rows, self._ranks.add(self._product(self._down, inner, Place.DOWN, adapted))
+        return self._product(self._down, inner, Place.DOWN, adapted)
 
     def _product(self, linear: Linear, inputs: Tensor, place: Place, adapted: Changing | None) -> Tensor:
         product = linear(inputs)
