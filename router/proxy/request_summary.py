@@ -129,9 +129,11 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     duration_s: float = 0.0  # made of the times above, as is the next
     ttft_s: float | None = None
+    is_broken: bool = False  # it began well and did not come to its end, by no fault of the client
 
     def __post_init__(self) -> None:
         self.duration_s = self.ended_s - self.arrived_s
+        self.is_broken = bool(self.why) and self.exchange.status < 400
         if self.first_byte_s:
             self.ttft_s = self.first_byte_s - self.arrived_s
 
@@ -145,7 +147,7 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     assert member is not None, "it is one of its tallies"
     status = summary.exchange.status
     tally.statuses[status] = tally.statuses.get(status, 0) + 1
-    tally.broken += is_broken(summary)
+    tally.broken += summary.is_broken
     tally.request_s.observe(summary.duration_s)
     if (ttft_s := summary.ttft_s) is not None:
         tally.first_token_s.observe(ttft_s)
@@ -184,18 +186,13 @@ def counted(summary: RequestSummary) -> tuple[str, str, Counts]:
     """A finished request as usage: its key and model, empty if there is none, and its counts."""
     status, used, generation = summary.exchange.status, summary.used, summary.generation
     counts = Counts(1, 400 <= status < 500, 0, used.computed, used.cached, used.generated)
-    counts.server_errors = status >= 500 or is_broken(summary)
+    counts.server_errors = status >= 500 or summary.is_broken
     if (ttft_s := summary.ttft_s) is not None and status < 400:
         counts.first_tokens, counts.first_token_s = 1, ttft_s
     if generation is not None:
         counts.saved_s = _saved_s(summary, generation)
     key, model = summary.admitted.key, summary.model
     return "" if key is None else key.name, "" if model is None else model.name, counts
-
-
-def is_broken(summary: RequestSummary) -> bool:
-    """Return whether the answer began well and did not come to its end, by no fault of the client."""
-    return bool(summary.why) and summary.exchange.status < 400
 
 
 def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:

@@ -87,9 +87,13 @@ VLLM: dict[str, How] = {"vllm serve": NO_GPU, "warmroute fetch Qwen/Qwen3-8B": N
 
 WALKS = {
     "README.md": Walk(
-        VLLM | {"make test": NotHere("it is the run that this test is part of")},
+        VLLM
+        | {
+            "make test": NotHere("it is the run that this test is part of"),
+            "warmroute demo": NotHere("computes for a minute; tests/lab/chat/test_demo.py runs it"),
+        },
         (Scene("warmroute router", QWEN),),
-        ("make up", "for ask", "warmroute explain"),
+        ("make up", "for ask"),
     ),
     "docs/quickstart.md": Walk({}, (), ("warmroute status", "for ask", "warmroute explain")),
     "docs/vllm.md": Walk(
