@@ -62,4 +62,5 @@ def _running(folder: str, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes
 
 
 def _said(output: IO[bytes]) -> str:
-    return os.pread(output.fileno(), TAIL_BYTES, 0).decode(errors="replace")
+    written_bytes = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), TAIL_BYTES, max(0, written_bytes - TAIL_BYTES)).decode(errors="replace")

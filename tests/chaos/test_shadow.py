@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,10 @@ def run(*options: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[by
 
 
 def test_standard_input_is_read_to_its_end_and_reported_as_text(replicas: Fleet) -> None:
-    lines = [json.dumps({"path": CHAT, "body": body}) for body in bodies()]
+    lines = [
+        json.dumps({"path": CHAT, "body": body, "replica": name})
+        for body, name in zip(bodies(), cycle(["r0", "r1"]), strict=False)
+    ]
     told = run(*replicas.as_options, "--requests", "-", stdin="\n".join(["", *lines, "{", '{"ts": 1}']).encode())
     assert told.returncode == 0, told.stderr
     text = told.stdout.decode()
@@ -161,7 +165,18 @@ def test_standard_input_is_read_to_its_end_and_reported_as_text(replicas: Fleet)
     assert "2 skipped (2 unreadable line)" in text
     assert "as it was served" in text
     assert "warmroute (cost)" in text
-    assert f"where requests went: {FAMILIES * TURNS} unknown, taken in turn" in text
+    assert f"where requests went: {FAMILIES * TURNS} told" in text
+
+
+def test_of_requests_whose_replica_nobody_knows_nothing_is_compared(replicas: Fleet) -> None:
+    lines = [json.dumps({"path": CHAT, "body": body, "replica": "pod-7"}) for body in bodies()]
+    told = run(*replicas.as_options, "--requests", "-", stdin="\n".join(lines).encode())
+    text = told.stdout.decode()
+    assert "nothing can be compared: no request could be placed, or nobody knows where they went" in text
+    assert (
+        f"{FAMILIES * TURNS} at 'pod-7', which is the name of no replica here: give --replica url=URL,name=pod-7"
+        in text
+    )
 
 
 def test_a_log_without_bodies_is_refused_at_once(replicas: Fleet) -> None:
@@ -203,11 +218,12 @@ def test_hostile_copies_are_bounded_and_counted(replicas: Fleet) -> None:
         assert idle[-1].recv(1) == b"", "beyond the limit connections are closed"
         for one in idle:
             one.close()
-        wait_until(lambda: watching.post(CHAT, bodies()[1]).status == 204, "there is room again")
+        known = {"x-warmroute-replica": "r0"}
+        wait_until(lambda: watching.post(CHAT, bodies()[1], **known).status == 204, "there is room again")
         wait_until(lambda: watching.has_said("5 requests; "), "all are placed")
         assert resident_bytes(watching.process.pid) < before + 64 * MEGABYTE
         found = watching.findings()
-    assert found.simulated_requests == 2
+    assert (found.simulated_requests, found.sure.unnamed) == (1, {"nobody": 1})
     assert found.skipped["too large"] == 1
     assert found.skipped["model_not_found"] == 1
     assert sum(found.skipped.values()) == 4
