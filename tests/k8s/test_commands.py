@@ -31,7 +31,7 @@ def test_a_fleet_is_kept_and_its_nodes_are_drained(variant: str) -> None:
         ("router", "--port=http"),
         ("router", "--drain-timeout=-1"),
         ("replica", "--modell=demo"),
-        ("fetch", "demo"),
+        ("fetch",),
         ("fetch", "demo", "/models", "/more"),
         ("up", "--follows"),
         ("drain", "--wait=soon"),
