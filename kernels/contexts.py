@@ -32,7 +32,7 @@ class Context:
 
     @cached_property
     def _bounds(self) -> list[int]:
-        """Where runs of tokens in consecutive slots begin, and the length."""
+        """Return the beginnings of runs of tokens in consecutive slots, and the length."""
         breaks = np.flatnonzero(np.diff(self.slots.numpy()) != 1) + 1
         return [0, *breaks.tolist(), self.length]
 

@@ -24,7 +24,7 @@ ONLY_FROM_HERE = {
         "img-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
     )
 }
-SUMMARIES = {  # of all routes in a router's or a replica's document
+SUMMARIES = {  # a router's or a replica's document shows them beside its routes
     "POST /v1/chat/completions": "Answer a conversation, as OpenAI's API does",
     "POST /v1/completions": "Continue a text, as OpenAI's API does",
     "POST /v1/messages": "Answer a conversation, as Anthropic's API does",

@@ -24,7 +24,7 @@ from router.members.target import Target
 from router.responses import ReplicaList
 
 Found = TypeVar("Found")
-PATIENCE_S = 2.0  # with a question beside the measurement
+PATIENCE_S = 2.0  # a question beside the measurement may take so long
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     probes: list[Probe]
     ran: list[list[RunResult]]
     interrupted: bool
-    idle: list[dict[str, str | None]]  # by endpoint: a router's replicas without work now, and why
+    idle: list[dict[str, str | None]]  # each endpoint has a row: its replicas without work now, and why
 
 
 class Stop:

@@ -22,7 +22,7 @@ FRAME_S = 0.05
 TIMEOUT_S = 600.0
 LIST_TIMEOUT_S = 10.0
 LONGEST_ANSWER = 512  # tokens
-MOST_CHARACTERS = 1024 * 1024  # of an answer, whatever was asked for
+MOST_CHARACTERS = 1024 * 1024  # an answer may have, whatever length was asked for
 _USAGE = {"stream_options": {"include_usage": True}}
 FORMS: tuple[dict[str, Any], ...] = (  # each is sent where the one before is refused
     {"max_tokens": LONGEST_ANSWER, **_USAGE},
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 class Answer(Struct):
     outcome: Outcome
     text: str = ""
-    stopped: bool = False  # by Ctrl-C
+    stopped: bool = False  # Ctrl-C has ended it
 
 
 Frame = Callable[[Answer, str, float], None]  # the answer so far, the part of its text that is new, the seconds so far

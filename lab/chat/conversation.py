@@ -14,7 +14,7 @@ from lab.chat.answers import Answer, Message, Page, Place, answered, figures
 from router.formatting import plain_console
 
 MOST_FILE_BYTES = 1024 * 1024
-MOST_CHARACTERS = 4 * 1024 * 1024  # of a question, and of a conversation
+MOST_CHARACTERS = 4 * 1024 * 1024  # a question may have, and a whole conversation
 TOO_LONG = (400, 413)  # what endpoints answer to a prompt that does not fit
 PROMPT = "> "
 HELP = """\

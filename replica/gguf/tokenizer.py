@@ -45,7 +45,7 @@ def build_tokenizer(header: Header) -> Tokenizer:
         tokenizer.post_processor = _ends(header)
     except ValueError:
         raise
-    except Exception as error:  # tokenizers raises nothing more exact
+    except Exception as error:  # the library raises plain Exceptions for what a file may have wrong
         raise header.refused(f"its tokenizer cannot be built: {error!r:.200}; get the file again") from error
     return tokenizer
 

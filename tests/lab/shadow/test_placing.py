@@ -1,4 +1,4 @@
-"""Where a watched request went, by what a file says of it."""
+"""A watched request is placed by what a file says of it."""
 
 import time
 from collections import Counter
