@@ -73,6 +73,12 @@ def check(found: Findings, replicas: Fleet) -> None:
     assert found.sure.assumed == ()
 
 
+def check_known(found: Findings, count: int) -> None:
+    """Each request's replica is known, by events after its copy, or before it where the copy was late."""
+    assert sum(found.sure.replica_known.values()) == count
+    assert found.sure.replica_known.keys() <= {"stored", "held"}
+
+
 @pytest.mark.parametrize("nginx", [False, pytest.param(True, marks=NO_NGINX)], ids=["proxy", "nginx"])
 def test_copies_of_requests_tell_what_was_missed(replicas: Fleet, nginx: bool) -> None:
     with ExitStack() as stack:
@@ -84,7 +90,7 @@ def test_copies_of_requests_tell_what_was_missed(replicas: Fleet, nginx: bool) -
         started = children(watching.process.pid)
         found = watching.findings()
     check(found, replicas)
-    assert found.sure.replica_known == {"stored": count}
+    check_known(found, count)
     assert found.at_once.requests == count
     assert found.at_once.served_hit / found.at_once.tokens == pytest.approx(hit_share(replicas), abs=0.01)
     assert 0 < len(found.misses) <= 10
@@ -112,7 +118,7 @@ def test_engines_of_others_are_followed_by_their_own_protocol(tmp_path: Path) ->
         wait_until(lambda: watching.has_said("2 of 2 trees exact"), "both trees are exact")
         found = watching.findings()
         check(found, replicas)
-    assert found.sure.replica_known == {"stored": count}
+    check_known(found, count)
     assert found.sure.exact_prompts == count
 
 
