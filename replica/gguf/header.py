@@ -16,6 +16,7 @@ from typing import BinaryIO, NoReturn, TypeAlias
 from msgspec import Struct
 
 MAGIC = b"GGUF"
+LENGTH = struct.Struct("<Q")  # of a text, which comes first
 VERSIONS = (2, 3)
 MOST_HEADER_BYTES = 32 * 2**20  # vocabularies of 260,000 tokens take some 8 MB
 MOST_VALUES = 2**20  # of one list
@@ -139,7 +140,8 @@ class _Reader:
 
     def _string(self) -> str:
         try:
-            return self._take(self._number("Q")).decode()
+            (length,) = LENGTH.unpack(self._take(LENGTH.size))
+            return self._take(length).decode()
         except UnicodeDecodeError as error:
             self._damaged(f"a text is not UTF-8 ({error.reason})")
 

@@ -35,7 +35,7 @@ NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 # and keys in another order.
 PERMUTED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
 TYPES = {type.value: type for type in GGML_QUANT_SIZES}
-PIECE_VALUES = 2**22  # dequantized at a time
+PIECE_VALUES = 2**18  # dequantized at a time
 
 
 class GgufTensors:
@@ -43,7 +43,7 @@ class GgufTensors:
 
     def __init__(self, file: Path) -> None:
         header = read_header(file)
-        data = np.memmap(file, np.uint8, "r")
+        data = np.memmap(file, np.uint8, "r").view(np.ndarray)  # slices of a memmap are dear
         self._slices = {_name(name): _slice(header, data, name, tensor) for name, tensor in header.tensors.items()}
         self.loaded_bytes = sum(4 * math.prod(tensor.shape) for tensor in header.tensors.values())
 
@@ -84,8 +84,9 @@ class GgufSlice:
         values = np.empty((len(rows), self.shape[-1]), np.float32)
         step = max(1, PIECE_VALUES // self.shape[-1])
         for start in range(0, len(rows), step):
-            try:
-                values[start : start + step] = dequantize(rows[start : start + step], self.type)
+            piece = rows[start : start + step]
+            try:  # as one row: of many, gguf takes sixteen at a time
+                values[start : start + step] = dequantize(piece.reshape(1, -1), self.type).reshape(len(piece), -1)
             except NotImplementedError as error:
                 raise ValueError(f"{self.type.name} cannot be dequantized; use another quantization") from error
         return torch.from_numpy(values).reshape(shape)

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,10 +46,11 @@ class Weights:
         self._folder = folder
         self._dtype = dtype
         self._send = send
-        self._places = dict(_places(folder))  # the file of each tensor
+        opened = cache(_opened)
+        self._places = dict(_places(folder, opened))  # the file of each tensor
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
-        self._open = {file: _opened(file) for file in files}
+        self._open = {file: opened(file) for file in files}
         sizes = (getattr(opened, "loaded_bytes", file.stat().st_size) for file, opened in self._open.items())
         size, console = sum(sizes), None if shows_progress else Console(quiet=True)
         self._progress = progress_of(f"loading {folder.name}", size, console)
@@ -112,14 +114,13 @@ class Weights:
         self.close()
 
 
-def _places(folder: Path) -> Iterator[tuple[str, Path]]:
+def _places(folder: Path, opened: Callable[[Path], Any]) -> Iterator[tuple[str, Path]]:
     """Each tensor and its file, by the one file there is or by the index of the shards."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if not (os.path.lexists(single) or index.is_file()):
         single = folder / GGUF_FILE
     if single.is_file():
-        names = _opened(single).keys()
-        yield from ((name, single) for name in names)
+        yield from ((name, single) for name in opened(single).keys())
     elif single.is_dir():
         raise ValueError(f"{single} is a folder; it must be the file with the weights: get it again")
     elif single.is_symlink():

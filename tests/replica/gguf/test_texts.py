@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from api.tokenizer import eos_token_ids
+from replica.gguf import texts
 from replica.gguf.texts import write_texts
 from replica.model.config import Llama3Scaling, read_config
 from replica.model.demo import CACHE_VARIABLE
@@ -67,6 +69,17 @@ def test_defaults_of_sampling_are_kept(tmp_path: Path) -> None:
         "repetition_penalty": 1.25,
     }
     assert not (folder_of(gguf_of("qwen2", tmp_path), tmp_path / "without") / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [("fpu avx512f avx512_bf16", "bfloat16"), ("fpu avx512f", "float32")])
+def test_quantized_weights_are_computed_as_the_processor_is_quickest(
+    flags: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "PROCESSORS", tmp_path / "cpuinfo")
+    texts.PROCESSORS.write_text(f"flags\t\t: {flags}\n")
+    quantized = gguf_of("llama", tmp_path, type=GGMLQuantizationType.Q8_0)
+    assert read_config(folder_of(quantized, tmp_path / "quantized")).dtype == dtype
+    assert read_config(folder_of(gguf_of("llama", tmp_path), tmp_path / "plain")).dtype == "float32"
 
 
 def test_an_output_ends_with_a_text_a_turn_or_a_message(tmp_path: Path) -> None:
