@@ -86,7 +86,7 @@ def load_adapters(adapters: Adapters, config: EngineConfig) -> None:
 
 def load(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE, ranks: Ranks = ALONE) -> Transformer:
     """Load this process's share of the model, and have torch use its share of the threads."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // share.size))  # packing is all there is to do now
+    torch.set_num_threads(max(1, config.threads // share.size))
     with Weights(Path(config.model_path), getattr(torch, config.dtype), shows_progress=not share.rank) as weights:
         source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
         # No request is longer than the cache, whatever a config.json claims: each position has a row of its own.
@@ -94,7 +94,6 @@ def load(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE, 
         model = Transformer(model_config, source, longest, ranks=ranks)
         weights.finish()
     load_adapters(model.adapters, config)
-    torch.set_num_threads(max(1, config.threads // share.size))
     return model
 
 

@@ -120,7 +120,7 @@ def _places(folder: Path, opened: Callable[[Path], Any]) -> Iterator[tuple[str, 
     if not (os.path.lexists(single) or index.is_file()):
         single = folder / GGUF_FILE
     if single.is_file():
-        yield from ((name, single) for name in opened(single).keys())
+        yield from ((name, single) for name in opened(single).keys())  # noqa: SIM118
     elif single.is_dir():
         raise ValueError(f"{single} is a folder; it must be the file with the weights: get it again")
     elif single.is_symlink():

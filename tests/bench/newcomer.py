@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fleet.cli import COMMANDS
 from fleet.up.announcement import QUESTION
+from replica.fetching.fetch import smollm2_folder
 from tests.bench.measure import heading, row
 from tests.docs.walking import walked
 from tests.fleet.test_up import chat, starting
@@ -39,7 +40,8 @@ def run(rounds: int) -> None:
         clone, cache = Path(folder) / "warmroute", Path(folder) / "cache"
         subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
         began_s = time.monotonic()
-        subprocess.run(["make", "-s", "environment"], cwd=clone, check=True, timeout=INSTALL_LIMIT_S)
+        install = ["make", "-s", "environment"]
+        subprocess.run(install, cwd=clone, check=True, timeout=INSTALL_LIMIT_S, stderr=subprocess.DEVNULL)
         heading("a fresh clone")
         row("`make environment`, of which `make up` begins with", [time.monotonic() - began_s], "s")
         for how, target_s in (("without the model", COLD_TARGET_S), ("with the model in the cache", CACHED_TARGET_S)):
@@ -51,6 +53,7 @@ def run(rounds: int) -> None:
             for step in found[0]:
                 target = f"<= {target_s} s" if step == ANSWERED else ""
                 row(f"`make up` {how}: {step}", [each[step] for each in found], "s", target)
+        smollm2_folder()  # the commands have no network
         print("\nREADME's commands, in their order:\n", flush=True)
         (reader := Path(folder) / "reader").mkdir()
         walked("README.md", reader)
