@@ -83,12 +83,11 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 class _Reader:
     def __init__(self, file: Path, opened: BinaryIO) -> None:
         self._file = file
-        self._opened = opened
         self._size = os.fstat(opened.fileno()).st_size
-        self._left = min(self._size, MOST_HEADER_BYTES) - len(MAGIC)
+        self._bytes, self._at = opened.read(MOST_HEADER_BYTES), len(MAGIC)
 
     def read(self) -> Header:
-        if (magic := self._opened.read(len(MAGIC))) != MAGIC:
+        if (magic := self._bytes[: len(MAGIC)]) != MAGIC:
             raise ValueError(
                 f"{self._file} is not a GGUF file: it begins with {magic!r}; name one, or a model's folder"
             )
@@ -100,7 +99,7 @@ class _Reader:
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= MOST_ALIGNMENT:
             self._damaged(f"general.alignment is {alignment!r:.80}")
-        start = -(-self._opened.tell() // alignment) * alignment
+        start = -(-self._at // alignment) * alignment
         for name, tensor in places.items():
             if start + tensor.start >= self._size:
                 self._damaged(f"it ends before the tensor {name!r:.80}")
@@ -152,12 +151,10 @@ class _Reader:
         return number
 
     def _take(self, count: int) -> bytes:
-        if count > self._left:
-            self._damaged(f"its header does not end within {min(self._size, MOST_HEADER_BYTES)} bytes")
-        self._left -= count
-        if len(taken := self._opened.read(count)) < count:
-            self._damaged("it became shorter while it was read")
-        return taken
+        start, self._at = self._at, self._at + count
+        if self._at > len(self._bytes):
+            self._damaged(f"its header does not end within {len(self._bytes)} bytes")
+        return self._bytes[start : self._at]
 
     def _damaged(self, why: str) -> NoReturn:
         raise ValueError(f"{self._file} ({self._size} bytes) is not a whole GGUF file: {why}; get it again")
