@@ -31,7 +31,7 @@ from replica.config import EngineConfig, ReplicaConfig
 from replica.native_model import AUTO, CPU_KV_CACHE_GB, DEVICES, DTYPES
 from replica.tiers.sizes import HOST_SHARE
 
-NATIVE_MAX_STEP_S = 1.0
+NATIVE_MAX_STEP_S = 0.5  # a replica says nothing for so long, and a router takes a second without a word for silence
 
 
 class ModelName(Text):

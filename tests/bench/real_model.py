@@ -1,6 +1,6 @@
 """The idea on a real model: `warmroute up` with two replicas of SmolLM2, asked cold and warm, and by typical traffic.
 
-It takes a quarter of an hour on two cores, most of it for computing cold prompts, and draws docs/cold-and-warm.svg.
+It takes some seven minutes on two cores, most of them for computing cold prompts, and draws docs/cold-and-warm.svg.
 Prompts are texts of this repository; those of the traffic are made by `warmroute bench`, whose answers are cut: what is
 cached does not depend on them.
 """
@@ -21,14 +21,14 @@ MODEL = "smollm2"
 LENGTHS = (512, 2000, 4000, 7500)
 TIMES = 3
 DOCS = Path(__file__).parents[2] / "docs"
-# Requests of each kind, as many as take about two minutes; and the share of the input that others report as cached.
+# Requests of each kind, enough for a cache to fill; and the share of the input that others report as cached.
 TRAFFIC = {
-    "chatbot": (40, "92 to 97 %"),
-    "multi-turn": (40, "80 to 95 %"),
-    "rag": (16, "25 to 40 %"),
-    "code": (30, "15 to 35 %"),
-    "batch": (40, "8 to 15 %"),
-    "random": (24, "0 to 2 %"),
+    "chatbot": (60, "92 to 97 %"),
+    "multi-turn": (60, "80 to 95 %"),
+    "rag": (60, "25 to 40 %"),
+    "code": (60, "15 to 35 %"),
+    "batch": (60, "8 to 15 %"),
+    "random": (60, "0 to 2 %"),
 }
 ANSWER_TOKENS = 8
 
