@@ -1,10 +1,8 @@
 """A step for a CPU: each sequence by itself, with the slots of all its tokens."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -31,31 +29,23 @@ class Context:
         return self.start + self.tokens
 
     @cached_property
-    def _bounds(self) -> list[int]:
-        """Return the beginnings of runs of tokens in consecutive slots, and the length."""
-        breaks = np.flatnonzero(np.diff(self.slots.numpy()) != 1) + 1
-        return [0, *breaks.tolist(), self.length]
-
-    def place(self, begin: int, end: int) -> Place:
-        """The slots of these tokens, at least one."""
-        if self._bounds[bisect_right(self._bounds, begin)] < end:
-            return self.slots[begin:end]
-        first = int(self.slots[begin])
-        return slice(first, first + end - begin)
-
-    @cached_property
     def own(self) -> Place:
         """The slots of the rows."""
-        return self.place(self.start, self.length)
+        first, last = int(self.slots[self.start]), int(self.slots[-1])
+        consecutive = bool((self.slots[self.start :].diff() == 1).all())
+        return slice(first, last + 1) if consecutive else self.slots[self.start :]
 
     @cached_property
     def seen(self) -> list[Place]:
-        """The slots of what all rows see, in any order: of every token for a single row, else of those before."""
-        end = self.length if self.tokens == 1 else self.start
-        edges = [bound for bound in self._bounds if bound < end] + [end]
-        runs = [self.place(*run) for run in pairwise(edges) if run[1] - run[0] >= LONG]
-        short = [self.slots[begin:stop] for begin, stop in pairwise(edges) if stop - begin < LONG]
-        return [*runs, *([torch.cat(short)] if short else [])]
+        """The slots of what all rows see: of every token for a single row, else of those before.
+
+        They are sorted: their order does not matter, and blocks that were in use before come back in any order.
+        """
+        slots = np.sort(self.slots[: self.length if self.tokens == 1 else self.start].numpy())
+        parts = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1) if len(slots) else []
+        runs: list[Place] = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part) >= LONG]
+        short = [part for part in parts if len(part) < LONG]
+        return [*runs, torch.from_numpy(np.concatenate(short))] if short else runs
 
 
 class ContextStep:
