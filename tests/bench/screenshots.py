@@ -14,7 +14,6 @@ from tests.bench.pictures_of import check_sizes, save, save_sheet
 from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
 from tests.browser.recordings import viewing
 from tests.browser.test_pages import PAGES, place_of, wait_shown
-from tests.browser.traffic import DOCUMENTS, SUPPORT
 from tests.browser.used import made_up
 from tests.browser.world import LOSSY, World, another_router, begun, lose_events
 from tests.events.processes import tool
@@ -53,7 +52,6 @@ def live(world: World, browser: Browser) -> None:
         every_page(world, browser)
     with visit(browser, world.url, SIZE) as light:
         tree(light)
-        which_replica(light)
         why_there(light, world)
         out_of_step(light, world)
 
@@ -101,16 +99,6 @@ def tree(tab: Visit) -> None:
     tab.page.locator(".icicle .node").nth(2).click()
     tab.page.wait_for_timeout(400)  # it moves there
     save(tab.page, "dashboard-tree")
-
-
-def which_replica(tab: Visit) -> None:
-    tab.open("/playground")
-    tab.page.get_by_label("System prompt").fill(SUPPORT + DOCUMENTS[1])
-    tab.page.get_by_label("Message", exact=True).fill("Where is it now?")
-    expect(tab.page.locator(".candidate.winner")).to_be_visible()
-    tab.page.get_by_role("button", name="Send").click()
-    expect(tab.page.locator("dl.facts")).to_be_visible()
-    save(tab.page, "dashboard-playground")
 
 
 def why_there(tab: Visit, world: World) -> None:
