@@ -6,7 +6,7 @@ All is real. It also draws the playground of docs/dashboard.md.
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx2
 from playwright.sync_api import Browser, Page, expect
@@ -34,8 +34,12 @@ def run(rounds: int) -> None:
     del rounds  # a film is shot once
     FILM.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=1000 * PATIENCE_S)
-    options = ("--engine", "native", "--model", smollm2_folder(), "--served-model-name", MODEL, "--threads", 1)
-    with fleet(REPLICAS, *options) as replicas, router(*replicas.as_options) as running, chromium() as browser:
+    folder = smollm2_folder()
+    options = ("--engine", "native", "--model", folder, "--served-model-name", MODEL, "--threads", 1)
+    with ExitStack() as stack:
+        replicas = stack.enter_context(fleet(REPLICAS, *options))
+        running = stack.enter_context(router(*replicas.as_options, "--model-dir", f"{MODEL}={folder}"))
+        browser = stack.enter_context(chromium())
         questions(running, browser)
         loss(running, replicas, browser)
 
