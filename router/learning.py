@@ -4,9 +4,10 @@ import logging
 from functools import partial
 from itertools import count
 
+from engines.metrics import scraped_pools, scraped_queues, speculates
 from router.core import Router
 from router.members.accuracy import Accuracy
-from router.members.facts import Facts, scraped_pools, scraped_queues
+from router.members.facts import Facts
 from router.members.fetch import Fetched, fetch
 from router.members.learn import learn
 from router.members.members import Member, Server, engine_of
@@ -54,8 +55,8 @@ class Learning:
             return
         if facts.loading and facts.models == server.models:
             raise BadSpec(LOADING)
-        engine = engine_of(["warmroute" if facts.native else facts.spec.engine])
-        self._tokenizers.of(facts.spec.model, engine, facts.tokenizer)  # which fails before anything is taken over
+        # This fails before anything is taken over.
+        self._tokenizers.of(facts.spec.model, engine_of([facts.profile]), facts.tokenizer)
         if not server.learned or facts.models[:1] != server.models[:1]:
             self._forget_process(server)
             server.verified, server.renders = None, True
@@ -167,14 +168,14 @@ class Learning:
 
     def scraped(self, server: Server, metrics: bytes, now_s: float) -> None:
         """Take queues and pools from an engine's metrics."""
-        queues, pools = scraped_queues(metrics), scraped_pools(metrics)
-        speculates = b"\nvllm:spec_decode_num_drafts" in metrics
+        profile = server.profile
+        queues, pools = scraped_queues(metrics, profile.metrics), scraped_pools(metrics, profile.metrics)
         for member in server.members:
-            self._router.feeds.speculates(member.name, speculates)
+            self._router.feeds.speculates(member.name, speculates(metrics, profile.metrics))
             if (queue := queues.get(member.rank)) is not None:
                 member.load.scraped(*queue, now_s)
             pool, size = pools.get(member.rank), member.block_size
             if pool is not None and size:  # its events may name smaller blocks than its pool has
                 smaller = max(1, pool.block_tokens // size)
-                cacheable = pool.blocks - (member.spec.engine == "vllm")  # which never uses one of them
+                cacheable = pool.blocks - profile.unused_blocks
                 self._router.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)

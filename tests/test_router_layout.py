@@ -53,7 +53,7 @@ def floors(graph: dict[str, set[str]]) -> int:
     return max(floor.values())
 
 
-@pytest.mark.parametrize("package", ["api", "events", "fleet", "kernels", "lab", "router"])
+@pytest.mark.parametrize("package", ["api", "engines", "events", "fleet", "kernels", "lab", "router"])
 def test_no_module_imports_one_that_imports_it_not_even_for_types(package: str) -> None:
     assert floors(modules(ROUTER.with_name(package), for_types=True)) > 0
 

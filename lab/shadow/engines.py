@@ -5,24 +5,17 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from engines import METRICS
+from engines.metrics import scraped_pools
 from router.core import Router
-from router.doctor.engine_metrics import HITS, QUERIES, MetricsDelta
+from router.doctor.engine_metrics import MetricsDelta
 from router.doctor.samples import BadMetrics, Samples
 from router.learning import ask
 from router.members.broken import Broken
-from router.members.facts import scraped_pools
 from router.members.members import Server
 
-FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
-PREFILL = ("vllm:request_prefill_time_seconds",)
-BETWEEN_TOKENS = (
-    "vllm:inter_token_latency_seconds",
-    "vllm:time_per_output_token_seconds",
-    "sglang:inter_token_latency_seconds",
-)
-OUTPUT = ("vllm:request_generation_tokens", "sglang:generation_tokens")
-TIMED = (*FIRST_TOKEN, *PREFILL, *BETWEEN_TOKENS, *OUTPUT)
-READ = frozenset({*QUERIES, *HITS, *(f"{name}{kind}" for name in TIMED for kind in ("_sum", "_count"))})
+TIMED = (*METRICS.first_token_s, *METRICS.prefill_s, *METRICS.between_tokens_s, *METRICS.output_tokens)
+READ = frozenset({*METRICS.queries, *METRICS.hits, *(f"{name}{kind}" for name in TIMED for kind in ("_sum", "_count"))})
 
 
 class Sample(Struct, frozen=True):
@@ -58,12 +51,12 @@ def counted(first: Sample, last: Sample) -> Counted:
         return Mean(change.added(*sums), change.added(*counts))
 
     return Counted(
-        query_tokens=change.added(*QUERIES),
-        hit_tokens=change.added(*HITS),
-        first_token_s=mean(FIRST_TOKEN),
-        prefill_s=mean(PREFILL).total,
-        between_tokens_s=mean(BETWEEN_TOKENS),
-        output_tokens=mean(OUTPUT),
+        query_tokens=change.added(*METRICS.queries),
+        hit_tokens=change.added(*METRICS.hits),
+        first_token_s=mean(METRICS.first_token_s),
+        prefill_s=mean(METRICS.prefill_s).total,
+        between_tokens_s=mean(METRICS.between_tokens_s),
+        output_tokens=mean(METRICS.output_tokens),
     )
 
 
@@ -92,8 +85,8 @@ def changes(first: Mapping[str, Sample], last: Mapping[str, Sample]) -> dict[str
 def sample_of(metrics: bytes) -> Sample | None:
     """Parse /metrics, of which only a few lines are read; None if that is no metrics text."""
     kept = [line for line in metrics.split(b"\n") if _name(line) in READ]
-    pools = [pool for rank, pool in scraped_pools(metrics).items() if rank is not None]
-    pools = pools or list(scraped_pools(metrics).values())
+    pools = [pool for rank, pool in scraped_pools(metrics, METRICS).items() if rank is not None]
+    pools = pools or list(scraped_pools(metrics, METRICS).values())
     capacity = max((pool.blocks * pool.block_tokens for pool in pools), default=0)
     try:
         return Sample(Samples(b"\n".join([*kept, b""]).decode(errors="replace")), capacity)

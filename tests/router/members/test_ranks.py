@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.sglang import read_sources as sglang_sources
+from engines.sources import MOST_RANKS, Publisher, Sources
+from engines.vllm import read_sources as vllm_sources
 from events.source import Source
-from router.members.ranks import MOST_RANKS, Publisher, Sources, ranks_of, reachable, sglang_sources, vllm_sources
+from router.members.ranks import ranks_of, reachable
 from router.members.spec import BadSpec, ReplicaSpec
 
 
