@@ -15,17 +15,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from engines import SERVERS
+from engines.profile import Server
 from fleet.host.child import module
 from fleet.host.report import ReplicaAddress
 from fleet.plan import FOREIGN, ModelPlan, Task
 
 OUR_KEY = "WARMROUTE_API_KEY"
-# SGLang takes its key as an option alone, and everybody on a machine can read a command line: it is added inside.
-SGLANG_KEY = "WARMROUTE_SGLANG_API_KEY"
-SGLANG_MODULE = f"""import os, runpy, sys
-key = os.environ.pop({SGLANG_KEY!r}, None)
-sys.argv[1:] += [] if key is None else ["--api-key", key]
-runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
 
 
 class Launch(Struct, frozen=True):
@@ -36,32 +32,26 @@ class Launch(Struct, frozen=True):
 
 def launch(task: Task, host: str, incarnation: str) -> Launch:
     """Build the command; `host` is the node's address. Raise OSError if `engine_missing` finds no engine."""
-    if task.plan.engine == "vllm":
-        return _vllm(task, host, incarnation)
-    if task.plan.engine == "sglang":
-        return _sglang(task, host, incarnation)
+    if (server := SERVERS.get(task.plan.engine)) is not None:
+        return _foreign(server, task, host, incarnation)
     return Launch(_ours(task, host), _environment(task.plan, OUR_KEY), None)
 
 
 def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
     """Say why this node cannot start the engine, and what to do; None if it can."""
-    if plan.engine not in FOREIGN:
+    server = SERVERS.get(plan.engine)
+    if server is None:
         return None
     if ":" in host:
         return (
             f"{plan.engine} would listen on {host}, but it publishes its events only over IPv4; "
             "give the node an IPv4 address"
         )
-    if plan.engine == "vllm" and _program("vllm", plan) is None:
-        return "this node has no program vllm; install vLLM, or name its folder in environment = {PATH = '...'}"
-    # We cannot inspect another interpreter before starting it.
-    python = _python(plan) if "PATH" in plan.environment else find_spec("sglang")
-    if plan.engine == "sglang" and python is None:
-        return (
-            "this node has no Python with sglang; install SGLang, or name the folder of the Python that has it "
-            "in environment = {PATH = '...'}"
-        )
-    return None
+    if not server.is_module:
+        found: object = _program(server.program, plan)
+    else:  # we cannot inspect another interpreter before starting it
+        found = _python(plan) if "PATH" in plan.environment else find_spec(server.program)
+    return server.missing if found is None else None
 
 
 # ---- ours
@@ -99,29 +89,17 @@ def _free_ports(host: str) -> _Ports:
         return _Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def _vllm(task: Task, host: str, incarnation: str) -> Launch:
+def _foreign(server: Server, task: Task, host: str, incarnation: str) -> Launch:
     plan, ports = task.plan, _free_ports(host)
+    program = _python(plan) or "python" if server.is_module else _program(server.program, plan) or server.program
     command = (
-        *(_program("vllm", plan) or "vllm", "serve", plan.model, *plan.options),
+        *(program, *server.start, plan.model, *plan.options),
         *("--served-model-name", plan.served_name, "--host", host, "--port", str(ports.http)),
-        *("--tensor-parallel-size", str(plan.tensor_parallel), "--enable-prefix-caching"),
-        "--enable-prompt-tokens-details",  # so that answers say what the cache had of the prompt
-        *("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **_events(task, host, ports)})),
-        *_given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template}),
+        *(server.ranks, str(plan.tensor_parallel), *server.switches),
+        *("--kv-events-config", json.dumps({**server.events, **_events(task, host, ports)})),
+        *_given({server.tokenizer: plan.tokenizer, "--chat-template": plan.chat_template}),
     )
-    return Launch(command, _environment(plan, "VLLM_API_KEY"), _place(task, host, ports, incarnation))
-
-
-def _sglang(task: Task, host: str, incarnation: str) -> Launch:
-    plan, ports = task.plan, _free_ports(host)
-    command = (
-        *(_python(plan) or "python", "-c", SGLANG_MODULE, "--model-path", plan.model, *plan.options),
-        *("--served-model-name", plan.served_name, "--host", host, "--port", str(ports.http)),
-        *("--tp-size", str(plan.tensor_parallel), "--enable-metrics", "--enable-cache-report"),
-        *("--kv-events-config", json.dumps(_events(task, host, ports))),
-        *_given({"--tokenizer-path": plan.tokenizer, "--chat-template": plan.chat_template}),
-    )
-    return Launch(command, _environment(plan, SGLANG_KEY), _place(task, host, ports, incarnation))
+    return Launch(command, _environment(plan, server.key_variable), _place(task, host, ports, incarnation))
 
 
 def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
@@ -138,7 +116,6 @@ def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
 
 
 def _place(task: Task, host: str, ports: _Ports, incarnation: str) -> ReplicaAddress:
-    assert task.plan.engine in ("vllm", "sglang")
     return ReplicaAddress(
         url=f"http://{host}:{ports.http}",
         model=task.plan.served_name,
