@@ -4,15 +4,18 @@ import logging
 from functools import partial
 from itertools import count
 
+import msgspec
+
+from engines import profile_of
 from engines.metrics import scraped_pools, scraped_queues, speculates
+from engines.sources import Ask
 from router.core import Router
 from router.members.accuracy import Accuracy
-from router.members.facts import Facts
+from router.members.facts import Facts, foreign_facts, native_facts
 from router.members.fetch import Fetched, fetch
-from router.members.learn import learn
 from router.members.members import Member, Server, engine_of
-from router.members.ranks import Rank
-from router.members.spec import BadSpec
+from router.members.ranks import Rank, ranks_of
+from router.members.spec import AUTO, BadSpec, ReplicaSpec
 from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
@@ -28,6 +31,28 @@ LOADING = "it is still loading its model"
 async def ask(server: Server, path: str, body: bytes | None = None, timeout_s: float = PROBE_S) -> Fetched:
     """Ask a replica; raise Broken if it does not answer."""
     return await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=timeout_s)
+
+
+async def described(spec: ReplicaSpec, ask: Ask, before: Facts | None = None) -> Facts:
+    """Ask for all that the replica tells; `ask` raises Broken. Raise BadSpec if the answers cannot be used.
+
+    `before`: what it told last. An engine that cannot tell its sockets this time still has the same.
+    """
+    is_ours = profile_of(spec.engine).describes_itself
+    if is_ours or spec.engine == AUTO:
+        answer = await ask("/load")
+        facts = native_facts(spec, answer.body) if answer.status == 200 else None
+        if facts is not None:
+            return facts
+        if is_ours:
+            raise BadSpec(f"{spec.name} does not answer /load as a replica of ours (status {answer.status})")
+    answer = await ask("/v1/models")
+    if answer.status != 200:
+        raise BadSpec(f"{spec.name} answers /v1/models with status {answer.status}")
+    facts = foreign_facts(spec, answer.body)
+    sources = await facts.profile.sources(ask)
+    known = before.ranks if before is not None and sources.failed else ranks_of(facts.spec, sources)
+    return msgspec.structs.replace(facts, ranks=known)
 
 
 class Learning:
@@ -47,7 +72,7 @@ class Learning:
 
     async def learn(self, server: Server) -> None:
         """Ask a replica what it serves; raise Broken if it does not answer, BadSpec if it cannot be used."""
-        facts = await learn(server.spec, partial(ask, server), server.facts if server.learned else None)
+        facts = await described(server.spec, partial(ask, server), server.facts if server.learned else None)
         server.learned_s = self._router.now_s()
         if self._router.members.servers.get(server.name) is not server:  # it was removed meanwhile
             return

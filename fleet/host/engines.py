@@ -73,73 +73,54 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
 # ---- other engines
 
 
-class _Ports(Struct, frozen=True):
-    """Free ports; if another process takes one, the engine ends, and starts again with others."""
-
-    http: int
-    events: int
-    replay: int
-
-
-def _free_ports(host: str) -> _Ports:
+def _free_ports(host: str) -> list[int]:
+    """Find free ports; if another process takes one, the engine ends, and starts again with others."""
     with ExitStack() as held:  # together, so that they are different ones
         sockets = [held.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
             each.bind((host, 0))
-        return _Ports(*(each.getsockname()[1] for each in sockets))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _foreign(server: Server, task: Task, host: str, incarnation: str) -> Launch:
-    plan, ports = task.plan, _free_ports(host)
+    plan, (http, events, replay) = task.plan, _free_ports(host)
+    publisher = {
+        **server.events,
+        "publisher": "zmq",
+        # Their publisher binds only where it sees `*` or `::`, and connects otherwise. `*` would be every address of
+        # the node; an IPv4 address written as one of IPv6 is that address and no other.
+        "endpoint": f"tcp://[::ffff:{socket.gethostbyname(host)}]:{events}",
+        "replay_endpoint": f"tcp://{host}:{replay}",
+        "topic": f"kv@{task.name}@{plan.served_name}",
+    }
     program = _python(plan) or "python" if server.is_module else _program(server.program, plan) or server.program
     command = (
         *(program, *server.start, plan.model, *plan.options),
-        *("--served-model-name", plan.served_name, "--host", host, "--port", str(ports.http)),
+        *("--served-model-name", plan.served_name, "--host", host, "--port", str(http)),
         *(server.ranks, str(plan.tensor_parallel), *server.switches),
-        *("--kv-events-config", json.dumps({**server.events, **_events(task, host, ports)})),
+        *("--kv-events-config", json.dumps(publisher)),
         *_given({server.tokenizer: plan.tokenizer, "--chat-template": plan.chat_template}),
     )
-    return Launch(command, _environment(plan, server.key_variable), _place(task, host, ports, incarnation))
-
-
-def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
-    """Their publisher binds only where it sees `*` or `::`, and connects otherwise.
-
-    `*` would be every address of the node; an IPv4 address written as one of IPv6 is that address and no other.
-    """
-    return {
-        "publisher": "zmq",
-        "endpoint": f"tcp://[::ffff:{socket.gethostbyname(host)}]:{ports.events}",
-        "replay_endpoint": f"tcp://{host}:{ports.replay}",
-        "topic": f"kv@{task.name}@{task.plan.served_name}",
-    }
-
-
-def _place(task: Task, host: str, ports: _Ports, incarnation: str) -> ReplicaAddress:
-    return ReplicaAddress(
-        url=f"http://{host}:{ports.http}",
-        model=task.plan.served_name,
-        engine=task.plan.engine,
-        events=f"tcp://{host}:{ports.events}",
-        replay=f"tcp://{host}:{ports.replay}",
+    place = ReplicaAddress(
+        url=f"http://{host}:{http}",
+        model=plan.served_name,
+        engine=plan.engine,
+        events=f"tcp://{host}:{events}",
+        replay=f"tcp://{host}:{replay}",
         incarnation=incarnation,
     )
+    return Launch(command, _environment(plan, server.key_variable), place)
 
 
 def _given(flags: Mapping[str, str | None]) -> list[str]:
     return [word for flag, value in flags.items() if value is not None for word in (flag, value)]
 
 
-def _key(plan: ModelPlan) -> str | None:
-    """The key that its replicas shall demand."""
-    name = plan.api_key_env
-    return None if name is None else plan.environment.get(name) or os.environ.get(name)
-
-
 def _environment(plan: ModelPlan, key_variable: str) -> dict[str, str]:
     """Return the variables to add. Other engines must not import our packages from the current folder."""
     safe = {"PYTHONSAFEPATH": "1"} if plan.engine in FOREIGN else {}
-    key = _key(plan)
+    name = plan.api_key_env  # of the key that its replicas shall demand
+    key = None if name is None else plan.environment.get(name) or os.environ.get(name)
     return safe | plan.environment | ({key_variable: key} if key is not None else {})
 
 

@@ -32,10 +32,11 @@ def ranks_of(spec: ReplicaSpec, sources: Sources) -> tuple[Rank, ...]:
     numbers = list(sources.publishers)
     if len(numbers) < 2:
         return (_rank(spec, spec.name, numbers[0] if numbers else 0, sources, typed_offset=0),)
-    if not sources.steered:
+    steered_by = profile_of(spec.engine).rank_header
+    if not (sources.steered and steered_by):
         why = f"its {len(numbers)} data-parallel ranks cannot be chosen by this version of the engine: {OWN_URLS}"
         return (Rank(msgspec.structs.replace(spec, events=OFF, replay=None), why_no_events=why),)
-    ranks, steered_by = [], profile_of(spec.engine).rank_header
+    ranks = []
     for place, number in enumerate(numbers):
         rank = _rank(spec, f"{spec.name}@dp{number}", number, sources, typed_offset=number)
         # The header counts the ranks behind this URL, of which the first may not be the engine's first.

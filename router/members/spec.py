@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from api.native import is_kv_endpoint
 from engines import NATIVE, PROFILES
 from events.curve import load_curve_client
+from events.publisher import EventEndpoints
 from events.source import Source
 from router.members.target import Target, parse_target
 from router.placement.roles import Role
@@ -205,13 +206,6 @@ def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
 
 
 # ---- a native replica's description of itself
-
-
-class EventEndpoints(Struct, frozen=True):
-    events: str
-    replay: str | None = None
-    status: str | None = None
-    snapshot: str | None = None
 
 
 class NativeDescription(Struct, frozen=True):

@@ -357,7 +357,7 @@ async def test_a_check_that_goes_wrong_here_is_a_failed_one_and_the_next_one_com
         raise ZeroDivisionError
 
     odd = named("odd")
-    monkeypatch.setattr("router.members.learn.foreign_facts", mistaken)
+    monkeypatch.setattr("router.learning.foreign_facts", mistaken)
     async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
         await until(lambda: running.member("odd").server.faults > 2, "it is asked again and again")
         assert "ZeroDivisionError" in (running.member("odd").candidate.unavailable or "")

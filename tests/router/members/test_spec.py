@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from events.curve import write_keys
+from events.publisher import EventEndpoints
 from router.members.spec import (
     BadSpec,
-    EventEndpoints,
     NativeDescription,
     ReplicaSpec,
     by_name,
