@@ -44,9 +44,9 @@ class Server(Struct, frozen=True, kw_only=True):
     events: Mapping[str, object] = {}  # more of --kv-events-config
     key_variable: str  # in its environment: its API key
     negates: bool = False  # a switch has --no-NAME
-    # Options that a fleet sets itself, beside those of all engines: the key of a plan that says the same,
-    fleet_keys: Mapping[str, str] = {}
-    rank_options: tuple[str, ...] = ()
+    # Options that a fleet sets itself, beside those that all engines have:
+    fleet_keys: Mapping[str, str] = {}  # by the key of a model's plan
+    rank_options: tuple[str, ...] = ()  # ranks are replicas
     fleet_options: tuple[str, ...] = ()
 
 

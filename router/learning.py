@@ -98,7 +98,7 @@ class Learning:
         for why in dict.fromkeys(rank.why_no_events for rank in facts.ranks):
             if why and why not in known:
                 log.warning("%s: what it has cached can only be guessed: %s", server.name, why)
-        server.facts, server.learned = facts, True
+        server.facts, server.profile, server.learned = facts, facts.profile, True
         ranks = {rank.spec.name: rank for rank in facts.ranks}
         for member in server.members:
             member.describe(facts, ranks[member.name])

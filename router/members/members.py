@@ -50,6 +50,7 @@ class Server:
     health: Health
     key_line: bytes = b""  # `authorization` for this replica
     facts: Facts | None = None  # the last that were taken over
+    profile: EngineProfile = OPENAI  # of its engine, by these
     learned: bool = False  # they are those of its present process
     learned_s: float = -math.inf  # when it was asked last
     members: list["Member"] = field(default_factory=list)
@@ -75,10 +76,6 @@ class Server:
     @property
     def name(self) -> str:
         return self.spec.name
-
-    @property
-    def profile(self) -> EngineProfile:
-        return OPENAI if self.facts is None else self.facts.profile
 
     @property
     def models(self) -> tuple[str, ...]:

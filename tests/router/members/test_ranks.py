@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,6 +163,9 @@ def test_ranks_that_cannot_be_chosen_are_one_replica_that_is_guessed() -> None:
         [rank] = ranks_of(spec(events="tcp://h:1", replay="tcp://h:2"), sources)
         assert rank.spec.source() is None and rank.spec.name == "r" and not rank.header
         assert "2 data-parallel ranks cannot be chosen" in rank.why_no_events and "URL" in rank.why_no_events
+    unsteered = msgspec.structs.replace(spec(), engine="openai")  # no header of its is known
+    [rank] = ranks_of(unsteered, vllm(r0=published(0), r1=published(1)))
+    assert "cannot be chosen" in rank.why_no_events
 
 
 def test_sglangs_ranks_publish_on_ports_that_follow() -> None:
