@@ -31,7 +31,7 @@ class PromptBuilder(Protocol):
         """The same by a route that older versions have."""
 
 
-class Server(Struct, frozen=True, kw_only=True):
+class ServerCommand(Struct, frozen=True, kw_only=True):
     """How a fleet starts the engine."""
 
     program: str  # what must be there: a command, or a module of Python
@@ -91,4 +91,4 @@ class EngineProfile(Struct, frozen=True, kw_only=True, eq=False):
     # ---- what its users are told, and how it is started
     events_advice: str = "tell the router where its events are (events=tcp://HOST:PORT), if it sends any"
     batch_option: str = "--max-num-seqs"  # the most requests that it runs at once
-    server: Server | None = None  # None: a fleet starts none
+    server: ServerCommand | None = None  # None: a fleet starts none

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engines.metrics import EngineMetrics
-from engines.profile import EngineProfile, Server
+from engines.profile import EngineProfile, ServerCommand
 from engines.sources import MOST_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
 
 STEERED = (0, 5, 10)  # the first version that obeys the header of a rank
@@ -111,7 +111,7 @@ PROFILE = EngineProfile(
     reset_path="/flush_cache",
     events_advice="start it with --kv-events-config, at an endpoint that the router can reach",
     batch_option="--max-running-requests",
-    server=Server(
+    server=ServerCommand(
         program="sglang",
         is_module=True,
         missing="this node has no Python with sglang; install SGLang, or name the folder of the Python that has it "

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from engines.metrics import EngineMetrics
-from engines.profile import EngineProfile, PromptBuilder, Server
+from engines.profile import EngineProfile, PromptBuilder, ServerCommand
 from engines.sources import MOST_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ PROFILE = EngineProfile(
     hides_aborts=True,
     events_advice="start it with --kv-events-config; before vLLM 0.33 also tell the router: "
     "--replica url=URL,engine=vllm,events=tcp://HOST:PORT,replay=tcp://HOST:PORT",
-    server=Server(
+    server=ServerCommand(
         program="vllm",
         missing="this node has no program vllm; install vLLM, or name its folder in environment = {PATH = '...'}",
         start=("serve",),

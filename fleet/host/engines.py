@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from engines import SERVERS
-from engines.profile import Server
+from engines.profile import ServerCommand
 from fleet.host.child import module
 from fleet.host.report import ReplicaAddress
 from fleet.plan import FOREIGN, ModelPlan, Task
@@ -82,7 +82,7 @@ def _free_ports(host: str) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _foreign(server: Server, task: Task, host: str, incarnation: str) -> Launch:
+def _foreign(server: ServerCommand, task: Task, host: str, incarnation: str) -> Launch:
     plan, (http, events, replay) = task.plan, _free_ports(host)
     publisher = {
         **server.events,
