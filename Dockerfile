@@ -85,6 +85,7 @@ WORKDIR /build
 RUN python -m venv --without-pip /opt/warmroute
 COPY pyproject.toml README.md LICENSE ./
 COPY api api
+COPY engines engines
 COPY events events
 COPY fleet fleet
 COPY kernels kernels

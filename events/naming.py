@@ -3,11 +3,11 @@
 from events.doubtful import Doubtful
 from events.extras import block_of, chain_keys, chain_root, unit_keys
 from events.groups import Groups
+from events.hash_chain import HashChain
 from events.messages import BlockStored, Hash, decode_tokens
 from events.pool import Pool, pool_name
 from events.pools import Pools
 from events.slices import StoredPiece
-from events.vllm_hashes import HashChain
 
 
 class Naming:

@@ -27,12 +27,12 @@ import msgspec
 
 from events.extras import block_of, chain_keys, chain_root, has_pairs, unit_keys
 from events.groups import Groups
+from events.hash_chain import HashChain
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
 from events.pool import low64
 from events.records import Record
 from events.source import Source
-from events.vllm_hashes import HashChain
 
 HOLD_S = 10.0
 HOLD_RECORDS = 50_000

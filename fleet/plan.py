@@ -4,15 +4,17 @@ New fields go last in their struct, with a default: a controller may find what a
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
-Engine: TypeAlias = Literal["native", "simulated", "vllm", "sglang"]
+from engines import Launched
+
+Engine: TypeAlias = Literal["native", "simulated", Launched]
 Role: TypeAlias = Literal["prefill", "decode", "both"]
 
-FOREIGN: tuple[Engine, ...] = ("vllm", "sglang")
+FOREIGN: tuple[Engine, ...] = get_args(Launched)
 MOST_MODELS = 1000
 MOST_REPLICAS = 1000  # of a model
 LONGEST_NAME = 120  # a replica's name has a number after it, and routers take 128 characters

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-PACKAGES = ("events", "api", "kernels", "replica", "router", "fleet", "lab")
+PACKAGES = ("events", "api", "engines", "kernels", "replica", "router", "fleet", "lab")
 OUR_ROOT = Path(__file__).resolve().parent.parent
 FIX = "Install warmroute in an environment of its own: python -m venv warmroute-env"
 

@@ -164,7 +164,7 @@ class Router:
         """How the replica keeps the caches of API keys apart; None if no key asks for that."""
         if all(key.salt is None for key in self.admission.keys):
             return None
-        return "by salt" if member.is_salted else "unknown"
+        return "by salt" if member.profile.separates_salts else "unknown"
 
     def expect_clear(self, server: Server) -> None:
         """Note that the replicas at this address may clear their caches: nothing of them is sure until events come."""

@@ -4,14 +4,18 @@ import logging
 from functools import partial
 from itertools import count
 
+import msgspec
+
+from engines import profile_of
+from engines.metrics import scraped_pools, scraped_queues, speculates
+from engines.sources import Ask
 from router.core import Router
 from router.members.accuracy import Accuracy
-from router.members.facts import Facts, scraped_pools, scraped_queues
+from router.members.facts import Facts, foreign_facts, native_facts
 from router.members.fetch import Fetched, fetch
-from router.members.learn import learn
 from router.members.members import Member, Server, engine_of
-from router.members.ranks import Rank
-from router.members.spec import BadSpec
+from router.members.ranks import Rank, ranks_of
+from router.members.spec import AUTO, BadSpec, ReplicaSpec
 from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
@@ -27,6 +31,28 @@ LOADING = "it is still loading its model"
 async def ask(server: Server, path: str, body: bytes | None = None, timeout_s: float = PROBE_S) -> Fetched:
     """Ask a replica; raise Broken if it does not answer."""
     return await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=timeout_s)
+
+
+async def described(spec: ReplicaSpec, ask: Ask, before: Facts | None = None) -> Facts:
+    """Ask for all that the replica tells; `ask` raises Broken. Raise BadSpec if the answers cannot be used.
+
+    `before`: what it told last. An engine that cannot tell its sockets this time still has the same.
+    """
+    is_ours = profile_of(spec.engine).describes_itself
+    if is_ours or spec.engine == AUTO:
+        answer = await ask("/load")
+        facts = native_facts(spec, answer.body) if answer.status == 200 else None
+        if facts is not None:
+            return facts
+        if is_ours:
+            raise BadSpec(f"{spec.name} does not answer /load as a replica of ours (status {answer.status})")
+    answer = await ask("/v1/models")
+    if answer.status != 200:
+        raise BadSpec(f"{spec.name} answers /v1/models with status {answer.status}")
+    facts = foreign_facts(spec, answer.body)
+    sources = await facts.profile.sources(ask)
+    known = before.ranks if before is not None and sources.failed else ranks_of(facts.spec, sources)
+    return msgspec.structs.replace(facts, ranks=known)
 
 
 class Learning:
@@ -46,7 +72,7 @@ class Learning:
 
     async def learn(self, server: Server) -> None:
         """Ask a replica what it serves; raise Broken if it does not answer, BadSpec if it cannot be used."""
-        facts = await learn(server.spec, partial(ask, server), server.facts if server.learned else None)
+        facts = await described(server.spec, partial(ask, server), server.facts if server.learned else None)
         server.learned_s = self._router.now_s()
         if self._router.members.servers.get(server.name) is not server:  # it was removed meanwhile
             return
@@ -54,8 +80,8 @@ class Learning:
             return
         if facts.loading and facts.models == server.models:
             raise BadSpec(LOADING)
-        engine = engine_of(["warmroute" if facts.native else facts.spec.engine])
-        self._tokenizers.of(facts.spec.model, engine, facts.tokenizer)  # which fails before anything is taken over
+        # This fails before anything is taken over.
+        self._tokenizers.of(facts.spec.model, engine_of([facts.profile]), facts.tokenizer)
         if not server.learned or facts.models[:1] != server.models[:1]:
             self._forget_process(server)
             server.verified, server.renders = None, True
@@ -72,7 +98,7 @@ class Learning:
         for why in dict.fromkeys(rank.why_no_events for rank in facts.ranks):
             if why and why not in known:
                 log.warning("%s: what it has cached can only be guessed: %s", server.name, why)
-        server.facts, server.learned = facts, True
+        server.facts, server.profile, server.learned = facts, facts.profile, True
         ranks = {rank.spec.name: rank for rank in facts.ranks}
         for member in server.members:
             member.describe(facts, ranks[member.name])
@@ -167,14 +193,14 @@ class Learning:
 
     def scraped(self, server: Server, metrics: bytes, now_s: float) -> None:
         """Take queues and pools from an engine's metrics."""
-        queues, pools = scraped_queues(metrics), scraped_pools(metrics)
-        speculates = b"\nvllm:spec_decode_num_drafts" in metrics
+        profile = server.profile
+        queues, pools = scraped_queues(metrics, profile.metrics), scraped_pools(metrics, profile.metrics)
         for member in server.members:
-            self._router.feeds.speculates(member.name, speculates)
+            self._router.feeds.speculates(member.name, speculates(metrics, profile.metrics))
             if (queue := queues.get(member.rank)) is not None:
                 member.load.scraped(*queue, now_s)
             pool, size = pools.get(member.rank), member.block_size
             if pool is not None and size:  # its events may name smaller blocks than its pool has
                 smaller = max(1, pool.block_tokens // size)
-                cacheable = pool.blocks - (member.spec.engine == "vllm")  # which never uses one of them
+                cacheable = pool.blocks - profile.unused_blocks
                 self._router.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)

@@ -48,7 +48,9 @@ MEMBER_GAUGES: tuple[Metric[Member], ...] = (
         lambda m: m.candidate.prefill_tokens_per_s,
     ),
     Metric(
-        "replica_salted", "1 if its engine is known to keep caches of different salts apart.", lambda m: m.is_salted
+        "replica_salted",
+        "1 if its engine is known to keep caches of different salts apart.",
+        lambda m: m.profile.separates_salts,
     ),
     Metric("replica_trust", "Weight of its claims of cached tokens; 1 while they are true.", lambda m: m.trust),
     Metric(

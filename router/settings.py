@@ -21,6 +21,7 @@ from api.settings import (
     Setting,
     Table,
 )
+from engines import PROFILES
 from router.config import EXTENSION, GROUPS, MEGABYTE, Policy, RouterConfig
 from router.placement.elsewhere import Mode
 from router.setting_types import ADDRESS, ENDPOINT, SECRET, URL, ClientPath, Origin
@@ -43,8 +44,8 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "replica",
             TEXT,
-            "A replica: its URL, or url=URL and facts that it does not report: name, model, engine (auto, warmroute, "
-            "vllm, sglang, openai), events, replay, topic, ... (docs/discovery.md). May be repeated.",
+            "A replica: its URL, or url=URL and facts that it does not report: name, model, engine (auto, "
+            f"{', '.join(PROFILES)}), events, replay, topic, ... (docs/discovery.md). May be repeated.",
             metavar="URL|KEY=VALUE,...",
             multiple=True,
         ),

@@ -8,8 +8,8 @@ metrics that only its steps change; so a long prompt is no silence.
 import logging
 import math
 
+from engines.metrics import is_asleep, scraped_steps
 from router.core import Router
-from router.members.facts import is_asleep, scraped_steps
 from router.members.health import ASLEEP, STALLED
 from router.members.members import Member, Server
 from router.placement.eligibility import can_take
@@ -28,13 +28,12 @@ CHUNK_TOKENS = 8192  # of a prompt, which engines compute in one step
 SLOWEST_TOKENS_PER_S = 1000.0  # a lower rate is that of short prompts, whose time is not for their tokens
 SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
 SCRAPED_LATELY_S = 1.5  # else its server does not answer either, and other rules judge it
-SCRAPED = ("vllm", "sglang")
 RECOVERY_S = 2.0  # for streams to continue after a silence; connections may have died of it, or wait for long
 
 
 def is_quiet(server: Server, now_s: float) -> bool:
-    """Return whether a native replica owes answers and sends none: its server may be frozen and its engine not."""
-    return server.native and not server.upstream.spoken and now_s - server.quiet_since_s > QUIET_S
+    """Return whether a replica of ours owes answers and sends none: its server may be frozen and its engine not."""
+    return server.profile.answers_at_once and not server.upstream.spoken and now_s - server.quiet_since_s > QUIET_S
 
 
 class Silence:
@@ -67,17 +66,18 @@ class Silence:
 
     def is_doubtful(self, server: Server, now_s: float) -> bool:
         """Return whether to look at an engine's metrics now: it owes answers, and gives no sign that it computes."""
-        if server.native or server.members[0].spec.engine not in SCRAPED or now_s - server.scraped_s < SCRAPE_S:
+        if not server.profile.is_scraped or now_s - server.scraped_s < SCRAPE_S:
             return False
         return server.health.stalled is not None or now_s - server.worked_s > SCRAPE_S
 
     def scraped(self, server: Server, metrics: bytes, now_s: float) -> None:
         """Take from an engine's metrics whether it sleeps, and whether it has computed since the last time."""
-        server.scraped_s, before, server.steps = now_s, server.steps, scraped_steps(metrics)
+        names = server.profile.metrics
+        server.scraped_s, before, server.steps = now_s, server.steps, scraped_steps(metrics, names)
         if server.steps != before:
             server.tells_steps = before is not None
             server.works(now_s)
-        if is_asleep(metrics):
+        if is_asleep(metrics, names):
             self._stall(server, ASLEEP, now_s)
         elif server.health.stalled == ASLEEP:
             self._works_again(server, now_s)
@@ -127,7 +127,7 @@ class Silence:
 
     def look(self, server: Server, now_s: float) -> None:
         health = server.health
-        if health.stalled is None and server.in_flight and not server.native:
+        if health.stalled is None and server.in_flight and server.profile.is_scraped:
             self._look_at_engine(server, now_s)
         elif health.stalled not in (None, ASLEEP) and server.worked_s > server.suspected_s:
             self._works_again(server, now_s)

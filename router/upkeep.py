@@ -28,7 +28,7 @@ from router.members.upstream import Upstream
 from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
-from router.silence import GIVEN_UP_S, QUIET_S, SCRAPED, Silence, is_quiet
+from router.silence import GIVEN_UP_S, QUIET_S, Silence, is_quiet
 
 log = logging.getLogger(__name__)
 
@@ -173,11 +173,11 @@ class Upkeep:
         while upstream.sendings:
             await asyncio.sleep(TICK_S)
             now_s = self._router.now_s()
-            if upstream.spoken or not server.native:
+            if upstream.spoken or not server.profile.answers_at_once:
                 upstream.spoken, quiet_since_s = False, now_s
             elif now_s - quiet_since_s > GIVEN_UP_S:
                 try:
-                    await ask(server, "/ready", timeout_s=NATIVE_PROBE_S)
+                    await ask(server, server.profile.health_path, timeout_s=NATIVE_PROBE_S)
                 except Broken as broken:
                     if broken.silent or not broken.refused:  # one that ends refuses connections, and still answers
                         return str(broken)
@@ -254,7 +254,7 @@ class Upkeep:
     def _doubt(self, server: Server, unanswered: int) -> None:
         """Suspect another engine that leaves several checks in a row unanswered, and says nothing else."""
         quiet = not server.upstream.spoken and self._router.now_s() - server.quiet_since_s > PROBE_S + QUIET_S
-        if unanswered >= UNANSWERED and not server.native and quiet:
+        if unanswered >= UNANSWERED and not server.profile.answers_at_once and quiet:
             reason = f"it has not answered {unanswered} health checks in a row"
             self.silence.suspect(server, reason, server.quiet_since_s)
 
@@ -282,8 +282,9 @@ class Upkeep:
                 server.upstream.break_all(reason)
 
     async def _probe(self, server: Server) -> None:
-        path, timeout_s = ("/ready", NATIVE_PROBE_S) if server.native else ("/health", PROBE_S)
-        answer = await ask(server, path, timeout_s=timeout_s)
+        profile = server.profile
+        timeout_s = NATIVE_PROBE_S if profile.answers_at_once else PROBE_S
+        answer = await ask(server, profile.health_path, timeout_s=timeout_s)
         now_s = self._router.now_s()
         if answer.status == 200:
             if server.verified is None:
@@ -295,7 +296,7 @@ class Upkeep:
             server.health.rests("it drains")
         else:
             self._failed(server, f"it answers its health check with status {answer.status}")
-        if server.members[0].spec.engine in SCRAPED:
+        if profile.is_scraped:
             scraped = await ask(server, "/metrics")
             if scraped.status == 200:
                 self._learning.scraped(server, scraped.body, now_s)

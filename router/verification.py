@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from api.errors import ApiError
 from api.native import unpack_ids
+from engines.prompts import dates
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys_ahead, pack_tokens, root_key
 from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.placement.approximate import APPROXIMATE
 from router.placement.placement import Placement
-from router.prompts import dates
 from router.prompts.oddities import PLAIN
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import Difference, Odd, Shapes, difference

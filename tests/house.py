@@ -16,7 +16,7 @@ import click
 from fleet.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("api", "events", "fleet", "kernels", "lab", "replica", "router")
+PACKAGES = ("api", "engines", "events", "fleet", "kernels", "lab", "replica", "router")
 Graph = Mapping[str, set[str]]
 
 

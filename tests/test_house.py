@@ -11,12 +11,13 @@ from tests.house import PACKAGES, ROOT, Measures, flags, floors, measured, modul
 
 BUDGETS = {
     "api": Measures(rooms=41, floors=11, in_circles=0, files=38, lines=8_521),
+    "engines": Measures(rooms=9, floors=4, in_circles=0, files=9, lines=1_642),
     "events": Measures(rooms=52, floors=16, in_circles=0, files=51, lines=11_053),
-    "fleet": Measures(rooms=13, floors=5, in_circles=0, files=24, lines=8_059),
-    "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_436),
-    "lab": Measures(rooms=14, floors=5, in_circles=0, files=17, lines=10_493),
+    "fleet": Measures(rooms=13, floors=5, in_circles=0, files=24, lines=8_023),
+    "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_426),
+    "lab": Measures(rooms=14, floors=5, in_circles=0, files=17, lines=10_473),
     "replica": Measures(rooms=42, floors=11, in_circles=17, files=33, lines=18_026),
-    "router": Measures(rooms=37, floors=12, in_circles=3, files=36, lines=34_270),
+    "router": Measures(rooms=37, floors=12, in_circles=3, files=36, lines=32_986),
 }
 FLAGS = {"router": 69, "replica": 66}
 HELPERS_USED_ONCE = 0.60  # of the private ones

@@ -21,7 +21,7 @@ build_wheel(sys.argv[1])
 build_sdist(sys.argv[1])
 """
 NEEDED = ("api/py.typed", "router/dashboard/static/index.html", "replica/model/demo_files/tokenizer.json")
-PACKAGES = {"api", "events", "fleet", "kernels", "lab", "replica", "router"}
+PACKAGES = {"api", "engines", "events", "fleet", "kernels", "lab", "replica", "router"}
 
 
 def built(folder: Path, age_s: int) -> dict[str, Path]:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import Server, ServerState
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("events", "api", "kernels", "replica", "router", "fleet", "lab")
+PACKAGES = ("events", "api", "engines", "kernels", "replica", "router", "fleet", "lab")
 PRIVATE = ("uvicorn.protocols", "uvicorn.server", "ray._private", "ray.experimental")
 IMPORTED = {  # module: names
     "ray._private": {"state", "worker"},

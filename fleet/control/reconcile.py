@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from engines import NATIVE
 from fleet.host.report import Report
 from fleet.plan import FOREIGN, NO_MODELS, Autoscale, FleetPlan, ModelPlan, Task
 
@@ -302,7 +303,7 @@ def _member(replica: Replica) -> dict[str, Any]:
     assert report is not None and report.place is not None
     place, plan = report.place, replica.task.plan
     more = {"adapters": list(plan.adapters), "api_key_env": plan.api_key_env, "resume": plan.resume, "role": plan.role}
-    if place.engine != "warmroute":
+    if place.engine != NATIVE.name:
         more |= {"model": plan.served_name, "events": place.events, "replay": place.replay}
     return {
         "name": report.name,

@@ -7,10 +7,11 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
+from engines import profile_of
+from engines.metrics import scraped_queues
 from events.native import Load
 from fleet.host.report import ReplicaAddress
 from router.asking import options
-from router.members.facts import scraped_queues
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
 
@@ -48,10 +49,11 @@ class Probe:
     async def look(self) -> dict[str, Any] | None:
         """Return the measured fields of a Report; None without a good answer in time."""
         try:
-            if self._place.engine == "warmroute":
+            profile = profile_of(self._place.engine)
+            if profile.describes_itself:
                 return _of_ours(_decode(await self._get("/load")))
-            await self._get("/health")
-            queue = scraped_queues(await self._get("/metrics")).get(None)
+            await self._get(profile.health_path)
+            queue = scraped_queues(await self._get("/metrics"), profile.metrics).get(None)
         except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         running, waiting = queue or (0, 0)

@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from engines import NATIVE
 from events.native import Load
 
 Life: TypeAlias = Literal["starting", "ready", "failing", "draining", "ended"]
@@ -14,7 +15,7 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     url: str
     model: str
-    engine: Literal["warmroute", "vllm", "sglang"] = "warmroute"
+    engine: str = NATIVE.name
     events: str | None = None
     replay: str | None = None
     incarnation: str = ""  # another one for every process

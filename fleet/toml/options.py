@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from api.options import option_of
 from api.settings import Setting, Table
+from engines import SERVERS
 from fleet.plan import Engine
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -44,7 +45,7 @@ OWN_OF_REPLICA = {
     **_leave_out("curve_secret", "curve_clients", "curve_any_client"),  # nobody tells the router the keys
 }
 _RANKS = "write more replicas below [[models]] instead"
-_OWN_OF_BOTH = {
+_OWN_OF_ALL = {
     "model": _below_models("model"),
     "served-model-name": _below_models("name"),
     "chat-template": _below_models("chat_template"),
@@ -53,21 +54,15 @@ _OWN_OF_BOTH = {
     **dict.fromkeys(("data-parallel-size", "dp"), _RANKS),
     **_leave_out("host", "port", "kv-events-config"),
 }
-_OWN_OF_VLLM = {
-    **_OWN_OF_BOTH,
-    "tokenizer": _below_models("tokenizer"),
-    **dict.fromkeys(("data-parallel-rank", "dpr", "data-parallel-size-local"), _RANKS),
-    **_leave_out("uds", "grpc", "headless", "enable-prefix-caching", "no-enable-prefix-caching"),
+OWN_OF_FOREIGN: dict[str, dict[str, str]] = {
+    engine: {
+        **_OWN_OF_ALL,
+        **{option: _below_models(key) for option, key in server.fleet_keys.items()},
+        **dict.fromkeys(server.rank_options, _RANKS),
+        **_leave_out(*server.fleet_options),
+    }
+    for engine, server in SERVERS.items()
 }
-_OWN_OF_SGLANG = {
-    **_OWN_OF_BOTH,
-    "model-path": _below_models("model"),
-    "tokenizer-path": _below_models("tokenizer"),
-    "tp-size": _below_models("tensor_parallel"),
-    "dp-size": _RANKS,
-    **_leave_out("enable-metrics"),
-}
-OWN_OF_FOREIGN: dict[Engine, dict[str, str]] = {"vllm": _OWN_OF_VLLM, "sglang": _OWN_OF_SGLANG}
 
 _FLAG = re.compile(r"--?([A-Za-z][\w-]*)")
 SHORT = 3  # letters that a flag of one dash has at most, like -dpr
@@ -211,7 +206,7 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
     match value:
         case True:
             yield f"--{name}"
-        case False if engine == "vllm":
+        case False if SERVERS[engine].negates:
             yield f"--no-{name}"
         case False:
             raise BadOption(key, f"{key} is false, but {engine} has no --no-{name}; leave it out")

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from api.model_files import read_bytes_of
+from engines import profile_of
 from fleet.plan import FOREIGN, NO_MODELS, Autoscale, FleetPlan, ModelPlan, Resources, SomeAmount
 from fleet.plan import mistakes as mistakes_of
 from fleet.toml.lines import Lines, Path
@@ -32,7 +33,8 @@ from router.configure import config_from as router_config_from
 from router.settings import TABLE as ROUTER_TABLE
 
 OURS = tuple(engine for engine in ENGINES if engine not in FOREIGN)
-HANDING_OVER = ("native", "vllm")  # engines that read what another replica has computed
+# Engines that read what another replica has computed.
+HANDING_OVER = ("native", *(engine for engine in FOREIGN if profile_of(engine).hand_over is not None))
 LONGEST_NAME = 100  # a replica's name has a number after it, and 128 characters at most
 MOST_BYTES = 1024 * 1024
 MOST_LEVELS = 32
@@ -227,7 +229,10 @@ def _check(table: ModelTable, note: Note) -> None:
             "tensor_parallel",
         )
     if table.engine in OURS and table.resume is not UNSET:
-        note("resume is for vllm and sglang; leave it out, ours go on elsewhere if the router lets them", "resume")
+        note(
+            f"resume is for {' and '.join(FOREIGN)}; leave it out, ours go on elsewhere if the router lets them",
+            "resume",
+        )
     if table.role is not None and table.engine not in HANDING_OVER:
         note(f"role is for {' and '.join(HANDING_OVER)}; leave it out, or write another engine", "role")
     for adapter in table.adapters:

@@ -3,26 +3,20 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from msgspec import Struct
 
+from engines import METRICS
+from engines.metrics import scraped_pools
 from router.core import Router
-from router.doctor.engine_metrics import HITS, QUERIES, MetricsDelta
+from router.doctor.engine_metrics import MetricsDelta, relevant_lines
 from router.doctor.samples import BadMetrics, Samples
 from router.learning import ask
 from router.members.broken import Broken
-from router.members.facts import scraped_pools
 from router.members.members import Server
 
-FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
-PREFILL = ("vllm:request_prefill_time_seconds",)
-BETWEEN_TOKENS = (
-    "vllm:inter_token_latency_seconds",
-    "vllm:time_per_output_token_seconds",
-    "sglang:inter_token_latency_seconds",
-)
-OUTPUT = ("vllm:request_generation_tokens", "sglang:generation_tokens")
-TIMED = (*FIRST_TOKEN, *PREFILL, *BETWEEN_TOKENS, *OUTPUT)
-READ = frozenset({*QUERIES, *HITS, *(f"{name}{kind}" for name in TIMED for kind in ("_sum", "_count"))})
+TIMED = (*METRICS.first_token_s, *METRICS.prefill_s, *METRICS.between_tokens_s, *METRICS.output_tokens)
+READ = frozenset({*METRICS.queries, *METRICS.hits, *(f"{name}{kind}" for name in TIMED for kind in ("_sum", "_count"))})
 
 
 class Sample(Struct, frozen=True):
@@ -37,6 +31,9 @@ class Mean(Struct, frozen=True):
     @property
     def value(self) -> float | None:
         return self.total / self.count if self.count else None
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
 
 
 class Counted(Struct, frozen=True):
@@ -58,30 +55,18 @@ def counted(first: Sample, last: Sample) -> Counted:
         return Mean(change.added(*sums), change.added(*counts))
 
     return Counted(
-        query_tokens=change.added(*QUERIES),
-        hit_tokens=change.added(*HITS),
-        first_token_s=mean(FIRST_TOKEN),
-        prefill_s=mean(PREFILL).total,
-        between_tokens_s=mean(BETWEEN_TOKENS),
-        output_tokens=mean(OUTPUT),
+        query_tokens=change.added(*METRICS.queries),
+        hit_tokens=change.added(*METRICS.hits),
+        first_token_s=mean(METRICS.first_token_s),
+        prefill_s=mean(METRICS.prefill_s).total,
+        between_tokens_s=mean(METRICS.between_tokens_s),
+        output_tokens=mean(METRICS.output_tokens),
     )
 
 
-def summed(all_of_them: Iterable[Counted]) -> Counted:
-    each = list(all_of_them)
-
-    def mean(means: Iterable[Mean]) -> Mean:
-        known = list(means)
-        return Mean(sum(one.total for one in known), sum(one.count for one in known))
-
-    return Counted(
-        query_tokens=sum(one.query_tokens for one in each),
-        hit_tokens=sum(one.hit_tokens for one in each),
-        first_token_s=mean(one.first_token_s for one in each),
-        prefill_s=sum(one.prefill_s for one in each),
-        between_tokens_s=mean(one.between_tokens_s for one in each),
-        output_tokens=mean(one.output_tokens for one in each),
-    )
+def summed(each: Iterable[Counted]) -> Counted:
+    figures = zip(*map(msgspec.structs.astuple, each), strict=True)
+    return Counted(*(sum(values, start=type(values[0])()) for values in figures))
 
 
 def changes(first: Mapping[str, Sample], last: Mapping[str, Sample]) -> dict[str, Counted]:
@@ -91,18 +76,13 @@ def changes(first: Mapping[str, Sample], last: Mapping[str, Sample]) -> dict[str
 
 def sample_of(metrics: bytes) -> Sample | None:
     """Parse /metrics, of which only a few lines are read; None if that is no metrics text."""
-    kept = [line for line in metrics.split(b"\n") if _name(line) in READ]
-    pools = [pool for rank, pool in scraped_pools(metrics).items() if rank is not None]
-    pools = pools or list(scraped_pools(metrics).values())
-    capacity = max((pool.blocks * pool.block_tokens for pool in pools), default=0)
+    pools = scraped_pools(metrics, METRICS)
+    of_all = pools.pop(None, None)  # there may be no ranks
+    capacity = max((pool.blocks * pool.block_tokens for pool in pools.values() or filter(None, [of_all])), default=0)
     try:
-        return Sample(Samples(b"\n".join([*kept, b""]).decode(errors="replace")), capacity)
+        return Sample(Samples(relevant_lines(metrics, READ)), capacity)
     except BadMetrics:
         return None
-
-
-def _name(line: bytes) -> str:
-    return line.partition(b"{")[0].partition(b" ")[0].decode(errors="replace")
 
 
 async def sampled(router: Router) -> dict[str, Sample]:

@@ -68,8 +68,8 @@ def _followed(router: Router, member: Member, sample: Sample | None) -> Followed
     return Followed(
         member.name,
         member.models,
-        member.native,
+        member.profile.publishes_status,
         router.doubt(member),
         sample.capacity_tokens if sample is not None else 0,
-        member.candidate.prefill_tokens_per_s if member.native else 0.0,
+        member.candidate.prefill_tokens_per_s if member.profile.publishes_status else 0.0,
     )

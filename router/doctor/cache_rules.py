@@ -3,6 +3,7 @@
 One cause, one finding: a rule is silent if a more specific rule explains the figures.
 """
 
+from engines import profile_of
 from router.doctor.figures import Figures, ReplicaFigures
 from router.doctor.findings import Diagnosis
 
@@ -206,7 +207,7 @@ def too_few_at_once(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         return None
     if routed is not None and (not routed.busy or min(routed.busy) <= own.running):
         return None  # its queue was empty in between
-    setting = "--max-running-requests" if own.engine == "sglang" else "--max-num-seqs"
+    setting = profile_of(own.engine).batch_option
     return Diagnosis(
         f"requests wait in its queue although its KV cache has room: it runs at most {own.running:.0f} at once",
         f"let it run more at once ({setting}), or add replicas",

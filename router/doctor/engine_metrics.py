@@ -1,37 +1,18 @@
 """Figures from two samples of an engine's /metrics. A counter that fell was reset in between.
 
-Add each metric that is read here to READ.
+Add each metric that is read here to READ, if no profile has it.
 """
 
+from collections.abc import Collection
+
+from engines import METRICS, NATIVE, PROFILES
+from engines.metrics import words_of
 from router.doctor.figures import EngineFigures
 from router.doctor.samples import Samples
 
-USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
-QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total")
-HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
-PROMPTS = ("vllm:request_prompt_tokens_count", "vllm:request_success_total", "sglang:num_requests_total")
-PROMPT_TOKENS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
-PREEMPTIONS = (
-    "vllm:num_preemptions_total",
-    "sglang:num_retracted_requests_total",
-    "sglang:num_retracted_reqs_total",
-)
-RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
-WAITING = ("vllm:num_requests_waiting_by_reason", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
-EVICTIONS = ("warmroute:evictions_total", "sglang:evicted_tokens_total")
-CACHE_SIZES = ("vllm:cache_config_info", "sglang:cache_config_info", "sglang:page_size", "sglang:num_pages")
 READ = frozenset(
     {
-        *USAGE,
-        *QUERIES,
-        *HITS,
-        *PROMPTS,
-        *PROMPT_TOKENS,
-        *PREEMPTIONS,
-        *RUNNING,
-        *WAITING,
-        *EVICTIONS,
-        *CACHE_SIZES,
+        *words_of(METRICS),
         "warmroute:cached_blocks",
         "warmroute:cpu_wait_seconds_total",
         "warmroute:draining",
@@ -44,7 +25,6 @@ READ = frozenset(
     }
 )
 MOST_COUNTED = 2.0**31
-_READ = {name.encode() for name in READ}
 
 
 class MetricsDelta:
@@ -68,10 +48,10 @@ class MetricsDelta:
         return {key: change for key, change in grown.items() if change > 0}
 
 
-def relevant_lines(metrics: bytes) -> str:
-    """The lines of /metrics that are read here: parsing all of them takes many times as long."""
-    kept = [line for line in metrics.split(b"\n") if line.partition(b"{")[0].partition(b" ")[0] in _READ]
-    return b"\n".join([*kept, b""]).decode(errors="replace")
+def relevant_lines(metrics: bytes, names: Collection[str] = READ) -> str:
+    """The lines of /metrics that are read: parsing all of them takes many times as long."""
+    lines = metrics.decode(errors="replace").split("\n")
+    return "\n".join([*(line for line in lines if line.partition("{")[0].partition(" ")[0] in names), ""])
 
 
 def engine_figures(
@@ -79,15 +59,15 @@ def engine_figures(
 ) -> EngineFigures | None:
     """Figures of an engine. `index`: its blocks in the router's index, and their increase."""
     change = MetricsDelta(first, now)
-    if now.total(*PROMPT_TOKENS) is None:
+    if now.total(*METRICS.prompt_tokens) is None:
         return None  # not an engine
     engine = _engine(now)
     block_tokens, total_blocks = _cache_size(now)
     full = _full(now, total_blocks)
     if full is None and index is not None and total_blocks:
         full = min(1.0, index[0] / total_blocks)
-    queries, hits = change.grown(*QUERIES), change.grown(*HITS)
-    usages = [one for one in (first.most(*USAGE), now.most(*USAGE)) if one is not None]
+    queries, hits = change.grown(*METRICS.queries), change.grown(*METRICS.hits)
+    usages = [one for one in (first.most(*METRICS.usage), now.most(*METRICS.usage)) if one is not None]
     return EngineFigures(
         engine=engine,
         block_tokens=block_tokens,
@@ -98,46 +78,48 @@ def engine_figures(
         query_tokens=queries,
         hit_tokens=hits,
         query_blocks=change.grown("warmroute:prefix_cache_query_blocks_total"),
-        prompts=change.added(*PROMPTS),
-        prompt_tokens=change.added(*PROMPT_TOKENS),
-        preemptions=change.grown(*PREEMPTIONS),
+        prompts=change.added(*METRICS.prompts),
+        prompt_tokens=change.added(*METRICS.prompt_tokens),
+        preemptions=change.grown(*METRICS.preemptions),
         refused=change.added("warmroute:requests_refused_total", reason="full"),
         caching=_caching(now),
         cached_blocks=now.total("warmroute:cached_blocks"),
-        prompt_tokens_ever=now.total(*PROMPT_TOKENS) or 0.0,
-        hit_tokens_ever=now.total(*HITS),
+        prompt_tokens_ever=now.total(*METRICS.prompt_tokens) or 0.0,
+        hit_tokens_ever=now.total(*METRICS.hits),
         events_ever=now.total("warmroute:kv_events_total"),
         draining=bool(now.total("warmroute:draining")),
         sends_events=sends_events,
-        running=min((one for one in (first.total(*RUNNING), now.total(*RUNNING)) if one is not None), default=None),
+        running=min(
+            (one for one in (first.total(*METRICS.running), now.total(*METRICS.running)) if one is not None),
+            default=None,
+        ),
         waiting=min((one for one in map(_waiting, (first, now)) if one is not None), default=None),
         cpu_wait_s=change.grown("warmroute:cpu_wait_seconds_total"),
     )
 
 
 def _waiting(metrics: Samples) -> float | None:
-    """Requests that wait for room, without those that vLLM holds back for other reasons."""
-    for_room = metrics.total(WAITING[0], reason="capacity")
-    return metrics.total(*WAITING[1:]) if for_room is None else for_room
+    """Requests that wait for room, without those that an engine holds back for other reasons."""
+    for_room = metrics.total(*METRICS.waiting_by_reason, reason="capacity")
+    return metrics.total(*METRICS.waiting) if for_room is None else for_room
 
 
 def _engine(metrics: Samples) -> str:
+    """The engine whose metrics these are: ours has names of others beside its own."""
     if metrics.total("warmroute:num_blocks") is not None:
-        return "warmroute"
-    return "sglang" if metrics.total("sglang:prompt_tokens_total") is not None else "vllm"
+        return NATIVE.name
+    others = (one for one in PROFILES.values() if one is not NATIVE)
+    return next(one.name for one in others if metrics.total(*one.metrics.prompt_tokens) is not None)
 
 
 def _cache_size(metrics: Samples) -> tuple[int, int]:
     """Tokens per block and number of blocks; 0: unknown."""
-    names = (
-        ("vllm:cache_config_info", "block_size", "num_gpu_blocks"),
-        ("sglang:cache_config_info", "page_size", "num_pages"),
-    )
-    for name, size, count in names:
+    for name, size, count in METRICS.cache_infos:
         tokens, blocks = metrics.label(name, size) or "", metrics.label(name, count) or ""
         if tokens.isdecimal():
             return int(tokens), int(blocks) if blocks.isdecimal() else 0
-    return _count(metrics.most("sglang:page_size")), _count(metrics.total("sglang:num_pages"))
+    sizes, counts = zip(*METRICS.cache_gauges, strict=True)
+    return _count(metrics.most(*sizes)), _count(metrics.total(*counts))
 
 
 def _count(value: float | None) -> int:
@@ -154,17 +136,17 @@ def _full(metrics: Samples, total_blocks: int) -> float | None:
 
 def _evicted(change: MetricsDelta, block_tokens: int, index: tuple[float, float] | None) -> float | None:
     """Evicted blocks. Without a counter, they are the stored blocks that did not make the cache grow."""
-    counted = change.grown("warmroute:evictions_total")
+    counted = change.grown(*METRICS.evicted_blocks)
     if counted is not None or not block_tokens:
         return counted
-    tokens, queries = change.grown("sglang:evicted_tokens_total"), change.grown(*QUERIES)
+    tokens, queries = change.grown(*METRICS.evicted_tokens), change.grown(*METRICS.queries)
     if tokens is not None:
         return tokens / block_tokens
     if index is None or queries is None:
         return None
-    return max(0.0, (queries - change.added(*HITS)) / block_tokens - index[1])
+    return max(0.0, (queries - change.added(*METRICS.hits)) / block_tokens - index[1])
 
 
 def _caching(metrics: Samples) -> bool | None:
-    said = metrics.label("vllm:cache_config_info", "enable_prefix_caching")
+    said = next((found for info in METRICS.caching if (found := metrics.label(*info)) is not None), None)
     return None if said is None or said.lower() not in ("true", "false") else said.lower() == "true"

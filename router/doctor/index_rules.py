@@ -1,5 +1,6 @@
 """Rules about the router's index of a replica: events missing, late or lost, and wrong predictions."""
 
+from engines import profile_of
 from router.doctor.cache_rules import is_off
 from router.doctor.figures import Figures, ReplicaFigures
 from router.doctor.findings import Diagnosis
@@ -29,18 +30,12 @@ def no_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         missing = own is not None and own.sends_events is False
     if not missing or is_off(replica):
         return None
-    turn = {
-        "warmroute": "start it with --events, and let the router reach its sockets (--events-host)",
-        "vllm": "start it with --kv-events-config; before vLLM 0.33 also tell the router: "
-        "--replica url=URL,engine=vllm,events=tcp://HOST:PORT,replay=tcp://HOST:PORT",
-        "sglang": "start it with --kv-events-config, at an endpoint that the router can reach",
-    }.get(replica.engine, "tell the router where its events are (events=tcp://HOST:PORT), if it sends any")
     why = f": {routed.inexact}" if routed is not None and routed.inexact else ""
     return Diagnosis(
         f"the router follows no events of this replica, and estimates what it has cached{why}"
         if routed is not None
         else "it sends no events: a router can only estimate what it has cached",
-        turn,
+        profile_of(replica.engine).events_advice,
         {"engine": replica.engine, "state": routed.state if routed else "unknown"},
     )
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from engines import METRICS
+
 _KNOWN_TO_ALL = re.compile(r"warmroute_router:(?:index|event|replica)_(?!in_flight)")
 
 
@@ -77,4 +79,5 @@ class Samples:
 
 
 def _rank_label(sample: Sample) -> str:
-    return "dp_rank" if sample.name.startswith("sglang:") else "engine"
+    # SGLang's samples may have an `engine`, too, which is no rank.
+    return next((label for label in reversed(METRICS.rank_labels) if label in sample.labels), "")

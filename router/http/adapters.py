@@ -103,9 +103,7 @@ async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: b
 
 
 async def _change(upkeep: Upkeep, server: Server, adapter: str, body: bytes, *, load: bool) -> AdapterAtReplica:
-    path = "/load_lora_adapter" if load else "/unload_lora_adapter"
-    if server.facts is None or server.facts.spec.engine != "sglang":
-        path = f"/v1{path}"
+    path = f"{server.profile.adapter_routes}/{'load' if load else 'unload'}_lora_adapter"
     status, message = None, ""
     try:
         answer = await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=LOAD_S)

@@ -72,8 +72,7 @@ def _reported(found: Sequence[ResetAtReplica]) -> tuple[int, ResetReport]:
 
 
 async def _reset(router: Router, server: Server, query: str) -> ResetAtReplica:
-    sglang = server.facts is not None and server.facts.spec.engine == "sglang"
-    path = ("/flush_cache" if sglang else "/reset_prefix_cache") + (f"?{query}" if query else "")
+    path = server.profile.reset_path + (f"?{query}" if query else "")
     status, cleared = None, False
     router.expect_clear(server)
     try:

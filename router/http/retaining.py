@@ -140,7 +140,7 @@ def _holders(router: Router, model: str, prompt: Prompt) -> list[Member]:
     held: list[tuple[int, Member]] = []
     for member in router.members.model(model).members:
         size = member.block_size
-        if member.native and size:
+        if member.profile.retains and size:
             runs = runs_of(router.placement.index_of(size).holders(prompt.keys(size))).get(member.slot, [])
             if runs and not runs[0][0]:
                 held.append((runs[0][1] + 1, member))

@@ -9,6 +9,8 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from api.errors import ApiError, quoted, unknown_model
+from engines import NATIVE, OPENAI, PROFILES, profile_of
+from engines.profile import EngineProfile
 from events.source import Source
 from router.log_lines import Report
 from router.members.accuracy import Accuracy
@@ -34,7 +36,6 @@ MOST_REMEMBERED = 1000  # names of models, including those no longer served
 STEP_KEPT = 0.999  # of the longest step, at each sign of life; there are up to ten a second
 NOT_YET = "no replica has served the model yet"
 MOST_GONE = 8  # models no longer served, for which requests may wait
-SALTED = ("warmroute", "vllm", "sglang")  # engines that keep the caches of different salts apart
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,7 @@ class Server:
     health: Health
     key_line: bytes = b""  # `authorization` for this replica
     facts: Facts | None = None  # the last that were taken over
+    profile: EngineProfile = OPENAI  # of its engine, by these
     learned: bool = False  # they are those of its present process
     learned_s: float = -math.inf  # when it was asked last
     members: list["Member"] = field(default_factory=list)
@@ -74,10 +76,6 @@ class Server:
     @property
     def name(self) -> str:
         return self.spec.name
-
-    @property
-    def native(self) -> bool:
-        return self.facts is not None and self.facts.native
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -133,6 +131,7 @@ class Member:
     slot: int = field(init=False)
     upstream: Upstream = field(init=False)
     health: Health = field(init=False)
+    profile: EngineProfile = field(init=False)
     name_line: bytes = field(init=False)  # a header of answers to clients
     own_lines: bytes = b""  # headers of requests to it: its key, and its rank
     tallies: dict[str, Tally] = field(default_factory=dict)  # by model
@@ -142,7 +141,6 @@ class Member:
     trust: float = 1.0  # factor on its claims of cached tokens
     resyncs: int = 0
     resync_after_s: float = 0.0
-    native: bool = False
     source: Source | None = None  # of the events that are followed
     why_no_events: str = ""
     rank: int | None = None  # as its engine counts; None: it is the only one behind its address
@@ -160,15 +158,10 @@ class Member:
     def __post_init__(self) -> None:
         self.name = self.spec.name
         self.candidate, self.slot = self.load.candidate, self.load.candidate.slot
-        self.candidate.role = self.spec.role
+        self.candidate.role, self.profile = self.spec.role, profile_of(self.spec.engine)
         self.upstream, self.health = self.server.upstream, self.server.health
         self.own_lines = self.server.key_line
         self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
-
-    @property
-    def is_salted(self) -> bool:
-        """True if its engine is known to apply salts; others may accept and ignore them."""
-        return self.spec.engine in SALTED
 
     def serves(self, name: str) -> bool:
         """Tell whether requests for this name may go to it."""
@@ -179,7 +172,7 @@ class Member:
         self.spec = rank.spec
         self.rank, self.why_no_events = rank.number, rank.why_no_events
         self.own_lines = self.server.key_line + rank.header
-        self.native, self.tokenizer = facts.native, facts.tokenizer
+        self.profile, self.tokenizer = facts.profile, facts.tokenizer
         self.models = facts.models
         self.adapters = facts.adapters
         self.candidate.max_model_len, self.candidate.role = facts.spec.max_model_len, rank.spec.role
@@ -224,7 +217,7 @@ class ServedModel:
     @property
     def is_ours(self) -> bool:
         """Tell whether no other engine serves it."""
-        return all(member.native for member in self.members)
+        return all(member.profile.takes_envelope for member in self.members)
 
     def leave(self) -> None:
         """Remove all replicas, as none serves the model any more."""
@@ -338,17 +331,18 @@ class Members:
         return {
             base: self._tokens_of(
                 base,
-                engine_of("warmroute" if one.native else one.spec.engine for one in members),
+                engine_of(one.profile for one in members),
                 next((one.tokenizer for one in members if one.tokenizer is not None), None),
             )
             for base, members in by_base.items()
         }
 
 
-def engine_of(engines: Iterable[str]) -> str:
-    """The engine whose prompts are followed for a model: ours if it is alone, vLLM, or none that is known."""
-    found = set(engines)
-    return "vllm" if "vllm" in found else "warmroute" if found == {"warmroute"} else ""
+def engine_of(profiles: Iterable[EngineProfile]) -> str:
+    """The engine whose prompts are followed for a model: ours if it is alone, one that is known, or none."""
+    found = set(profiles)
+    followed = [one.name for one in PROFILES.values() if one in found and (one.prompts or found == {NATIVE})]
+    return followed[0] if followed else ""
 
 
 def _distrust(served: ServedModel, before: Tokens) -> None:

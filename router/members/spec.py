@@ -6,19 +6,20 @@ A new field goes last, with a default; `parse_replica`, files and registries tak
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from api.native import is_kv_endpoint
+from engines import NATIVE, PROFILES
 from events.curve import load_curve_client
+from events.publisher import EventEndpoints
 from events.source import Source
 from router.members.target import Target, parse_target
 from router.placement.roles import Role
 
-Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
-
+AUTO = "auto"  # as `engine`: the replica tells it
 OFF = "off"  # as `events`: follow none, even if the replica has some
 MOST_BLOCK_TOKENS = 65_536  # in one block of a replica's cache
 MOST_LAYOUT_CHARS = 256
@@ -48,7 +49,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     url: str
-    engine: Engine = "auto"
+    engine: str = AUTO  # or the name of a profile
     model: str | None = None
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that it serves beside the model
     events: str | None = None  # an endpoint, or "off"
@@ -176,12 +177,20 @@ def spec_of(fields: Mapping[str, Any], *, strict: bool = True) -> ReplicaSpec:
         raise BadSpec(f"{'the url is missing' if url is None else f'the url is {url!r}'}; write url=http://HOST:PORT")
     target = _target(url)
     named = {"name": target.authority, **fields, "url": target.url}
+    engine = named.get("engine", AUTO)
+    if engine not in (known := engines()):
+        raise BadSpec(f"{url}: engine is {engine!r}; write {', '.join(known[:-1])} or {known[-1]}")
     try:
         spec = msgspec.convert(named, ReplicaSpec, strict=strict)
     except msgspec.ValidationError as error:
         raise BadSpec(f"{url}: {_sentence(error, named)}") from error
     spec.check()
     return spec
+
+
+def engines() -> tuple[str, ...]:
+    """The values that `engine` may have."""
+    return AUTO, *PROFILES
 
 
 def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
@@ -197,13 +206,6 @@ def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
 
 
 # ---- a native replica's description of itself
-
-
-class EventEndpoints(Struct, frozen=True):
-    events: str
-    replay: str | None = None
-    status: str | None = None
-    snapshot: str | None = None
 
 
 class NativeDescription(Struct, frozen=True):
@@ -225,7 +227,7 @@ def with_description(spec: ReplicaSpec, described: NativeDescription) -> Replica
     """Complete the spec by the replica's description of itself; what is set already stays."""
     if spec.model is not None and spec.model != described.model:
         raise BadSpec(f"{spec.name} serves {described.model!r}, not {spec.model!r}; correct model, or leave it out")
-    found: dict[str, Any] = {"engine": "warmroute", "model": described.model}
+    found: dict[str, Any] = {"engine": NATIVE.name, "model": described.model}
     if spec.block_size is None:
         found["block_size"] = described.block_size
     if spec.max_model_len is None:
@@ -304,8 +306,6 @@ def _sentence(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
     """Reword msgspec's `Expected ..., got ... - at `$.key``."""
     said, _, path = str(error).partition(" - at ")
     key = path.strip("`").removeprefix("$.").partition("[")[0]
-    if key == "engine":
-        return f"engine is {fields[key]!r}; write auto, warmroute, vllm, sglang or openai"
     if key == "role":
         return f"role is {fields[key]!r}; write prefill, decode or both"
     return f"{key} is {fields.get(key)!r}: {said[:1].lower()}{said[1:]}"

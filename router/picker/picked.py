@@ -46,8 +46,9 @@ class Picked(Request):
     def _computes_elsewhere(self, decision: Decision) -> bool:  # noqa: ARG002
         return False  # the gateway forwards a request once
 
-    def _sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:  # noqa: ARG002
-        return Request._sent(self, member, decision, streams=streams, envelope=member.native)  # a header, in its place
+    def _sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
+        envelope = member.profile.takes_envelope  # a header, in its place
+        return Request._sent(self, member, decision, streams=streams, envelope=envelope)
 
     def _pick(self, attempt: Attempt, passed: frozenset[bytes], more: bytes, body: bytes) -> None:
         """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
@@ -148,7 +149,7 @@ class PickedGeneration(Picked, PromptedRequest):
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
         self._pick(attempt, passed, types, salted_for(self.prompt, self._body))
-        if self.prompt.shape is not None and not member.native:
+        if self.prompt.shape is not None and not member.profile.takes_envelope:
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         self._body = b""  # the gateway has it
         return True

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from router.prompts import dates
+from engines.prompts import dates
 from router.prompts.oddities import PLAIN, Oddities
 
 NOT_YET = "its shape is not verified yet"

@@ -10,7 +10,7 @@ from api.engine_requests import TokenizeRequest
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.requests import read
-from router.prompts.engines.vllm import Vllm
+from engines.profile import PromptBuilder
 
 _TEXT = "The naïve fox's 12345 jumps…\n\n  def f(x):\treturn {'a': [1, 2]}  # 東京 👩‍👧 ﬁ\r\n"
 _SYSTEM = {"role": "system", "content": "You are terse.  Answer in one line.\n"}
@@ -54,7 +54,7 @@ class _Tokenized(Struct):
     tokens: list[int]
 
 
-def probes(model: str, prompts: Prompts, engine: Vllm | None = None) -> list[Probe]:
+def probes(model: str, prompts: Prompts, engine: PromptBuilder | None = None) -> list[Probe]:
     """The requests with their expected tokens, without those that our template refuses.
 
     `engine`: the way in which the replica builds prompts; None: as ours do.
@@ -65,7 +65,7 @@ def probes(model: str, prompts: Prompts, engine: Vllm | None = None) -> list[Pro
     return [probe for probe in made if probe is not None]
 
 
-def _probe(prompts: Prompts, engine: Vllm | None, fields: dict[str, Any]) -> Probe | None:
+def _probe(prompts: Prompts, engine: PromptBuilder | None, fields: dict[str, Any]) -> Probe | None:
     body, chat = msgspec.json.encode(fields), "messages" in fields
     shape = dated_s = None
     try:

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from api.prompts import Prompts
 from api.special_tokens import SpecialTokensInText
 from api.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
+from engines import profile_of
 from router.prompts.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Tokenizers:
         return tokens
 
     def _made(self, model: str, engine: str, tokenizer: str | None) -> Tokens:
-        native = engine == "warmroute"
+        native = profile_of(engine).takes_envelope
         folder = self._folder(model)
         if folder is not None:
             prompts = self._prompts(model, self._read[folder])

@@ -23,10 +23,10 @@ from api.requests import ChatRequest
 from api.retention import Breakpoint, common_packed, tokens_within
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
+from engines import profile_of
+from engines.prompts import dates
+from engines.prompts.asked import Asked, Text
 from events.blocks import TOKEN_BYTES, pack_tokens
-from router.prompts import dates
-from router.prompts.engines.asked import Asked, Text
-from router.prompts.engines.vllm import Vllm
 from router.prompts.oddities import Oddities, oddities
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
@@ -95,7 +95,8 @@ class Tokens:
         self.cache: PieceCache | None = None
         self.why_no_cache: str | None = None
         self.strict = strict
-        self.engine = Vllm(prompts) if engine == Vllm.name and prompts is not None and not strict else None
+        follow = None if strict else profile_of(engine).prompts
+        self.engine = None if follow is None or prompts is None else follow(prompts)
         self.shapes = None if self.engine is None else Shapes()
         self._compare_every = compare_every
         self._drafts = 0

@@ -7,6 +7,8 @@ In vLLM's Messages API there is no `stop_reason` then: null in a stream, and no 
 
 import re
 
+from engines.profile import EngineProfile
+
 # Within a string the quotes would stand behind backslashes, so generated text cannot be mistaken.
 _OPENAI = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ABORTED = {  # with a mark that is found faster
@@ -20,10 +22,10 @@ _OWN_ERROR = re.compile(rb'"code"\s*:\s*5\d\d\b')
 ABORTED = "it gave the answer up (finish_reason abort)"
 
 
-def is_aborted(api: str, answer: bytes, engine: str) -> bool:
+def is_aborted(api: str, answer: bytes, profile: EngineProfile) -> bool:
     """Return whether the engine has given this whole answer up."""
     if api == "messages":
-        return engine == "vllm" and b'"stop_reason"' not in answer and b'"content"' in answer
+        return profile.hides_aborts and b'"stop_reason"' not in answer and b'"content"' in answer
     mark, pattern = _ABORTED.get(api, _UNKNOWN)
     return pattern is not None and mark in answer and pattern.search(answer) is not None
 

@@ -31,7 +31,7 @@ from router.proxy.prefill import Prefill
 from router.proxy.repetition import Repetition, is_repeatable
 from router.proxy.request_summary import RequestSummary
 from router.proxy.response_tokens import ASK, FIELD, without_tokens
-from router.proxy.responses import TAKE_IDS, Made, checked, new_response_id, with_id
+from router.proxy.responses import Made, checked, new_response_id, with_id
 from router.proxy.sessions import session_of
 from router.proxy.token_report import CACHED
 from router.proxy.token_use import prompt_use
@@ -49,7 +49,7 @@ async def _holder(request: Forwarding, response_id: str, made: Made | None) -> s
     if made is not None:
         for member in request.router.members:
             # Another engine keeps what it makes; a replica of ours may have gone on with another one's.
-            if made.at(member.name) and not member.native and member.candidate.unavailable is None:
+            if made.at(member.name) and not member.profile.takes_envelope and member.candidate.unavailable is None:
                 return member.name
     return await request.router.responses.holder(response_id, made)
 
@@ -272,7 +272,7 @@ class Conversing(Forwarding):
         sent = Forwarding._send(self, member, decision)
         assert self.attempt is not None, "it is under way"
         self.attempts.append(self.attempt)
-        if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.native:
+        if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.profile.takes_envelope:
             self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
 
@@ -296,12 +296,12 @@ class Conversing(Forwarding):
 
     def _asks_tokens(self, member: Member) -> bool:
         """Return whether only tokens can tell if this replica has given the answer up."""
-        asks = self.api == RESPONSES.name and member.spec.engine == "vllm" and member.spec.resume
+        asks = self.api == RESPONSES.name and member.profile.hides_aborts and member.spec.resume
         return asks and self.router.config.resume and FIELD not in self._body and bool(self._ends) and self._may_repeat
 
     def _body_for(self, member: Member, decision: Decision) -> bytes:
         body = self._with_kv(member, decision, self._body)
-        if self.api != RESPONSES.name or member.spec.engine not in TAKE_IDS:
+        if self.api != RESPONSES.name or not member.profile.names_responses:
             return body
         again = self._repetition.response_id if self._repetition is not None else ""
         salt = self.admitted.cache_salt(None)
@@ -390,7 +390,7 @@ class Conversing(Forwarding):
         given_up = False
         if complete and self._asks_tokens(attempt.member):
             body, given_up = without_tokens(body, self._ends)
-        if complete and (given_up or is_aborted(self.api, body, attempt.member.spec.engine)):
+        if complete and (given_up or is_aborted(self.api, body, attempt.member.profile)):
             self._lose(attempt, ABORTED)
             return
         if complete:

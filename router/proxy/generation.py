@@ -69,13 +69,14 @@ class Generation(PromptedRequest):
     def _send(self, member: Member, decision: Decision) -> bool:
         response, exchange = self._response, self.exchange
         self._beginning = None
+        is_ours = member.profile.takes_envelope
         # Before anything is counted, since the client's body may be unusable.
         try:
             if not exchange.response_started or response.is_unsaid(exchange.sent_bytes):
                 response.begin(member)
             elif not response.can_go_on(member, exchange.sent_bytes > 0):
                 return False
-            if member.native:
+            if is_ours:
                 body, passed, types, path = self._body, TO_READ, NATIVE_TYPES, None
                 new_id = partial(self._new_id, member)
                 envelope = response.envelope(decision.priority_s(self.router.now_s()), decision.neighbours, new_id)
@@ -86,16 +87,16 @@ class Generation(PromptedRequest):
                 envelope = b""
         except UNREADABLE as error:
             raise unreadable(error) from None
-        streams = member.native or bool(self.peek.stream)
-        attempt = self._sent(member, decision, streams=streams, envelope=member.native)
-        attempt.takes_frames = member.native
+        streams = is_ours or bool(self.peek.stream)
+        attempt = self._sent(member, decision, streams=streams, envelope=is_ours)
+        attempt.takes_frames = is_ours
         self.attempts.append(attempt)
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, passed, types, body, path, envelope)
         resend = self._may_resend(member, decision)
         attempt.sending = member.upstream.send(request, attempt, body=body, resend=resend)
-        if self.prompt.shape is not None and not member.native:
+        if self.prompt.shape is not None and not is_ours:
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         if self._client_is_full:
             attempt.sending.pause()
@@ -235,7 +236,7 @@ class Generation(PromptedRequest):
         if self._events is None and not attempt.framed and attempt.status < 400:
             if self._kept is not None:
                 body = self._kept.take() + body
-            if is_aborted(self.api.name, body, attempt.member.spec.engine):
+            if is_aborted(self.api.name, body, attempt.member.profile):
                 self._lose(attempt, b"", ABORTED)
                 return
         # A long refusal is passed on like an answer, and comes to its end here.

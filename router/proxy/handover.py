@@ -21,7 +21,6 @@ from api.native import KvSource, Native, envelope
 from router.placement.decision import Decision
 from router.prompts.prompt import UNREADABLE, Prompt
 
-HANDS_OVER = frozenset({"vllm", "warmroute"})  # engines whose replicas exchange KV; both halves are of the same one
 MOST_BODY_BYTES = 2 * 1024 * 1024  # half a million tokens; it is parsed once more, within milliseconds
 MOST_NESTED = 16 * 1024  # lists and objects
 HELD_S = 20.0  # how long parameters are used: vLLM's lease less the time to reach the reader; ours may be evicted
@@ -34,11 +33,6 @@ _ONE_TOKEN = {
     "messages": b',"max_tokens":1',
     "responses": b',"max_output_tokens":1,"store":false',
 }
-_ASK = (
-    b',"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
-    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}}'
-)
-_ASK_OURS = b',"min_tokens":0,"stream":false}'
 
 
 _NEUTRAL = {"use_beam_search": False, "echo": False, "background": False}  # beside null
@@ -79,11 +73,14 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_params = msgspec.json.Decoder(_Params | None).decode
 
 
-def why_whole(api: str, prompt: Prompt, body: bytes | bytearray, *, native: bool) -> str | None:
-    """The reason why one replica has to take both halves of this request; None if two may. `native`: two of ours."""
+def why_whole(api: str, prompt: Prompt, body: bytes | bytearray, *, needs_tokens: bool) -> str | None:
+    """The reason why one replica has to take both halves of this request; None if two may.
+
+    `needs_tokens`: their engine gets its tokens.
+    """
     if api not in APIS:
         return f"requests of {api} have several prompts"
-    if native and not prompt.packed:
+    if needs_tokens and not prompt.packed:
         return "its tokens are not known here"
     if len(body) > MOST_BODY_BYTES or body.count(b"[") + body.count(b"{") > MOST_NESTED:
         return "its body takes long to be read again"
@@ -99,9 +96,9 @@ def why_whole(api: str, prompt: Prompt, body: bytes | bytearray, *, native: bool
     return None if name is None else f"{name} needs all of it at one replica"
 
 
-def prefill_body(api: str, body: bytes, *, native: bool) -> bytes:
+def prefill_body(api: str, body: bytes, hand_over: bytes) -> bytes:
     """The client's request, for its first token alone."""
-    return body.rstrip()[:-1] + _ONE_TOKEN[api] + (_ASK_OURS if native else _ASK)
+    return body.rstrip()[:-1] + _ONE_TOKEN[api] + hand_over
 
 
 def prefill_envelope(prompt: Prompt, decision: Decision, now_s: float) -> bytes:

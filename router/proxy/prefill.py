@@ -22,7 +22,6 @@ from router.proxy.admission import Admitted
 from router.proxy.attempt import RESTING, Attempt, Owner, refusal_code
 from router.proxy.exchange import Exchange
 from router.proxy.handover import (
-    HANDS_OVER,
     HELD_S,
     MOST_ANSWER_BYTES,
     Handed,
@@ -54,7 +53,7 @@ def why_not_from(one: Member, decode: Member, now_s: float) -> str | None:
         return "generates the answer"
     if one.spec.engine != decode.spec.engine:
         return f"its engine is {one.spec.engine}, that of {decode.name} is {decode.spec.engine}"
-    if one.native and not can_read(decode.candidate, one.candidate):
+    if one.profile.shares_cache and not can_read(decode.candidate, one.candidate):
         return f"{decode.name} cannot read its blocks: give both the same model, block size and --kv-secret"
     if one.no_prefill_until_s > now_s:
         return f"its KV could not be read; tried again in {one.no_prefill_until_s - now_s:.0f} s"
@@ -70,7 +69,7 @@ def split_of(
     if why_not is not None or decode.chosen is None:
         return Split(False, why_not or ""), {}
     member = router.members.by_name[decode.chosen.name]
-    if member.spec.engine not in HANDS_OVER:
+    if member.profile.hand_over is None:
         return Split(False, f"replicas of {member.spec.engine} hand no KV over"), {}
     excluded = {one.name for one in model.members if why_not_from(one, member, now_s) is not None}
     question, matches = placement.question(
@@ -131,8 +130,8 @@ class Prefill(Owner):
         if self._is_given_up or self._handed is not None or self._prefills >= MOST_PREFILLS:
             return False
         assert decode.chosen is not None, "its caller has looked"
-        native = self.router.members.by_name[decode.chosen.name].native
-        if (why_not := why_whole(self.api, prompt, body, native=native)) is not None:
+        needs_tokens = self.router.members.by_name[decode.chosen.name].profile.takes_envelope
+        if (why_not := why_whole(self.api, prompt, body, needs_tokens=needs_tokens)) is not None:
             self.split = Split(False, why_not)
             return False
         found, matches = split_of(self.router, model, prompt, decode, session, came_s)
@@ -154,8 +153,10 @@ class Prefill(Owner):
         self._prompt = prompt
 
     def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes, trace: Any) -> Attempt:
-        speed = member.candidate.prefill_tokens_per_s
-        attempt = self._attempt = self.router.sent(self, member, decision, prompt, True, envelope=member.native)
+        speed, profile = member.candidate.prefill_tokens_per_s, member.profile
+        assert profile.hand_over is not None, "its engine was asked"
+        enveloped = profile.takes_envelope
+        attempt = self._attempt = self.router.sent(self, member, decision, prompt, True, envelope=enveloped)
         attempt.half = "prefill"
         if speed:  # else the estimate is a guess
             attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
@@ -163,12 +164,12 @@ class Prefill(Owner):
         self.outcome = None
         self._answer.clear()
         passed, types, envelope = TO_READ, JSON_LINE, b""
-        if member.native:
+        if enveloped:
             types = NATIVE_TYPE
             envelope = prefill_envelope(prompt, decision, self.router.now_s())
         if trace is not None:
             passed, types = TRACED[passed], types + trace.line()
-        whole = prefill_body(self.api, body, native=member.native)
+        whole = prefill_body(self.api, body, profile.hand_over)
         request, rest = request_to(member, self.exchange, self.admitted, passed, types, whole, envelope=envelope)
         attempt.sending = member.upstream.send(request, attempt, body=rest)
         return attempt
@@ -185,12 +186,13 @@ class Prefill(Owner):
             attempt.cancel()
         elif not complete:
             return
-        if attempt.member.native:
+        profile = attempt.member.profile
+        if profile.shares_cache:
             self._handed = Handed(b"", self.router.now_s() + HELD_S, attempt.cached_tokens)
         else:
             self._handed = handed_in(bytes(self._answer), self.router.now_s())
         if self._handed is None:
-            self._pause(attempt.member, "hands nothing over: start it with a KV connector (docs/vllm.md)")
+            self._pause(attempt.member, f"hands nothing over: {profile.hand_over_advice}")
             self._end(attempt, "nothing")
         else:
             self.hit.reported_tokens = self._handed.cached_tokens
@@ -256,7 +258,7 @@ class Prefill(Owner):
         """The replica that holds the prompt's KV for one that generates; None: nothing is held."""
         if self._handed is None or self.hit.member is None:
             return None
-        is_gone = self.hit.member.native and not self.hit.member.candidate.kv_read
+        is_gone = self.hit.member.profile.shares_cache and not self.hit.member.candidate.kv_read
         if is_gone or self.router.now_s() >= self._handed.until_s:  # it waited too long for room
             self._handed, self._is_given_up = None, True
             return None

@@ -303,7 +303,7 @@ class Request(Owner):
     @staticmethod
     def _may_resend(member: "Member", decision: Decision) -> bool:
         """Return False if the request names KV that is read once: it must not arrive twice."""
-        return member.native or not fetches(decision.question, member.candidate)
+        return member.profile.shares_cache or not fetches(decision.question, member.candidate)
 
     def _compute_here(self, attempt: Attempt) -> None:
         """Send the request again without parameters, as the replica could not fetch the prompt's KV."""

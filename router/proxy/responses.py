@@ -14,7 +14,6 @@ from xxhash import xxh32_hexdigest
 
 from api.errors import ApiError, quoted
 
-TAKE_IDS = frozenset({"warmroute", "vllm", "sglang"})  # engines whose requests can say the response's id
 _NAMED = re.compile(r"resp_([0-9a-f]{24})([0-9a-f]{8})([0-9a-f]{8})([0-9a-f]{24})")
 _PROOF_DIGITS = 24
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from engines import PROFILES
 from router.prompts.prompt import Prompt
 
 # Fields that depend on the whole output, or show the prompt, with their neutral values. None is always neutral.
@@ -27,7 +28,7 @@ WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "response_format": ({"type": "text"},),
     # What plugins of the engine, its sessions and its watermarks look at is not known here.
-    "vllm_xargs": ({},),
+    **{name: ({},) for engine in PROFILES.values() for name in engine.plugin_fields},
     "custom_params": ({},),
     "custom_logit_processor": (),
     "session_params": ({},),

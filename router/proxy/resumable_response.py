@@ -18,7 +18,7 @@ from router.prompts.prompt import Prompt, salted_for
 from router.prompts.tokens import Tokens
 from router.proxy.attempt import Attempt
 from router.proxy.resumable_request import why_alone, with_ids
-from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation
+from router.proxy.resume import COMPLETIONS_PATH, Continuation
 
 
 class ResumableResponse(Struct, eq=False):
@@ -51,21 +51,22 @@ class ResumableResponse(Struct, eq=False):
     def can_go_on(self, member: Member, has_bytes: bool) -> bool:
         """Return whether the replica can continue the client's part of the answer; `has_bytes`: not only its head."""
         if self.continuation is None:
-            if member.native:
+            if member.profile.takes_envelope:
                 return True
             self.continuation = self._continuation_of_ours(has_bytes)
-        return self.continuation is not None and self.continuation.fits(member.native, member.spec)
+        return self.continuation is not None and self.continuation.fits(member.profile, member.spec.max_model_len)
 
     def may_move(self, attempt: Attempt, member: Member) -> bool:
         """Return whether, as far as is known now, this replica could continue the client's part of the answer."""
         if not self._may_resume:
             return False
+        profile = member.profile
         if self.continuation is not None:
-            return self.continuation.why_not is None and (member.native or member.spec.engine in TAKE_IDS)
-        return attempt.framed and member.native
+            return self.continuation.why_not is None and (profile.takes_envelope or profile.takes_token_ids)
+        return attempt.framed and profile.takes_envelope
 
     def _says_ids(self, member: Member) -> bool:
-        return self._api.is_inner and says_ids(member, self._api.is_chat)
+        return self._api.name in member.profile.tells_ids
 
     def _new_continuation(self) -> Continuation | None:
         prompts, prompt = self._tokens.prompts, self._prompt
@@ -189,8 +190,3 @@ class ResumableResponse(Struct, eq=False):
         if continuation is None or continuation.head is None or not continuation.is_complete(member.spec.max_model_len):
             return None
         return continuation.ending()
-
-
-def says_ids(member: Member, chat: bool) -> bool:
-    """Return whether the replica's engine streams token ids on request; SGLang refuses to in chats."""
-    return member.spec.engine == "vllm" or (member.spec.engine == "sglang" and not chat)

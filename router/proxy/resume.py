@@ -24,8 +24,8 @@ from api.parsing.formats import REASONING
 from api.sse import DONE as LAST_EVENT
 from api.sse import event as event_of
 from api.tokenizer import Tokenizer
+from engines.profile import EngineProfile
 from events.blocks import TOKEN_BYTES
-from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Prompt
 from router.prompts.reading.client import is_quick_event
 from router.proxy.aborts import ABORTED
@@ -34,7 +34,6 @@ from router.proxy.resumable_request import decode_asked
 from router.proxy.sse import DONE, EventReader, payload_of
 
 COMPLETIONS_PATH = b"/v1/completions"
-TAKE_IDS = ("vllm", "sglang")  # as a prompt; beside our own
 PROMPT_END = 32  # tokens of a prompt in which the beginning of reasoning is looked for
 USUAL_COMPLETION_TOKENS = 16  # OpenAI's default; a chat, and at vLLM null, may go on to the model's length
 
@@ -139,14 +138,15 @@ class Continuation:
         self._retells, self._says_ids, self._before = retells, True, 0
         self._new_ids, self._new_text = [], []
 
-    def fits(self, native: bool, spec: ReplicaSpec) -> bool:
+    def fits(self, profile: EngineProfile, max_model_len: int | None) -> bool:
         """Return whether such a replica can continue, and drop the tokens that it cannot continue from."""
+        native = profile.takes_envelope
         kept = len(self.ids) if native else self._clean
         if kept is None:
             return False
         if self._shows_ids and kept != self._shown_ids:
             return False  # ids within a character would be shown again
-        if not native and (spec.engine not in TAKE_IDS or self._room(spec.max_model_len) is None):
+        if not native and (not profile.takes_token_ids or self._room(max_model_len) is None):
             return False
         if native and self._limit is None and not self._chat:
             return False  # ours would end it after a few tokens

@@ -10,20 +10,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from engines import PROFILES
 from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadable
 
 # From where an engine reads KV; with `--pass-kv-transfer-params` clients may say so.
-TRANSFER = (
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disagg_prefill_dp_rank",
-)
-# SGLang's: a rank, a key of its scheduler, the socket for the answer, and an adapter by its inner id.
-PLACING = ("data_parallel_rank", "routed_dp_rank", "routing_key", "http_worker_ipc", "lora_id")
-NESTING = ("vllm_xargs", "sampling_params", "extra_args")  # objects in which vLLM looks for those of TRANSFER, too
+TRANSFER = tuple(name for engine in PROFILES.values() for name in engine.transfer_fields)
+PLACING = tuple(name for engine in PROFILES.values() for name in engine.placing_fields)
+NESTING = tuple(name for engine in PROFILES.values() for name in engine.nesting_fields)
 PRIORITY = "priority"  # with classes the router reads it
 
 _NOTHING = Raw(b"")

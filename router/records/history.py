@@ -109,7 +109,7 @@ class History:
             text = beginning_of(peek, TEXT_BYTES) or None if self._texts else None
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
-            if summary.first_byte_s and member.native and size:
+            if summary.first_byte_s and member.profile.retains and size:
                 retain = generation.prompt.retain
                 self.retained.asked(member.name, peek.model, size, keys, retain, summary.ended_s)
             usual_keys = generation.prompt.keys(size) if lookahead else keys

@@ -27,11 +27,11 @@ from tests.bench.front import PLAIN, REQUESTS, STREAM, FrontOnWires, bodies
 from tests.bench.measure import cpu_us
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("api", "events", "router")
+PACKAGES = ("api", "engines", "events", "router")
 # On the way of a request or an event, and without msgspec structs or dataclasses: see decision 0035.
 MODULES = {
     "events": "actions blocks capacity changes doubtful extras feed foreign_stream groups held naming native_stream "
-    "orphans payloads pool pools reports resolver stream view vllm_hashes",
+    "orphans payloads pool pools reports resolver stream view hash_chain",
     "router": "core",
     "router/http": "opening",
     "router/members": "accuracy broken budget",

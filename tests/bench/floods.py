@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 import msgspec
 import zmq
 
-from router.members.facts import scraped_queues
+from engines import METRICS
+from engines.metrics import scraped_queues
 from router.members.spec import ReplicaSpec
 from router.responses import FeedState
 from tests.bench.measure import heading, row
@@ -101,7 +102,7 @@ async def metrics() -> float:
     text = b"vllm:num_requests_running{\n" * 100_000
     async with pauses() as found:
         await asyncio.sleep(0)
-        scraped_queues(text)
+        scraped_queues(text, METRICS)
         await asyncio.sleep(0)
     return found.longest_s
 

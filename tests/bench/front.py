@@ -114,7 +114,7 @@ class FrontOnWires:
 
     def _connect(self, member: Member) -> Connection:
         spec = msgspec.structs.replace(member.spec, model="m")
-        member.describe(Facts(spec=spec, native=False, models=("m",)), Rank(spec))
+        member.describe(Facts(spec=spec, models=("m",)), Rank(spec))
         member.health.probed(True, "", self.router.now_s())
         connection = Connection(member.upstream)
         connection.connection_made(Wire())

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-OURS = [Path(__file__).resolve().parent.parent.parent / name for name in ("api", "events", "router")]
+OURS = [Path(__file__).resolve().parent.parent.parent / name for name in ("api", "engines", "events", "router")]
 
 
 def cpu_us(prepare: Callable[[], Callable[[], object]], units: int, rounds: int) -> list[float]:

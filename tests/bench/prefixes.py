@@ -115,7 +115,7 @@ def fleet() -> FrontOnWires:
         upkeep._add(spec)
         upkeep._tasks.pop(spec.name).cancel()
         member = router.members.by_name[spec.name]
-        member.describe(Facts(spec=spec, native=False, models=("m",)), Rank(spec))
+        member.describe(Facts(spec=spec, models=("m",)), Rank(spec))
         member.block_size = BLOCK
     router.members.arrange()
     root = root_key("m", None, None, BLOCK)

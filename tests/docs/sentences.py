@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tests.docs.pages import FENCE, ROOT, WITH_LINKS, name_of
 
-PACKAGES = ("api", "events", "fleet", "kernels", "lab", "replica", "router")
+PACKAGES = ("api", "engines", "events", "fleet", "kernels", "lab", "replica", "router")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SPEAKS = re.compile(r"debug|info|warning|error|exception|critical|echo|fail|print|.*(Error|Exception|Exit)")
 KINDS = ("pages", "docstrings", "messages")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
 from events.changes import Grouped, Stored
 from events.groups import FULL, STATE, WINDOW, Group, Groups, Layout, hits
+from events.hash_chain import ENCODINGS, SEED, cbor
 from events.messages import BlockRemoved, BlockStored, Token
 from events.pool import low64
 from events.resolver import Resolver
-from events.vllm_hashes import ENCODINGS, SEED, cbor
 
 MODEL = "m"
 

@@ -11,6 +11,7 @@ import pytest
 
 from events.blocks import block_keys, root_key
 from events.feed import Feed
+from events.hash_chain import pickled
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.pool import fold
@@ -19,7 +20,6 @@ from events.records import Record
 from events.redaction import HOLD_S
 from events.source import Source
 from events.view import CacheView
-from events.vllm_hashes import pickled
 from tests.events.recorded import (
     SOURCE,
     TOPIC,

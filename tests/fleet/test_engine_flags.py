@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from engines.sglang import MODULE as SGLANG_MODULE
 from events.source import Source
 from events.subscriber import Subscriber
-from fleet.host.engines import SGLANG_MODULE, Launch, launch
+from fleet.host.engines import Launch, launch
 from fleet.plan import Engine, Task
 from fleet.toml.plan_file import parse_fleet
 

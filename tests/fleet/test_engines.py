@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import zmq
 
+from engines.sglang import MODULE as SGLANG_MODULE
 from events.source import Source
-from fleet.host.engines import SGLANG_MODULE, Launch, engine_missing, launch
+from fleet.host.engines import Launch, engine_missing, launch
 from fleet.plan import Engine, ModelPlan, Resources, Task
 from replica.cli import replica
 from router.members.spec import spec_of

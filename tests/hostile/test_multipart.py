@@ -265,7 +265,7 @@ def test_no_other_socket_is_opened() -> None:
     found = {
         name: {
             str(path.relative_to(root))
-            for folder in ("api", "events", "router", "replica", "fleet")
+            for folder in ("api", "engines", "events", "router", "replica", "fleet")
             for path in (root / folder).rglob("*.py")
             if re.search(pattern, path.read_text())
             and not re.search(rf"^class {pattern}", path.read_text(), re.MULTILINE)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from api.native import FRAMES_TYPE
-from router.members.facts import Pool, foreign_facts, native_facts, scraped_pools, scraped_queues
+from engines import METRICS, OPENAI
+from engines.metrics import Pool, scraped_pools, scraped_queues
+from router.members.facts import foreign_facts, native_facts
 from router.members.members import Members
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import MAX_HEAD_BYTES
@@ -354,8 +356,8 @@ def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.Monke
             candidate=candidate,
             slot=0,
             block_size=16,
-            spec=SimpleNamespace(role=None, engine="openai"),
-            native=False,
+            spec=SimpleNamespace(role=None),
+            profile=OPENAI,
             tokenizer=None,
             taken_names={},
         )
@@ -380,8 +382,8 @@ def test_metrics_of_nothing_but_open_braces_take_no_time() -> None:
             await asyncio.sleep(0)
             for line in (b"vllm:num_requests_running{", b"vllm:cache_config_info{", b"sglang:num_pages{"):
                 text = (line + b"\n") * 100_000
-                assert scraped_queues(text) == {}
-                assert scraped_pools(text) == {}
+                assert scraped_queues(text, METRICS) == {}
+                assert scraped_pools(text, METRICS) == {}
             await asyncio.sleep(0)
         return found.longest_s
 
@@ -390,7 +392,7 @@ def test_metrics_of_nothing_but_open_braces_take_no_time() -> None:
 
 @pytest.mark.parametrize("value", ["-5", "1e400", "1e12", "-1e-3"])
 def test_queues_that_cannot_be_are_none(value: str) -> None:
-    assert scraped_queues(f"vllm:num_requests_running {value}\n".encode()) == {}
+    assert scraped_queues(f"vllm:num_requests_running {value}\n".encode(), METRICS) == {}
 
 
 @pytest.mark.parametrize(
@@ -402,7 +404,7 @@ def test_queues_that_cannot_be_are_none(value: str) -> None:
     ],
 )
 def test_the_size_of_a_pool_is_read(text: str, blocks: int, tokens: int) -> None:
-    pool = scraped_pools(f"# HELP x\n{text}\n".encode()).get(None)
+    pool = scraped_pools(f"# HELP x\n{text}\n".encode(), METRICS).get(None)
     assert pool is not None and (pool.blocks, pool.block_tokens) == (blocks, tokens)
 
 
@@ -421,15 +423,15 @@ sglang:num_pages{dp_rank="1",engine_type="unified",model_name="m",moe_ep_rank="0
 
 def test_the_sizes_of_pools_in_pages_are_read_by_rank() -> None:
     one, other = Pool(1_638_400, 16), Pool(8192, 16)
-    assert scraped_pools(PAGES.encode()) == {0: one, 1: other, None: Pool(1_646_592, 16)}
+    assert scraped_pools(PAGES.encode(), METRICS) == {0: one, 1: other, None: Pool(1_646_592, 16)}
 
 
 @pytest.mark.parametrize("value", ["1e400", "1e12", "0.0", "nan", "1.2.3", "-5"])
 def test_a_number_of_pages_that_cannot_be_is_none(value: str) -> None:
-    assert scraped_pools(f"sglang:page_size 16.0\nsglang:num_pages {value}\n".encode()) == {}
+    assert scraped_pools(f"sglang:page_size 16.0\nsglang:num_pages {value}\n".encode(), METRICS) == {}
 
 
 @pytest.mark.parametrize("value", ["None", "-1", "0", "9" * 30])
 def test_the_size_of_a_pool_that_cannot_be_is_none(value: str) -> None:
     text = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{value}"}} 1.0'
-    assert scraped_pools(text.encode()) == {}
+    assert scraped_pools(text.encode(), METRICS) == {}

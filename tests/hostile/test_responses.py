@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from router.members.spec import Engine
 from router.tenants.keys import Key, digest_of
 from tests.router.keeping import PATH, Keeping
 from tests.router.scripted import MODEL, Answer, Client, Scripted, Served, connect, served
@@ -17,7 +16,7 @@ OWNER, SIBLING, OTHER, PLAIN = (
     for name, salt in (("owner", "a" * 32), ("sibling", "a" * 32), ("other", "b" * 32), ("plain", None))
 )
 KEYS = (OWNER, SIBLING, OTHER, PLAIN)
-FLEETS: list[tuple[Engine, ...]] = [("warmroute",), ("vllm",), ("sglang",), ("warmroute", "vllm")]
+FLEETS: list[tuple[str, ...]] = [("warmroute",), ("vllm",), ("sglang",), ("warmroute", "vllm")]
 each_fleet = pytest.mark.parametrize("engines", FLEETS, ids="+".join)
 SECRET = "the owner's secret"
 
@@ -42,7 +41,7 @@ async def fronted(replicas: Sequence[Scripted], keys: Sequence[Key] = KEYS) -> A
 
 
 @asynccontextmanager
-async def fleet(engines: Sequence[Engine]) -> AsyncIterator[list[Keeping]]:
+async def fleet(engines: Sequence[str]) -> AsyncIterator[list[Keeping]]:
     replicas = [Keeping(f"r{number}", engine) for number, engine in enumerate(engines)]
     async with replicas[0].running(), replicas[-1].running() if len(replicas) > 1 else replicas[0].running():
         yield replicas
@@ -62,7 +61,7 @@ def without_id(answer: Answer, response_id: str) -> tuple[int, bytes]:
 
 
 @each_fleet
-async def test_a_foreign_response_is_as_unknown_as_one_that_never_was(engines: Sequence[Engine]) -> None:
+async def test_a_foreign_response_is_as_unknown_as_one_that_never_was(engines: Sequence[str]) -> None:
     async with fleet(engines) as replicas:
         async with fronted(replicas) as (_, client):
             foreign = (await client.post(PATH, asked(SECRET), **by(OWNER))).json["id"]
@@ -100,7 +99,7 @@ async def attacks(client: Client, response_id: str, own: str, key: Key) -> list[
 
 
 @each_fleet
-async def test_the_owner_goes_on_at_any_router_that_has_its_key(engines: Sequence[Engine]) -> None:
+async def test_the_owner_goes_on_at_any_router_that_has_its_key(engines: Sequence[str]) -> None:
     async with fleet(engines) as replicas:
         for key, friend in ((OWNER, SIBLING), (PLAIN, PLAIN)):
             async with fronted(replicas) as (_, client):
@@ -128,7 +127,7 @@ async def test_items_of_two_responses_are_found_beside_one_that_is_continued() -
 
 
 @each_fleet
-async def test_no_client_chooses_the_id_of_its_response(engines: Sequence[Engine]) -> None:
+async def test_no_client_chooses_the_id_of_its_response(engines: Sequence[str]) -> None:
     async with fleet(engines) as replicas, fronted(replicas) as (_, client):
         made = (await client.post(PATH, asked(SECRET), **by(OWNER))).json["id"]
         for key in (OTHER, PLAIN):
@@ -151,7 +150,7 @@ async def test_where_keys_are_kept_apart_an_engines_own_id_proves_nothing() -> N
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "openai", "warmroute"])
-async def test_without_tenants_a_new_router_finds_what_replicas_keep(engine: Engine) -> None:
+async def test_without_tenants_a_new_router_finds_what_replicas_keep(engine: str) -> None:
     async with fleet((engine, engine)) as replicas:
         async with fronted(replicas, ()) as (_, client):
             made = [(await client.post(PATH, asked(f"said {n}"))).json["id"] for n in range(6)]
@@ -166,7 +165,7 @@ async def test_without_tenants_a_new_router_finds_what_replicas_keep(engine: Eng
 
 
 @pytest.mark.parametrize("engine", ["vllm", "warmroute"])
-async def test_a_silent_replica_is_not_taken_to_have_nothing(engine: Engine) -> None:
+async def test_a_silent_replica_is_not_taken_to_have_nothing(engine: str) -> None:
     async with fleet((engine, engine)) as replicas, fronted(replicas, ()) as (_, client):
         replicas[1].is_silent = True
         replicas[0].kept["resp_7"] = [{"role": "user", "content": "said"}]

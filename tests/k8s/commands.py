@@ -10,7 +10,7 @@ import click
 from fleet.cli import warmroute
 from tests.k8s.rendered import ROOT, Object, Pod, pods, rendered
 
-PACKAGES = ("api", "events", "fleet", "kernels", "lab", "replica", "router")
+PACKAGES = ("api", "engines", "events", "fleet", "kernels", "lab", "replica", "router")
 # What a downward value may look like when the container starts.
 SEEN = {"status.podIP": "10.0.0.7", "metadata.name": "warmroute-0", "metadata.namespace": "warmroute"}
 

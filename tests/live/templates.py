@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from api.prompts import Prompts
 from api.tokenizer import HfTokenizer
+from engines.prompts.vllm import RENDER
 from events.blocks import pack_tokens
-from router.prompts.engines.vllm import RENDER
 from router.prompts.prompt import read_peek
 from router.prompts.tokens import Tokens
 from router.verification import token_ids_in

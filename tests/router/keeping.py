@@ -5,7 +5,7 @@ import secrets
 from typing import Any
 
 from api.native import REQUEST_TYPE
-from router.members.spec import Engine, ReplicaSpec
+from router.members.spec import ReplicaSpec
 from tests.router.scripted import MODEL, Call, Scripted
 
 PATH = "/v1/responses"
@@ -15,7 +15,7 @@ GONE = b'{"error":{"message":"not found","code":404}}'
 class Keeping(Scripted):
     """`kept` are its responses by id: the items of each conversation. It obeys `request_id` unless it is "openai"."""
 
-    def __init__(self, name: str, engine: Engine = "vllm", models: tuple[str, ...] = (MODEL,)) -> None:
+    def __init__(self, name: str, engine: str = "vllm", models: tuple[str, ...] = (MODEL,)) -> None:
         super().__init__(name, self.serve, native=engine == "warmroute", models=models)
         self.kind = engine
         self.kept: dict[str, list[Any]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engines import NATIVE, PROFILES
 from events.native import Load, Status
 from router import silence, upkeep
 from router.members.spec import BadSpec, ReplicaSpec
@@ -51,7 +52,11 @@ async def test_an_engine_is_asked_what_it_is_and_what_it_serves() -> None:
         spec = ReplicaSpec(name="engine", url=f"http://127.0.0.1:{engine.port}")
         async with served(engine, replicas=(spec,)) as running, connect(running.port) as client:
             member = running.member("engine")
-            assert (member.spec.engine, member.native, member.candidate.max_model_len) == ("vllm", False, 512)
+            assert (member.spec.engine, member.profile, member.candidate.max_model_len) == (
+                "vllm",
+                PROFILES["vllm"],
+                512,
+            )
             assert set(running.router.members.models) == {"m", "lora"}
             assert (await client.post(CHAT, chat() | {"model": "lora"})).status == 200
         assert engine.asked[:3] == ["/load", "/v1/models", "/health"]
@@ -63,7 +68,7 @@ async def test_a_replica_of_ours_is_known_by_its_load() -> None:
         spec = ReplicaSpec(name="ours", url=f"http://127.0.0.1:{ours.port}")
         async with served(ours, replicas=(spec,)) as running:
             member = running.member("ours")
-            assert (member.spec.engine, member.native, member.spec.block_size) == ("warmroute", True, 16)
+            assert (member.spec.engine, member.profile, member.spec.block_size) == ("warmroute", NATIVE, 16)
             assert ours.asked[:2] == ["/load", "/ready"]
 
 
@@ -352,7 +357,7 @@ async def test_a_check_that_goes_wrong_here_is_a_failed_one_and_the_next_one_com
         raise ZeroDivisionError
 
     odd = named("odd")
-    monkeypatch.setattr("router.members.learn.foreign_facts", mistaken)
+    monkeypatch.setattr("router.learning.foreign_facts", mistaken)
     async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
         await until(lambda: running.member("odd").server.faults > 2, "it is asked again and again")
         assert "ZeroDivisionError" in (running.member("odd").candidate.unavailable or "")

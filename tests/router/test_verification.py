@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from api.prompts import Prompts
+from engines.prompts.vllm import Vllm
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
 from events.groups import FULL, Group, Layout
 from router import verification
 from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.placement.placement import Placement
-from router.prompts.engines.vllm import Vllm
 from router.prompts.prompt import Prompt, read_peek
 from router.prompts.shapes import DIFFERS, NOT_YET
 from router.prompts.tokenizer_probe import probes

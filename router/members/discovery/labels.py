@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 from msgspec import Struct
 
-from router.members.spec import OFF, SOCKETS, BadSpec, Engine, ReplicaSpec, spec_of
+from router.members.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, engines, spec_of
 from router.placement.roles import Role
 
 PREFIX = "warmroute/"
@@ -21,7 +21,7 @@ NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
 PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
 KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
 MOST_PORT = 65535
-ENGINES, ROLES = get_args(Engine), get_args(Role)
+ROLES = get_args(Role)
 # A user who may create pods need not have access to the router's secrets and files.
 WITHHELD = {
     "api-key-env": "would let a pod ask for the router's secrets; give the router --replica-api-key",
@@ -68,7 +68,7 @@ def annotations_in(values: Mapping[str, str]) -> Annotations:
     has_events = values.get("events-port") != OFF
     if not has_events:
         values = {key: value for key, value in values.items() if key != "events-port"}
-    for key, known in (("engine", ENGINES), ("role", ROLES)):
+    for key, known in (("engine", engines()), ("role", ROLES)):
         if values.get(key, known[0]) not in known:
             raise BadSpec(f"{PREFIX}{key} is {values[key]!r}; write {', '.join(known[:-1])} or {known[-1]}")
     fields: dict[str, Any] = {TEXTS[key]: value for key, value in values.items() if key in TEXTS}

@@ -130,7 +130,11 @@ def test_labels_of_the_service_say_what_its_replicas_are(caplog: pytest.LogCaptu
     ("label", "value", "said"),
     [
         ("tier", "gold", "has a key that is ignored: warmroute/tier is not known; "),
-        ("engine", "vlm", "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai; its last valid value still"),
+        (
+            "engine",
+            "vlm",
+            "engine is 'vlm'; write auto, warmroute, vllm, sglang, trtllm or openai; its last valid value still",
+        ),
         ("block-size", "16k", "whole number from 1 to 2147483647; its last valid value still counts"),
     ],
 )

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.members.facts import foreign_facts, is_asleep, native_facts, scraped_queues, scraped_steps
+from engines import METRICS, NATIVE, PROFILES
+from engines.metrics import is_asleep, scraped_queues, scraped_steps
+from router.members.facts import foreign_facts, native_facts
 from router.members.spec import BadSpec, ReplicaSpec
 
 LOAD = {"model": "m", "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes", "incarnation": 7}
@@ -31,7 +33,7 @@ def load(**fields: Any) -> bytes:
 
 def test_a_replica_of_ours_says_what_it_is() -> None:
     facts = native_facts(spec(), load(pool={"total": 100, "free": 3}, draining=True, unknown={"x": 1}))
-    assert facts is not None and facts.native and facts.draining
+    assert facts is not None and facts.profile is NATIVE and facts.draining
     assert (facts.models, facts.tokenizer, facts.total_blocks) == (("m",), "bytes", 100)
     assert (facts.spec.engine, facts.spec.block_size, facts.spec.max_model_len) == ("warmroute", 16, 4096)
     assert facts.spec.incarnation == 7
@@ -124,7 +126,7 @@ def test_an_engine_says_what_it_serves() -> None:
     )
     assert facts.models == ("m", "alias", "lora-a", "lora-b")
     assert facts.adapters == {"lora-a", "lora-b"}
-    assert (facts.spec.model, facts.spec.engine, facts.spec.max_model_len, facts.native) == ("m", "vllm", 512, False)
+    assert (facts.spec.model, facts.profile, facts.spec.max_model_len) == ("m", PROFILES["vllm"], 512)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_what_cannot_be_used_is_refused(named: dict[str, Any], answer: bytes, wh
     ],
 )
 def test_an_engines_queue_is_read_from_its_metrics(metrics: bytes, queue: tuple[int, int] | None) -> None:
-    assert scraped_queues(metrics).get(None) == queue
+    assert scraped_queues(metrics, METRICS).get(None) == queue
 
 
 # ---- names that logs, terminals and metrics could not show
@@ -220,7 +222,7 @@ def test_only_what_an_engine_computes_is_a_sign_of_its_work() -> None:
         'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:prompt_tokens_total{engine="0"} 9.0\n'
         'sglang:token_usage{tp_rank="0"} 0.25\nsglang:num_queue_reqs 3.0\n'
     )
-    before = scraped_steps(metrics.encode())
+    before = scraped_steps(metrics.encode(), METRICS)
     for line, works in (
         ("waiting", 0),
         ("http", 0),
@@ -230,7 +232,7 @@ def test_only_what_an_engine_computes_is_a_sign_of_its_work() -> None:
         ("token_usage", 1),
     ):
         later = re.sub(rf"({line}.*) [0-9.]+", r"\1 7.5", metrics, count=1)
-        assert later != metrics and (scraped_steps(later.encode()) != before) is bool(works), line
+        assert later != metrics and (scraped_steps(later.encode(), METRICS) != before) is bool(works), line
 
 
 @pytest.mark.parametrize(("values", "asleep"), [((1.0,), False), ((0.0,), True), ((1.0, 0.0), True), ((), False)])
@@ -239,4 +241,4 @@ def test_an_engine_of_which_a_rank_sleeps_is_asleep(values: tuple[float, ...], a
     metrics = "".join(
         line.format(n, "awake", value) + line.format(n, "discard_all", 0.0) for n, value in enumerate(values)
     )
-    assert is_asleep(metrics.encode()) is asleep
+    assert is_asleep(metrics.encode(), METRICS) is asleep

@@ -182,7 +182,7 @@ def test_the_docs_name_every_key() -> None:
     ("annotations", "why"),
     [
         ({"warmroute/model": ""}, "warmroute/model is empty; give it a value, or remove it"),
-        ({"warmroute/engine": "vlm"}, "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai"),
+        ({"warmroute/engine": "vlm"}, "engine is 'vlm'; write auto, warmroute, vllm, sglang, trtllm or openai"),
         ({"warmroute/block-size": "16k"}, "warmroute/block-size is '16k'; write a whole number from 1 to 2147483647"),
         ({"warmroute/block-size": "٣"}, "warmroute/block-size is '٣'; write a whole number"),
         ({"warmroute/http-port": "65536"}, "warmroute/http-port is '65536'; write a whole number from 1 to 65535"),

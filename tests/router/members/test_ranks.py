@@ -3,12 +3,16 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.sglang import read_sources as sglang_sources
+from engines.sources import MOST_RANKS, Publisher, Sources
+from engines.vllm import read_sources as vllm_sources
 from events.source import Source
-from router.members.ranks import MOST_RANKS, Publisher, Sources, ranks_of, reachable, sglang_sources, vllm_sources
+from router.members.ranks import ranks_of, reachable
 from router.members.spec import BadSpec, ReplicaSpec
 
 
@@ -159,6 +163,9 @@ def test_ranks_that_cannot_be_chosen_are_one_replica_that_is_guessed() -> None:
         [rank] = ranks_of(spec(events="tcp://h:1", replay="tcp://h:2"), sources)
         assert rank.spec.source() is None and rank.spec.name == "r" and not rank.header
         assert "2 data-parallel ranks cannot be chosen" in rank.why_no_events and "URL" in rank.why_no_events
+    unsteered = msgspec.structs.replace(spec(), engine="openai")  # no header of its is known
+    [rank] = ranks_of(unsteered, vllm(r0=published(0), r1=published(1)))
+    assert "cannot be chosen" in rank.why_no_events
 
 
 def test_sglangs_ranks_publish_on_ports_that_follow() -> None:

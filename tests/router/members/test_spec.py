@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from events.curve import write_keys
+from events.publisher import EventEndpoints
 from router.members.spec import (
     BadSpec,
-    EventEndpoints,
     NativeDescription,
     ReplicaSpec,
     by_name,
@@ -77,7 +77,7 @@ def test_adapters_are_named_one_by_one() -> None:
         (f"{URL},zzz=1", "the keys are name, url, engine"),
         (f"{URL},api_key=secret", "write api_key_env=VARIABLE"),
         (f"{URL},draining=true", "'draining' in"),
-        (f"{URL},engine=vlm", "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai"),
+        (f"{URL},engine=vlm", "engine is 'vlm'; write auto, warmroute, vllm, sglang, trtllm or openai"),
         (f"{URL},block_size=x", "block_size is 'x': expected"),
         (f"{URL},block_size=0", "block_size is 0; write a whole number above 0"),
         (f"{URL},resume=perhaps", "resume is 'perhaps': expected"),

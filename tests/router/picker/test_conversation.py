@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from api.http.connection import Limits
+from engines import NATIVE
 from router.members.health import Health
 from router.members.spec import ReplicaSpec
 from router.picker.exchange import PickedExchange
@@ -183,7 +184,7 @@ async def test_only_this_router_says_whom_a_replica_computes_first(path: str) ->
     replica = Scripted("one", named("one").handler, native=True)
     async with served(replica, policy="cost", **LISTEN) as running, gateway(running) as asking:
         member = running.member("one")
-        await until(lambda: member.native, "it says what it is")
+        await until(lambda: member.profile is NATIVE, "it says what it is")
         streams = [asking.stream() for _ in range(2)]
         for stream in streams:
             await stream.begin(asked(max_tokens=5), path=path, x_warmroute_priority="-1000")

@@ -10,17 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
-import msgspec
 import pytest
 
 from api.generation_apis import PATHS
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
+from engines import NATIVE, OPENAI, PROFILES
 from events.blocks import pack_tokens
 from replica.model.demo import CACHE_VARIABLE
 from router.config import RouterConfig
 from router.front import Front
-from router.members.spec import Engine, ReplicaSpec
+from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
 from router.proxy.resumable_request import why_alone, with_ids
@@ -31,7 +31,7 @@ from tests.replica.natives import native
 from tests.replica.serving import MODEL, Replica
 from tests.router.loopback import until
 
-VLLM = ReplicaSpec(name="v", url="http://127.0.0.1:1", engine="vllm", max_model_len=100)
+VLLM, LONGEST = PROFILES["vllm"], 100
 PROMPT = [104, 105]
 HALF = -1
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -147,7 +147,7 @@ def test_a_lost_stream_continues_as_a_completion() -> None:
     stream.relay()
     stream.feed(opening() + said("ab", [97, 98]) + said("", [195])[:-4])
     stream.settle()
-    assert stream.why_not is None and stream.fits(False, VLLM)
+    assert stream.why_not is None and stream.fits(VLLM, LONGEST)
     resumed = json.loads(stream.resume(asked, None))
     assert resumed == {
         "model": "m",
@@ -174,8 +174,8 @@ def test_a_completion_without_a_limit_has_openais_and_null_is_none_at_all(asked:
     stream.relay()
     stream.feed(gone_on("ab", [97, 98]))
     stream.settle()
-    assert stream.fits(False, VLLM) and not stream.is_complete(100)
-    assert stream.fits(True, VLLM) is (room != 98), "ours take null for 16"
+    assert stream.fits(VLLM, LONGEST) and not stream.is_complete(100)
+    assert stream.fits(NATIVE, LONGEST) is (room != 98), "ours take null for 16"
     assert json.loads(stream.resume(body, 100))["max_tokens"] == room - 2
 
 
@@ -185,7 +185,7 @@ def test_a_second_loss_continues_from_all_that_was_said() -> None:
     stream.feed(gone_on("ab", [97, 98]))
     stream.settle()
     for _ in range(2):
-        assert stream.fits(False, VLLM)
+        assert stream.fits(VLLM, LONGEST)
         stream.resume(b'{"model":"m"}', None)
         assert b'"text":"c"' in stream.feed(gone_on("c", [99]))
         stream.settle()
@@ -198,8 +198,8 @@ def test_half_a_character_is_generated_again() -> None:
     stream.feed(opening() + said("a", [97]) + said("", [195]))
     stream.settle()
     assert stream.ids == [97, 195]
-    assert stream.fits(True, VLLM) and stream.ids == [97, 195]  # ours knows what to do with it
-    assert stream.fits(False, VLLM) and stream.ids == [97]
+    assert stream.fits(NATIVE, LONGEST) and stream.ids == [97, 195]  # ours knows what to do with it
+    assert stream.fits(VLLM, LONGEST) and stream.ids == [97]
 
 
 def test_half_a_character_whose_ids_were_shown_continues_only_with_ours() -> None:
@@ -207,8 +207,8 @@ def test_half_a_character_whose_ids_were_shown_continues_only_with_ours() -> Non
     stream.relay()
     stream.feed(opening() + said("a", [97]) + said("", [195]))
     stream.settle()
-    assert not stream.fits(False, VLLM)
-    assert stream.fits(True, VLLM)
+    assert not stream.fits(VLLM, LONGEST)
+    assert stream.fits(NATIVE, LONGEST)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_reasoning_that_our_parser_has_shown_continues_only_with_ours(text: str,
     stream = stream_of({"max_tokens": 50}, chat=chat)
     stream.begun_by_ours(("chatcmpl-1", 5, "m"))
     stream.settle([*text.encode()])
-    assert stream.fits(False, VLLM) == continued
-    assert stream.fits(True, VLLM)
+    assert stream.fits(VLLM, LONGEST) == continued
+    assert stream.fits(NATIVE, LONGEST)
 
 
 def test_what_has_shown_no_text_begins_again_without_a_second_opening() -> None:
@@ -227,7 +227,7 @@ def test_what_has_shown_no_text_begins_again_without_a_second_opening() -> None:
     stream.relay()
     stream.feed(opening() + said("", [195]))
     stream.settle()
-    assert stream.fits(False, VLLM) and stream.ids == []
+    assert stream.fits(VLLM, LONGEST) and stream.ids == []
     stream.relay()
     [chunk] = payloads(stream.feed(opening().replace(b"chatcmpl-1", b"chatcmpl-9") + said("é", [195, 169])))
     assert chunk["id"] == "chatcmpl-1" and chunk["choices"][0]["delta"] == {"content": "é"}
@@ -238,10 +238,10 @@ def test_an_engine_that_takes_no_token_ids_cannot_continue() -> None:
     stream.relay()
     stream.feed(opening() + said("ab", [97, 98]))
     stream.settle()
-    assert not stream.fits(False, msgspec.structs.replace(VLLM, engine="openai"))
-    assert not stream.fits(False, msgspec.structs.replace(VLLM, max_model_len=None))  # how much is left, nobody knows
-    assert stream.fits(False, VLLM)
-    assert json.loads(stream.resume(b"{}", VLLM.max_model_len))["max_tokens"] == 96
+    assert not stream.fits(OPENAI, LONGEST)
+    assert not stream.fits(VLLM, None)  # how much is left, nobody knows
+    assert stream.fits(VLLM, LONGEST)
+    assert json.loads(stream.resume(b"{}", LONGEST))["max_tokens"] == 96
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -314,7 +314,7 @@ def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object
     body = json.dumps({"model": "m", "stream": True, field: value}).encode()
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
     answer = ResumableResponse(PATHS[CHAT], prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
-    member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True, engine="vllm"), native=False)
+    member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True), profile=VLLM)
     answer.begin(member)
     lost: Any = SimpleNamespace(framed=False, status=200, token_ids={})
     assert answer.settle(lost, True) == f"{field} looks at the whole of it"
@@ -422,7 +422,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, 
 
 @asynccontextmanager
 async def world(
-    served: tuple[Replica, str], engines: tuple[Engine, ...] = ("vllm", "vllm", "vllm"), **options: Any
+    served: tuple[Replica, str], engines: tuple[str, ...] = ("vllm", "vllm", "vllm"), **options: Any
 ) -> AsyncIterator[World]:
     """Several ways to one replica, which a router takes for as many replicas."""
     replica, folder = served
@@ -480,7 +480,7 @@ async def test_a_cut_stream_is_read_as_a_whole_one(served: tuple[Replica, str], 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("engines", [("vllm", "warmroute"), ("warmroute", "vllm")])
 async def test_foreign_and_native_replicas_take_over_from_each_other(
-    served: tuple[Replica, str], engines: tuple[Engine, ...], path: str
+    served: tuple[Replica, str], engines: tuple[str, ...], path: str
 ) -> None:
     async with world(served, engines) as there:
         whole = await there.ask(path, stream=True)

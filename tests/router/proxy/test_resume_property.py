@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from api.detokenize import Detokenizer
 from api.native import pack_ids
 from api.tokenizer import ByteTokenizer
-from router.members.spec import ReplicaSpec
+from engines import NATIVE, PROFILES
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.resume import Continuation
 
 PROMPT = [104, 105]
-SPEC = ReplicaSpec(name="v", url="http://127.0.0.1:1", engine="vllm")
 LAST = b"data: [DONE]\n\n"
 TOKENIZER = ByteTokenizer()
 TEXTS = st.one_of(st.text(min_size=1, max_size=12).map(str.encode), st.binary(min_size=1, max_size=12))
@@ -85,7 +84,7 @@ def test_a_stream_that_breaks_anywhere_is_read_as_if_it_had_not(
     shown = b""
     for attempt, (events, extra, native) in enumerate([*losses, (99, 0, False)]):
         native = native and attempt > 0
-        if not stream.fits(native, SPEC):
+        if not stream.fits(NATIVE if native else PROFILES["vllm"], None):
             assert not native
             with pytest.raises(UnicodeDecodeError):
                 text.decode()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from api.prompts import Prompts
-from router.prompts import dates
-from router.prompts.dates import EDGE_S, OTHER_DATE, QUARTER_S, SHOWS_DATE, SHOWS_TIME, quarter, shown
+from engines.prompts import dates
+from engines.prompts.dates import EDGE_S, OTHER_DATE, QUARTER_S, SHOWS_DATE, SHOWS_TIME, quarter, shown
 from router.prompts.prompt import Prompt, read_peek
 from router.prompts.shapes import DIFFERS
 from router.prompts.tokenizer_probe import probes

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
+from engines.prompts.vllm import Vllm
 from router.prompts.canonical import peek_of
-from router.prompts.engines.vllm import Vllm
 from router.prompts.prompt import text_of
 from tests.api.chat_templates import TEMPLATES
 

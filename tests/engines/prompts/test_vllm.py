@@ -8,8 +8,8 @@ import pytest
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
-from router.prompts.engines import asked
-from router.prompts.engines.vllm import Vllm
+from engines.prompts import asked
+from engines.prompts.vllm import Vllm
 
 SHOWN = ("messages", "tools", "documents", "add_generation_prompt", "enable_thinking", "reasoning_effort", "foo")
 AS_JSON = "|".join(f"{{{{ ({name} if {name} is defined else 'UNDEF') | tojson }}}}" for name in SHOWN)

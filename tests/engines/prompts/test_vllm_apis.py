@@ -8,8 +8,8 @@ import pytest
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
-from router.prompts.engines.vllm import Vllm
-from tests.router.prompts.engines.test_vllm import AS_JSON, USER, U, read
+from engines.prompts.vllm import Vllm
+from tests.engines.prompts.test_vllm import AS_JSON, USER, U, read
 
 TOOL = {"name": "f", "input_schema": {"properties": {"a": {"type": "string"}}}}
 SHOWN_TOOL = (

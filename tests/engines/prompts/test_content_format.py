@@ -1,7 +1,7 @@
 import pytest
 
 from api.templates import ChatTemplate
-from router.prompts.engines.content_format import takes_parts
+from engines.prompts.content_format import takes_parts
 from tests.api.chat_templates import TEMPLATES
 
 LOOPS = {

@@ -16,11 +16,11 @@ from api.errors import ApiError, invalid
 from api.prompts import Prompts
 from api.reading import read
 from api.templates import Conversation
-from router.prompts import dates
-from router.prompts.engines.asked import Asked, Question, Text, chat_shape
-from router.prompts.engines.content_format import takes_parts
-from router.prompts.engines.vllm_apis import CHATS
-from router.prompts.engines.vllm_tools import described_calls, described_tools
+from engines.prompts import dates
+from engines.prompts.asked import Asked, Question, Text, chat_shape
+from engines.prompts.content_format import takes_parts
+from engines.prompts.vllm_apis import CHATS
+from engines.prompts.vllm_tools import described_calls, described_tools
 
 VERSION = "0.33.0"
 
