@@ -1,4 +1,4 @@
-"""The runner on a CPU: a transformer, its KV memory and its sampler; `build` can also build the GPU's runner."""
+"""The runner on a CPU: a transformer, its KV memory and its sampler."""
 
 import logging
 import os
@@ -6,75 +6,29 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.backends import choose
 from kernels.contexts import ContextStep
-from kernels.linear import can_pack
-from kernels.paged import Attention, KvShape, LayerCache
+from kernels.paged import Attention, LayerCache
 from kernels.spans import Copy, Span
 from replica import prompt_logprobs
 from replica.block_memory import ArrayMemory, BlockMemory
 from replica.config import EngineConfig
 from replica.lora.adapter import Adapters
-from replica.model.config import ModelConfig, read_config
+from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from replica.native_model import CPU_KV_CACHE_GB
-from replica.parallel.shares import WHOLE, Share, kv_copies
+from replica.parallel.shares import WHOLE, Share
 from replica.parallel.weights import SharedWeights
 from replica.request import Scheduled
-from replica.runner import ImmediateRunner, Runner, SampledToken
+from replica.runner import ImmediateRunner, SampledToken
 from replica.sampling import sample
-from replica.sizing import GIGABYTE, blocks_in
 
 log = logging.getLogger(__name__)
-
-
-def build(config: EngineConfig) -> Runner:
-    """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return build_on_cpu(config)
-    from replica.device.build import build as build_on_gpu  # which asks for more to be installed
-
-    return build_on_gpu(config)
-
-
-def build_on_cpu(config: EngineConfig) -> "NativeRunner":
-    folder, dtype, ranks = Path(config.model_path), getattr(torch, config.dtype), config.tensor_parallel_size
-    model_config = read_config(folder)
-    choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
-    for name, reason in choice.passed.items():
-        log.warning("attention %s cannot be used: %s", name, reason)
-    if not can_pack(dtype):
-        log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
-    bytes_per_token = model_config.kv_bytes_per_token(config.dtype) * kv_copies(model_config, ranks)
-    num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
-    config = msgspec.structs.replace(config, num_blocks=num_blocks)
-    if ranks > 1:
-        from replica.parallel.runner import lead
-
-        runner: NativeRunner = lead(config, model_config, choice.attention)
-    else:
-        runner = NativeRunner(load(config, model_config), choice.attention, num_blocks, config.block_size)
-    log.info(
-        "%s: %s, %.1f M parameters, %s, attention %s, %s, %.2f GB of KV",
-        folder.name,
-        model_config.architecture,
-        model_config.parameters / 1e6,
-        config.dtype,
-        choice.attention.name,
-        f"{torch.get_num_threads()} torch threads" + (f" in each of {ranks} processes" if ranks > 1 else ""),
-        runner.num_blocks * config.block_size * bytes_per_token / GIGABYTE,
-    )
-    return runner
 
 
 def load_adapters(adapters: Adapters, config: EngineConfig) -> None:

@@ -128,7 +128,7 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
         from replica.simulated import SimulatedRunner
 
         return SimulatedRunner(config.simulated, clock, config.vocabulary, config.eos_token_ids)
-    from replica.native import build
+    from replica.build import build
 
     return build(config)
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from replica.chain import Chain
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
@@ -57,19 +55,6 @@ class Team:
     def spans(self) -> list[Span]:
         """Return what has happened to the memory of the others' devices."""
         return []
-
-
-def build(config: EngineConfig) -> DeviceRunner:
-    """ValueError, OSError or MemoryError where that cannot be."""
-    try:
-        if config.tensor_parallel_size == 1:
-            return build_with(config, Accelerator(), Team())
-        from replica.device.leader import lead
-
-        return lead(config)
-    except torch.OutOfMemoryError as error:
-        said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
-        raise MemoryError(f"{said}; {advice}") from error
 
 
 def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> DeviceRunner:

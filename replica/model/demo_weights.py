@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from replica.model.config import read_config
-from replica.model.demo import TEXTS
+
+TEXTS = Path(__file__).with_name("demo_files")
 
 Floats: TypeAlias = NDArray[np.float32]
 Counts: TypeAlias = NDArray[np.int64]

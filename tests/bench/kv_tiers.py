@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 
 from events.blocks import pack_tokens
+from replica.build import build_on_cpu
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import KVSource, Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
-from replica.native import build_on_cpu
 from replica.process import BESIDE_POLL_S, make_mover, make_neighbours
 from replica.tiers.lower import DISK, HOST
 from replica.tiers.moves import PULLED

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from events.blocks import pack_tokens
+from replica.build import build_on_cpu
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
-from replica.native import build_on_cpu
 from tests.bench.measure import heading, row
 from tests.bench.native import Cost, Worker, between, make_model, theirs, tokens, work, worker
 from tests.replica.shapes import SMOLLM2_135M

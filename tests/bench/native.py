@@ -26,12 +26,13 @@ from events.blocks import pack_tokens
 from kernels.contexts import Context
 from kernels.cpu import exact, fused
 from kernels.paged import LayerCache
+from replica.build import build, build_on_cpu
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
-from replica.native import NativeRunner, build, build_on_cpu
+from replica.native import NativeRunner
 from replica.request import Scheduled
 from replica.runner import ImmediateRunner, SampledToken
 from tests.bench.measure import heading, row

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from events.blocks import pack_tokens
+from replica.build import build_on_cpu
 from replica.clock import WallClock
 from replica.config import DType, EngineConfig
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
-from replica.native import build_on_cpu
 from replica.parallel import memory
 from replica.parallel.group import Group, connected, memory_size
 from replica.parallel.shares import Share

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from events.blocks import pack_tokens
+from replica.build import build
 from replica.chain import Chain
 from replica.config import EngineConfig, LoraModule
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
-from replica.native import build
 from replica.request import Request
 from tests.bench.serving import as_http, ask_all
 from tests.chaos.replicas import resident_bytes

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from replica.build import build
 from replica.config import LoraModule
 from replica.model.transformer import Transformer
-from replica.native import build, load
+from replica.native import load
 from replica.parallel import runner
 from replica.parallel.followers import Followers
 from tests.events.processes import wait_until

@@ -1,0 +1,66 @@
+"""Builds the native engine's runner: on a CPU or a GPU, in one process or over several ranks."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+import torch
+
+from kernels.backends import choose
+from kernels.linear import can_pack
+from kernels.paged import KvShape
+from replica.config import EngineConfig
+from replica.model.config import read_config
+from replica.native import NativeRunner, load
+from replica.native_model import CPU_KV_CACHE_GB
+from replica.parallel.runner import lead
+from replica.parallel.shares import kv_copies
+from replica.runner import Runner
+from replica.sizing import GIGABYTE, blocks_in
+
+log = logging.getLogger(__name__)
+
+
+def build(config: EngineConfig) -> Runner:
+    """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return build_on_cpu(config)
+    from replica.device import accelerator, build, leader  # they ask for more to be installed
+
+    try:
+        if config.tensor_parallel_size > 1:
+            return leader.lead(config)
+        return build.build_with(config, accelerator.Accelerator(), build.Team())
+    except torch.OutOfMemoryError as error:
+        said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
+        raise MemoryError(f"{said}; {advice}") from error
+
+
+def build_on_cpu(config: EngineConfig) -> NativeRunner:
+    folder, dtype, ranks = Path(config.model_path), getattr(torch, config.dtype), config.tensor_parallel_size
+    model_config = read_config(folder)
+    choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
+    for name, reason in choice.passed.items():
+        log.warning("attention %s cannot be used: %s", name, reason)
+    if not can_pack(dtype):
+        log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
+    bytes_per_token = model_config.kv_bytes_per_token(config.dtype) * kv_copies(model_config, ranks)
+    num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
+    config = msgspec.structs.replace(config, num_blocks=num_blocks)
+    if ranks > 1:
+        runner: NativeRunner = lead(config, model_config, choice.attention)
+    else:
+        runner = NativeRunner(load(config, model_config), choice.attention, num_blocks, config.block_size)
+    log.info(
+        "%s: %s, %.1f M parameters, %s, attention %s, %s, %.2f GB of KV",
+        folder.name,
+        model_config.architecture,
+        model_config.parameters / 1e6,
+        config.dtype,
+        choice.attention.name,
+        f"{torch.get_num_threads()} torch threads" + (f" in each of {ranks} processes" if ranks > 1 else ""),
+        runner.num_blocks * config.block_size * bytes_per_token / GIGABYTE,
+    )
+    return runner
