@@ -50,7 +50,11 @@ class Openings:
 
         Engines keep the KV of what they embed, score or classify too: how long that takes tells what others have sent.
         """
-        self._forwarding(route, exchange, caches=True)
+        self._forwarding(route, exchange, caches=True, only_computes=True)
+
+    def forward_unknown(self, route: Route, exchange: Exchange) -> None:
+        """Forward a request whose effects are not known: it goes to one replica."""
+        self._forwarding(route, exchange, caches=True, only_computes=False)
 
     def messages(self, route: Route, exchange: Exchange) -> None:
         self._conversing(route, exchange, "messages")
@@ -75,7 +79,7 @@ class Openings:
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
         """Forward a body of any kind, to an endpoint without a cache."""
-        self._forwarding(route, exchange, caches=False)
+        self._forwarding(route, exchange, caches=False, only_computes=True)
 
     # ---- parts
 
@@ -84,9 +88,11 @@ class Openings:
         generation = self._kinds.generation(self._router, exchange, admitted, self._router.now_s(), api=api)
         self._expect(exchange, generation)
 
-    def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:
-        admitted = self._admitted(route, exchange)
-        forwarding = self._kinds.forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
+    def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool, only_computes: bool) -> None:
+        admitted, now_s = self._admitted(route, exchange), self._router.now_s()
+        forwarding = self._kinds.forwarding(
+            self._router, exchange, admitted, now_s, caches=caches, only_computes=only_computes
+        )
         self._expect(exchange, forwarding)
 
     def _conversing(self, route: Route, exchange: Exchange, api: str) -> None:

@@ -85,7 +85,6 @@ class PromptedRequest(Request):
         self.came_s = router.now_s()
         if self.notes is not None and router.config.log_prompts:
             self.notes.body = bytes(body)
-        router.retry_budget.requests += 1
         try:
             if is_quick(body):
                 self._body, peek, self._priority = peek_withheld(body, self._withheld)

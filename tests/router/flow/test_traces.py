@@ -1,6 +1,6 @@
-"""What becomes of each kind of request when a replica fails, compared with the record in `traces.json`.
+"""Each kind of request does what `traces.json` says when a replica fails.
 
-A trace is what can be seen from outside: which replica got which request, what the client got, what `/replicas` and
+A trace is all that can be seen from outside: which replica got which request, what the client got, what `/replicas` and
 `/metrics` tell of the replicas afterwards, and how often the request was retried or resumed. After an intended change,
 `python -m tests.router.flow.test_traces` records all traces anew.
 """
@@ -264,7 +264,7 @@ STORED = {"model": MODEL, "input": "hi"}
 TEXT = {"model": MODEL, "prompt": "hi", "max_tokens": 9}
 CHATS = [event(json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]})) for text in ("one", "two")]
 TEXTS = [event(json.dumps({"choices": [{"index": 0, "text": text}]})) for text in ("one", "two")]
-RESUMABLE = {"engine": "vllm", "events": "off", "resume": True}
+RESUMABLE: dict[str, Any] = {"engine": "vllm", "events": "off", "resume": True}
 WITH_EFFECTS = STORED | {"background": True}
 KINDS: dict[str, Kind] = {
     "chat": whole(CHAT, ASKED, b'{"choices":[]}'),
@@ -293,7 +293,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass
 class Scene:
-    """What happens to a request: its first attempt, or each one, gets `first`."""
+    """A request whose first attempt, or each one, is answered by `first`."""
 
     first: Handler | None = None  # None: a good answer
     each: bool = False
