@@ -14,7 +14,7 @@ from router.prompts.prompt import Prompt, salted_for
 from router.proxy.attempt import Attempt
 from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
-from router.proxy.forwarding import Forwarding, OfModel
+from router.proxy.forwarding import Forwarding
 from router.proxy.headers import JSON_LINE, TO_REPLICA, TRACED, lines_to
 from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
@@ -32,6 +32,7 @@ class Picked(Request):
 
     __slots__ = ()
     exchange: PickedExchange
+    _type: bytes  # of those that are forwarded
 
     # ---- the choice
 
@@ -64,6 +65,9 @@ class Picked(Request):
         lines = lines_to(member, self.exchange.scope["headers"], self.admitted, passed, more)
         self.exchange.pick(attempt, endpoints, lines, body)
 
+    def _hand_over(self, attempt: Attempt, body: bytes) -> None:
+        self._pick(attempt, TO_REPLICA, self._type, body)
+
     # ---- the answer
 
     def _start(self, attempt: Attempt) -> None:
@@ -83,10 +87,7 @@ class Picked(Request):
         self.retries += 1
         attempt = self.exchange.attempt = self._sent(found, decision, streams=attempt.placed.streams)
         attempt.sending = found.upstream.watch(attempt)
-        self._note_move(attempt)
-
-    def _note_move(self, attempt: Attempt) -> None:
-        """Note the attempt at another replica than was chosen; overridden where attempts are kept."""
+        self.hit.member, self.hit.prediction = found, None
 
     def _may_ask_another(self, attempt: Attempt, row: Row) -> bool:  # noqa: ARG002
         return False  # the gateway may
@@ -104,18 +105,9 @@ class Picked(Request):
 class PickedForwarding(Picked, Forwarding):
     __slots__ = ()
 
-    def _hand_over(self, attempt: Attempt, body: bytes) -> None:
-        self._pick(attempt, TO_REPLICA, self._type, body)
-
-
-class PickedOfModel(Picked, OfModel):
-    __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
-
 
 class PickedOfResponse(Picked, OfResponse):
     __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
 
 
 class PickedGeneration(Picked, PromptedRequest):
@@ -132,7 +124,6 @@ class PickedGeneration(Picked, PromptedRequest):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         attempt = self._sent(member, decision, streams=bool(self.peek.stream))
-        self.attempts.append(attempt)
         passed, types = TO_REPLICA, JSON_LINE
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
@@ -141,10 +132,6 @@ class PickedGeneration(Picked, PromptedRequest):
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         self._body = b""  # the gateway has it
         return True
-
-    def _note_move(self, attempt: Attempt) -> None:
-        self.attempts.append(attempt)
-        self.hit.member, self.hit.prediction = attempt.member, None
 
     def begun(self, attempt: Attempt) -> None:
         self._is_answered()
@@ -166,8 +153,6 @@ class PickedGeneration(Picked, PromptedRequest):
 
 class PickedConversing(Picked, Conversing):
     __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
-    _note_move = PickedGeneration._note_move
 
     def _is_for_ours(self, exchange: Exchange) -> bool:  # noqa: ARG002
         return False  # no replica of ours gets the envelope that goes with a generation

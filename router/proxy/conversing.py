@@ -1,7 +1,7 @@
 """A request of an API that only engines speak: placed by its conversation, and passed on as it came."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from api.errors import ApiError, invalid
@@ -25,7 +25,6 @@ from router.proxy.handover import Beginning
 from router.proxy.headers import TO_CLIENT, lines, value_of
 from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
-from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.repetition import Repetition, is_repeatable
 from router.proxy.request_summary import RequestSummary
@@ -59,9 +58,6 @@ class Conversing(Forwarding):
     api: str = ""
     peek: Peek | None = None
     model: ServedModel | None = None
-    hit: PredictedHit = field(default_factory=PredictedHit)
-    attempts: list[Attempt] = field(default_factory=list)
-    notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
     _beginning: Beginning | None = None  # of an answer that may turn out to be an error
     _repetition: Repetition | None = None  # of a stream that another replica could repeat
@@ -265,8 +261,6 @@ class Conversing(Forwarding):
         else:
             self._repetition = self._new_repetition(member)
         sent = Forwarding._send(self, member, decision)
-        assert self.attempt is not None, "it is under way"
-        self.attempts.append(self.attempt)
         if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.native:
             self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
@@ -412,10 +406,6 @@ class Conversing(Forwarding):
         if self._repetition is None:
             return "the client has a part of it"
         return self._repetition.why_not
-
-    def _over(self, exchange: Exchange) -> None:
-        Forwarding._over(self, exchange)
-        self.attempts, self.notes = [], None  # attempts refer to the request
 
     def summary(self) -> RequestSummary:
         summary = Forwarding.summary(self)

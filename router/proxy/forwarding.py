@@ -47,6 +47,7 @@ def model_in(body: bytes | bytearray) -> str | None:
 class Forwarding(Request):
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
     only_computes: bool = False  # else its effects are unknown
+    query_names_model: bool = False
     prompt: Prompt = UNREAD
     _model: str | None = None  # named in the body
     _type: bytes = b""  # the header line that says what the body is
@@ -80,7 +81,21 @@ class Forwarding(Request):
 
     def _make_ready(self) -> None:
         """Place the request, now that its body has come."""
+        if self.query_names_model:
+            self._model = self._model_in_query()
         self.place()
+
+    def _model_in_query(self) -> str | None:
+        """The model of `?model=NAME`, or the only one; raise ApiError 400 if there are several."""
+        models = self.router.members.models
+        query: bytes = self.exchange.scope["query_string"]
+        named = parse_qs(query.decode("latin-1")).get("model")
+        if named:
+            return named[-1]
+        if len(models) > 1:
+            known = ", ".join(map(quoted, islice(models, MOST_NAMES)))
+            raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
+        return next(iter(models), None)
 
     def _readable(self, body: bytes) -> bytes:
         """The body without fields that only routers set; raise ApiError 400 if it may have some that are not seen."""
@@ -215,20 +230,3 @@ class Forwarding(Request):
             model=self.router.members.models.get(self._model or ""),
             used=self.used(),
         )
-
-
-@dataclass(slots=True, eq=False)
-class OfModel(Forwarding):
-    """A question about a model, which the query names (`?model=NAME`) if there are several."""
-
-    def _make_ready(self) -> None:
-        models = self.router.members.models
-        named = parse_qs(self.exchange.scope["query_string"].decode("latin-1")).get("model")
-        if named:
-            self._model = named[-1]
-        elif len(models) > 1:
-            known = ", ".join(map(quoted, islice(models, MOST_NAMES)))
-            raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
-        else:
-            self._model = next(iter(models), None)
-        self.place()

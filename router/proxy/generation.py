@@ -80,7 +80,6 @@ class Generation(PromptedRequest):
         streams = member.native or bool(self.peek.stream)
         attempt = self._sent(member, decision, streams=streams, envelope=member.native)
         attempt.takes_frames = member.native
-        self.attempts.append(attempt)
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, passed, types, body, path, envelope)

@@ -25,6 +25,8 @@ from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
 from router.proxy.headers import TO_CLIENT, length_of, lines
 from router.proxy.kept_answer import KeptAnswer, SentEvents
+from router.proxy.log_notes import Notes
+from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
 from router.proxy.retries import LATE, MAX_LOST, MOST_MOVES, NOT_REACHED, SILENT, Next, Row, loss, refusal
@@ -55,6 +57,9 @@ class Request(Owner):
     prompt: Prompt = field(init=False)
     decision: Decision | None = None
     attempt: Attempt | None = None  # that is under way
+    attempts: list[Attempt] = field(default_factory=list)
+    hit: PredictedHit = field(default_factory=PredictedHit)
+    notes: Notes | None = None  # for the request log
     tried: frozenset[str] = NONE_TRIED  # replicas that have failed it
     unfit: frozenset[str] = NONE_TRIED  # of these, those that cannot go on with it, or took too long
     retries: int = 0
@@ -257,6 +262,7 @@ class Request(Owner):
     def _sent(self, member: "Member", decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
         """Record the attempt that is about to be sent."""
         attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
+        self.attempts.append(attempt)
         if self._queued_s:
             self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
         return attempt
@@ -485,6 +491,8 @@ class Request(Owner):
         if self._queued_s:
             self.waited_s += self.ended_s - self._queued_s
         self.router.over(self.summary())
+        # Attempts refer to the request: a cycle, which would keep the body until it is collected.
+        self.attempts, self.notes = [], None
 
     def aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run slow work for this request in a task; it is cancelled if the request ends before."""
