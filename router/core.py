@@ -33,7 +33,7 @@ from router.proxy.request_summary import (
     RequestSummary,
     counted,
 )
-from router.proxy.retries import RetryBudget
+from router.proxy.retries import RetryBudget, Row
 from router.records.history import History
 from router.tenants.ledger import ledger_of
 from router.tenants.priorities import Priorities
@@ -232,35 +232,40 @@ class Router:
         attempt.begun_s, attempt.begun_order = now_s, next(self.order)
         self.placement.begun(attempt.placed, now_s)
 
-    def attempt_over(
-        self, attempt: Attempt, fault: str | None = None, *, refused: bool = False, silent: bool = False
-    ) -> None:
-        """Record the end of an attempt; `fault` is the replica's error. Silence alone is for the upkeep to judge."""
+    def learn(self, attempt: Attempt, row: Row, reason: str) -> None:
+        """Tell the replica's health of a failure, as the table says."""
+        if attempt not in self._attempts or row.lesson == "nothing":
+            return
+        member, now_s = attempt.member, self.now_s()
+        if row.lesson == "rests":
+            member.health.rests("it drains")
+            return
+        if row.lesson in ("busy", "fault, busy"):
+            member.health.refusal(now_s)
+        if row.lesson != "busy":
+            is_unheard = row.lesson in ("unheard", "suspect")
+            log.log(
+                logging.DEBUG if is_unheard else logging.WARNING, "%s: %s", member.name, reason
+            )  # upkeep warns of it
+            attempt.fault = reason
+            member.server.faults += 1
+            if row.lesson != "suspect":
+                opens = row.lesson in ("opens", "unheard")
+                member.health.fault(reason, now_s, refused=opens, silent=is_unheard)
+
+    def attempt_over(self, attempt: Attempt) -> None:
+        """Record the end of an attempt, from which the replica's health has learned what there is."""
         if attempt not in self._attempts:
             return
         self._attempts.discard(attempt)
         now_s = self.now_s()
-        attempt.ended_s, attempt.ended_order, attempt.fault = now_s, next(self.order), fault
+        attempt.ended_s, attempt.ended_order = now_s, next(self.order)
         attempt.count(now_s)
-        member = attempt.member
         self.placement.ended(attempt.placed, now_s)
-        if attempt.spoken == BODY and fault is None:
-            member.server.works(now_s)
-        if fault is not None:
-            log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # upkeep warns of it
-            member.server.faults += 1
-            if refused or not silent:
-                member.health.fault(fault, now_s, refused=refused, silent=silent)
+        if attempt.spoken == BODY and attempt.fault is None:
+            attempt.member.server.works(now_s)
         if self.waiting and attempt.begun_s:  # else two failing ones could call each other forever
             self.room()
-
-    def rests(self, attempt: Attempt) -> None:
-        """Send nothing new to a replica that says it takes no new work."""
-        attempt.member.health.rests("it drains")
-
-    def refused_at_once(self, attempt: Attempt) -> None:
-        """Record a refusal: the replica may look idle, but should not get the next request."""
-        attempt.member.health.refusal(self.now_s())
 
     def move_unheard(self, to: Mapping[Server, Sequence[Member]]) -> None:
         """Move unanswered requests of the servers in `to` to the replicas listed for each, where possible.

@@ -27,7 +27,7 @@ from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Upstream
 from router.placement.approximate import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
-from router.proxy.attempt import refusal_code
+from router.proxy.retries import refusal_code
 from router.silence import GIVEN_UP_S, QUIET_S, Silence, is_quiet
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ Each opening is called with its route, from the table, and admits for that one.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from api.errors import ApiError, draining
 from api.generation_apis import CHAT, COMPLETIONS, GenerationApi
@@ -50,6 +50,10 @@ class Openings:
 
         Engines keep the KV of what they embed, score or classify too: how long that takes tells what others have sent.
         """
+        self._forwarding(route, exchange, caches=True, only_computes=True)
+
+    def forward_unknown(self, route: Route, exchange: Exchange) -> None:
+        """Forward a request whose effects are not known: it goes to one replica."""
         self._forwarding(route, exchange, caches=True)
 
     def messages(self, route: Route, exchange: Exchange) -> None:
@@ -69,13 +73,11 @@ class Openings:
 
     def of_model(self, route: Route, exchange: Exchange) -> None:
         """Forward a question about a model to one of its replicas."""
-        admitted = self._admitted(route, exchange)
-        forwarding = self._kinds.of_model(self._router, exchange, admitted, self._router.now_s(), caches=False)
-        self._expect(exchange, forwarding)
+        self._forwarding(route, exchange, only_computes=True, query_names_model=True)
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
         """Forward a body of any kind, to an endpoint without a cache."""
-        self._forwarding(route, exchange, caches=False)
+        self._forwarding(route, exchange, only_computes=True)
 
     # ---- parts
 
@@ -84,9 +86,9 @@ class Openings:
         generation = self._kinds.generation(self._router, exchange, admitted, self._router.now_s(), api=api)
         self._expect(exchange, generation)
 
-    def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:
+    def _forwarding(self, route: Route, exchange: Exchange, **kind: Any) -> None:
         admitted = self._admitted(route, exchange)
-        forwarding = self._kinds.forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
+        forwarding = self._kinds.forwarding(self._router, exchange, admitted, self._router.now_s(), **kind)
         self._expect(exchange, forwarding)
 
     def _conversing(self, route: Route, exchange: Exchange, api: str) -> None:

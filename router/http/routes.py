@@ -58,7 +58,7 @@ DIRECT_ROUTES = (
     _route(POST, "/v2/rerank", CLIENT, Openings.forward),
 )
 # Of templates that fit the first one counts: this one is the last.
-OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward)
+OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward_unknown)
 
 APP_ROUTES = (
     _route(GET, "/v1/models", CLIENT, Endpoints.models),
@@ -106,4 +106,4 @@ TABLE = RouteTable(ROUTES)
 def named(client_paths: Iterable[str]) -> tuple[Route, ...]:
     """Further routes that clients may use; paths in the table keep their own row."""
     known = {route.template for route in ROUTES}
-    return tuple(_route(ANY, path, CLIENT, Openings.forward) for path in sorted({*client_paths} - known))
+    return tuple(_route(ANY, path, CLIENT, Openings.forward_unknown) for path in sorted({*client_paths} - known))

@@ -24,11 +24,6 @@ class Broken(Exception):
         self.late = late
         self.ours = ours
 
-    @property
-    def fault(self) -> str | None:
-        """The replica's fault in words; None if the router itself is the cause."""
-        return None if self.ours else str(self)
-
 
 def is_one_of(error: Exception | None, numbers: frozenset[int]) -> bool:
     return isinstance(error, OSError) and error.errno in numbers

@@ -18,7 +18,6 @@ from router.picker.picked import (
     PickedConversing,
     PickedForwarding,
     PickedGeneration,
-    PickedOfModel,
     PickedOfResponse,
 )
 from router.proxy.exchange import Exchange
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PICKED = Kinds(PickedGeneration, PickedForwarding, PickedConversing, PickedOfModel, PickedOfResponse)
+PICKED = Kinds(PickedGeneration, PickedForwarding, PickedConversing, PickedOfResponse)
 MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 

@@ -11,14 +11,14 @@ from router.picker.exchange import PickedExchange
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision
 from router.prompts.prompt import Prompt, salted_for
-from router.proxy.attempt import RESTING, Attempt, refusal_code
+from router.proxy.attempt import Attempt
 from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
-from router.proxy.forwarding import Forwarding, OfModel
-from router.proxy.generation import REFUSALS
+from router.proxy.forwarding import Forwarding
 from router.proxy.headers import JSON_LINE, TO_REPLICA, TRACED, lines_to
 from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
+from router.proxy.retries import LOST, Row, loss
 
 if TYPE_CHECKING:
     from router.members.members import Members
@@ -32,6 +32,7 @@ class Picked(Request):
 
     __slots__ = ()
     exchange: PickedExchange
+    _type: bytes  # of those that are forwarded
 
     # ---- the choice
 
@@ -65,6 +66,9 @@ class Picked(Request):
         lines = lines_to(member, self.exchange.scope["headers"], self.admitted, passed, more)
         self.exchange.pick(attempt, endpoints, lines, body)
 
+    def _hand_over(self, attempt: Attempt, body: bytes) -> None:
+        self._pick(attempt, TO_REPLICA, self._type, body)
+
     # ---- the answer
 
     def _start(self, attempt: Attempt) -> None:
@@ -79,33 +83,19 @@ class Picked(Request):
         if found is None:
             return
         attempt.cancel()
-        self._end_attempt(attempt, PASSED_OVER)
+        self.router.learn(attempt, LOST, PASSED_OVER)
+        self._end_attempt(attempt)
         self.retries += 1
         attempt = self.exchange.attempt = self._sent(found, decision, streams=attempt.placed.streams)
         attempt.sending = found.upstream.watch(attempt)
-        self._note_move(attempt)
+        self.hit.member, self.hit.prediction = found, None
 
-    def _note_move(self, attempt: Attempt) -> None:
-        """Note the attempt at another replica than was chosen; overridden where attempts are kept."""
-
-    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """Note what a refusal tells of the replica; the gateway passes it on, or tries another one."""
-        code = refusal_code(body) if attempt.status in (429, 503) else None
-        if code in RESTING:
-            self.router.rests(attempt)
-        elif attempt.status in REFUSALS:
-            self.router.refused_at_once(attempt)
-        self._start(attempt)
-        if complete:
-            is_fault = attempt.status >= 500 and code not in RESTING
-            self._end_attempt(attempt, f"it answered {attempt.status}" if is_fault else None)
-            self.exchange.finish(body)
-        else:
-            self.exchange.send(body)
+    def _may_ask_another(self, attempt: Attempt, row: Row) -> bool:  # noqa: ARG002
+        return False  # the gateway may
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
         """End the request here: whether it goes on is for the gateway to decide."""
-        self._broke(attempt, broken)
+        self._broke(attempt, loss(broken), str(broken))
         self.why = str(broken)
         self.exchange.cut()
 
@@ -116,18 +106,9 @@ class Picked(Request):
 class PickedForwarding(Picked, Forwarding):
     __slots__ = ()
 
-    def _hand_over(self, attempt: Attempt, body: bytes) -> None:
-        self._pick(attempt, TO_REPLICA, self._type, body)
-
-
-class PickedOfModel(Picked, OfModel):
-    __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
-
 
 class PickedOfResponse(Picked, OfResponse):
     __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
 
 
 class PickedGeneration(Picked, PromptedRequest):
@@ -144,7 +125,6 @@ class PickedGeneration(Picked, PromptedRequest):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         attempt = self._sent(member, decision, streams=bool(self.peek.stream))
-        self.attempts.append(attempt)
         passed, types = TO_REPLICA, JSON_LINE
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
@@ -153,10 +133,6 @@ class PickedGeneration(Picked, PromptedRequest):
             self.hit.verify(self.router, self.model, self.prompt, self.api.name, self._body)
         self._body = b""  # the gateway has it
         return True
-
-    def _note_move(self, attempt: Attempt) -> None:
-        self.attempts.append(attempt)
-        self.hit.member, self.hit.prediction = attempt.member, None
 
     def begun(self, attempt: Attempt) -> None:
         self._is_answered()
@@ -170,7 +146,7 @@ class PickedGeneration(Picked, PromptedRequest):
             self.router.computed(attempt)
         self._observe(attempt, body)
         if complete:
-            self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
+            self._end_attempt(attempt)
             self.exchange.finish(body)
         else:
             self.exchange.send(body)
@@ -178,8 +154,6 @@ class PickedGeneration(Picked, PromptedRequest):
 
 class PickedConversing(Picked, Conversing):
     __slots__ = ()
-    _hand_over = PickedForwarding._hand_over
-    _note_move = PickedGeneration._note_move
 
     def _is_for_ours(self, exchange: Exchange) -> bool:  # noqa: ARG002
         return False  # no replica of ours gets the envelope that goes with a generation

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
 
 from api.native import USE_INDEX, Frame, FrameReader
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
 FRAMES_TYPE = b"application/x-warmroute-frames"
 MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica can go on
@@ -212,22 +210,3 @@ class Attempt(Struct, eq=False):
         if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
             raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
         self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
-
-
-class _Error(msgspec.Struct):
-    code: str | int | None = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error = msgspec.field(default_factory=_Error)
-
-
-_decode_refusal = msgspec.json.Decoder(_Refusal).decode
-
-
-def refusal_code(body: bytes) -> str | int | None:
-    """The `error.code` of an OpenAI-shaped answer."""
-    try:
-        return _decode_refusal(body).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

@@ -1,8 +1,7 @@
 """A request of an API that only engines speak: placed by its conversation, and passed on as it came."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from api.errors import ApiError, invalid
@@ -10,7 +9,7 @@ from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.named import NamedResponses, may_name, named_in
 from api.sse import CONTENT_TYPE
 from router.members.broken import Broken
-from router.members.members import Member, ServedModel, no_replica
+from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, by_text
@@ -21,17 +20,17 @@ from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.figures import last_number
 from router.proxy.forwarding import Forwarding, model_in
-from router.proxy.generation import DYING_S, MAX_LOST, MOST_MOVES, REFUSALS, Generation
+from router.proxy.generation import Generation
 from router.proxy.handover import Beginning
 from router.proxy.headers import TO_CLIENT, lines, value_of
 from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
-from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.repetition import Repetition, is_repeatable
 from router.proxy.request_summary import RequestSummary
 from router.proxy.response_tokens import ASK, FIELD, without_tokens
 from router.proxy.responses import Made, checked, new_response_id, with_id
+from router.proxy.retries import Row
 from router.proxy.sessions import session_of
 from router.proxy.token_report import CACHED
 from router.proxy.token_use import prompt_use
@@ -59,17 +58,10 @@ class Conversing(Forwarding):
     api: str = ""
     peek: Peek | None = None
     model: ServedModel | None = None
-    hit: PredictedHit = field(default_factory=PredictedHit)
-    attempts: list[Attempt] = field(default_factory=list)
-    notes: Notes | None = None  # for the request log
     _holder: str | None = None  # the replica that has the response which this one continues
     _beginning: Beginning | None = None  # of an answer that may turn out to be an error
-    _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
-    _kept: KeptAnswer | None = None  # of a whole answer, which another replica can repeat
     _repetition: Repetition | None = None  # of a stream that another replica could repeat
     _repeatable: bool | None = None  # None: not asked yet
-    _lost: int = 0
-    _moves: int = 0  # away from replicas that fell silent
 
     @property
     def _streams(self) -> bool:
@@ -77,7 +69,6 @@ class Conversing(Forwarding):
 
     def serve(self, exchange: Exchange) -> None:
         """Begin with the whole body: as a generation where only replicas of ours can answer."""
-        self.router.retry_budget.requests += 1
         api = APIS.get(self.api)
         if api is None or not self._is_for_ours(exchange):
             Forwarding.serve(self, exchange)  # super() would fail: `slots` makes a new class
@@ -270,8 +261,6 @@ class Conversing(Forwarding):
         else:
             self._repetition = self._new_repetition(member)
         sent = Forwarding._send(self, member, decision)
-        assert self.attempt is not None, "it is under way"
-        self.attempts.append(self.attempt)
         if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.profile.takes_envelope:
             self.hit.verify(self.router, self.model, self.prompt, self.api, self._body)
         return sent
@@ -360,9 +349,8 @@ class Conversing(Forwarding):
             body, lost = before, ABORTED
         self._note_answer(body)
         if lost is not None:
-            self.exchange.send(body)
-            self._events_note(body)
-            self._lose(attempt, lost)
+            differs = self._repetition is not None and self._repetition.why_not == lost
+            self._lose(attempt, body, Broken(lost, ours=differs))  # which is no fault of the replica
             return
         Forwarding.take(self, attempt, body, complete)
         self._events_note(body)
@@ -391,7 +379,7 @@ class Conversing(Forwarding):
         if complete and self._asks_tokens(attempt.member):
             body, given_up = without_tokens(body, self._ends)
         if complete and (given_up or is_aborted(self.api, body, attempt.member.profile)):
-            self._lose(attempt, ABORTED)
+            self._lose(attempt, b"", Broken(ABORTED))
             return
         if complete:
             self._end_attempt(attempt)
@@ -402,106 +390,26 @@ class Conversing(Forwarding):
 
     # ---- what goes wrong
 
-    def _lose(self, attempt: Attempt, why: str) -> None:
-        """Treat the replica as lost, since its answer has failed."""
-        attempt.cancel()
-        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
-        differs = self._repetition is not None and self._repetition.why_not == why
-        self.failed(attempt, Broken(why, ours=differs))  # which is no fault of the replica
-
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Repeat the request elsewhere if it has no effects; else the loss is the client's to know."""
         if self._beginning is not None and not broken.refused:  # KV could not be read
             self._beginning = None
             self._compute_here(attempt)
-            return
-        exchange = self.exchange
-        self._broke(attempt, broken)
-        if self._kept is not None:
-            self._kept.take()
-        if self._events is not None and self._events.is_complete:
-            exchange.finish()
-            return
-        moved = broken.silent and not broken.refused
-        self._moves += moved
-        self._lost += not (moved or broken.refused)
-        if broken.late:
-            self.unfit = self.unfit | {attempt.member.name}
-        if (why_not := self._why_not_again(broken)) is not None:
-            if exchange.response_started:
-                self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
-            else:
-                message = f"{attempt.member.name} was lost before it answered: {broken}; {why_not}"
-                self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
-        elif self._lost >= MAX_LOST:
-            self.give_up(no_replica(f"no replica could answer: {self._lost} replicas in a row were lost"))
-        elif moved and not attempt.member.server.suspicion:
-            self.retries += 1
-            self.place()  # it is heard again, by other connections
         else:
-            self.resumes += exchange.sent_bytes > 0
-            if self._lost == MAX_LOST - 1 and not (moved or broken.refused):
-                self.router.loop.call_later(DYING_S, exchange.guard, self._again, attempt.member)
-            else:
-                self._again(attempt.member)
+            Forwarding.failed(self, attempt, broken)
 
-    def _why_not_again(self, broken: Broken) -> str | None:
-        """The reason why no other replica may take the request over; None if one may."""
+    def _why_not_again(self, attempt: Attempt, row: Row) -> str | None:
         exchange = self.exchange
-        if not (broken.refused or self._may_repeat):
-            return "it may have had effects"
+        if not exchange.response_started or not self._may_repeat:
+            return Forwarding._why_not_again(self, attempt, row)
         if not exchange.sent_bytes:
-            return None if self._events is not None or not exchange.response_started else "its answer has begun"
+            return None if self._events is not None else "its answer has begun"
         if self._repetition is None:
             return "the client has a part of it"
         return self._repetition.why_not
 
-    def _may_ask_another(self, attempt: Attempt, code: str | int | None) -> bool:
-        if attempt.status in (429, 503) or attempt.status not in REFUSALS:
-            return Forwarding._may_ask_another(self, attempt, code)
-        self._lost += 1
-        if self._lost >= MAX_LOST or not self._may_repeat or not self._others(attempt):
-            return False
-        return self.router.retry_budget.take(self.router.now_s())
-
-    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        if not self.exchange.response_started:
-            Forwarding._pass_on(self, attempt, body, complete)
-            return
-        attempt.cancel()
-        self._end_attempt(attempt)
-        self._break_off(f"{attempt.member.name} would not repeat it: it answered {attempt.status}")
-
-    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
-        able = self._moves < MOST_MOVES and self._why_not_again(Broken("", silent=True)) is None
-        return able and Forwarding.may_move(self, attempt, members)
-
-    def give_up(self, error: ApiError) -> None:
-        if self.exchange.response_started:
-            self._break_off(error.message)
-        else:
-            self.refuse(error)
-
-    def _break_off(self, why: str) -> None:
-        """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
-        self.why = why
-        if self._events is None:
-            self.exchange.cut()
-            return
-        error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
-        error.type, error.code = "server_error", "broken_stream"
-        self.exchange.send(self._events.error_event(error))
-        self.exchange.finish()
-
-    def _over(self, exchange: Exchange) -> None:
-        if self._kept is not None:
-            self._kept.take()
-        Forwarding._over(self, exchange)
-        self.attempts, self.notes = [], None  # attempts refer to the request
-
     def summary(self) -> RequestSummary:
         summary = Forwarding.summary(self)
-        summary.first_byte_s, summary.waited_s, summary.retries = self.first_byte_s, self.waited_s, self.retries
+        summary.first_byte_s, summary.waited_s = self.first_byte_s, self.waited_s
         summary.why, summary.model = self.why, self.model or summary.model
         summary.output_tokens = None if self.report is None else self.report.generated
         summary.attempts, summary.notes = self.attempts, self.notes
@@ -521,6 +429,10 @@ class OfResponse(Forwarding):
     @property
     def _computes(self) -> bool:
         return False
+
+    @property
+    def _may_repeat(self) -> bool:
+        return False  # another replica would say that there is no such response
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         self._is_background |= b'"background":true' in body

@@ -4,7 +4,6 @@ Its body is a JSON object or a form, and nothing that an engine reads in another
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -14,17 +13,16 @@ from msgspec.structs import replace
 
 from api.errors import ApiError, invalid, quoted
 from api.http.media_type import media_type
-from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.decision import Decision
 from router.placement.prompt import Prompt, Unread
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, object_salted
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Salt
-from router.proxy.attempt import RESTING, Attempt, refusal_code
+from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.forms import FORM, check_form
-from router.proxy.headers import JSON_LINE, TO_CLIENT, TO_REPLICA, lines, request_to, value_of
+from router.proxy.headers import JSON_LINE, TO_REPLICA, length_of, request_to, value_of
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
 from router.proxy.token_report import Report
@@ -35,7 +33,7 @@ from router.tenants.limits import NOTHING, Use
 UNREAD = Unread()
 MOST_NAMES = 10  # of models, in an error
 COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about tokens, too
-RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # safe to repeat
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def model_in(body: bytes | bytearray) -> str | None:
@@ -48,6 +46,8 @@ def model_in(body: bytes | bytearray) -> str | None:
 @dataclass(slots=True, eq=False)
 class Forwarding(Request):
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
+    only_computes: bool = False  # else its effects are unknown
+    query_names_model: bool = False
     prompt: Prompt = UNREAD
     _model: str | None = None  # named in the body
     _type: bytes = b""  # the header line that says what the body is
@@ -56,6 +56,10 @@ class Forwarding(Request):
     @property
     def model_name(self) -> str | None:
         return self._model
+
+    @property
+    def _may_repeat(self) -> bool:
+        return self.only_computes or self.exchange.scope["method"] in SAFE
 
     @property
     def _streams(self) -> bool:
@@ -77,7 +81,21 @@ class Forwarding(Request):
 
     def _make_ready(self) -> None:
         """Place the request, now that its body has come."""
+        if self.query_names_model:
+            self._model = self._model_in_query()
         self.place()
+
+    def _model_in_query(self) -> str | None:
+        """The model of `?model=NAME`, or the only one; raise ApiError 400 if there are several."""
+        models = self.router.members.models
+        query: bytes = self.exchange.scope["query_string"]
+        named = parse_qs(query.decode("latin-1")).get("model")
+        if named:
+            return named[-1]
+        if len(models) > 1:
+            known = ", ".join(map(quoted, islice(models, MOST_NAMES)))
+            raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
+        return next(iter(models), None)
 
     def _readable(self, body: bytes) -> bytes:
         """The body without fields that only routers set; raise ApiError 400 if it may have some that are not seen."""
@@ -156,7 +174,7 @@ class Forwarding(Request):
     def _hand_over(self, attempt: Attempt, body: bytes) -> None:
         member, method = attempt.member, self.exchange.scope["method"]
         request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, self._type, body)
-        bodiless, resend = method == "HEAD", method in RESENT
+        bodiless, resend = method == "HEAD", method in SAFE
         attempt.sending = member.upstream.send(request, attempt, body=body, bodiless=bodiless, resend=resend)
 
     # ---- what the attempt tells
@@ -167,17 +185,14 @@ class Forwarding(Request):
         self._start(attempt)
 
     def _start(self, attempt: Attempt) -> None:
-        length = value_of(attempt.headers, b"content-length")
-        head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
-        known = int(length) if length is not None and length.isdigit() else None
-        self.exchange.start(attempt.status, head, length=known)
+        self._start_answer(attempt, length_of(attempt.headers))
 
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         if (report := attempt.report) is not None:  # None: it is a refusal
             self.report = report
             report.read(body)
         if complete:
-            self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
+            self._end_attempt(attempt)
             self.exchange.finish(body)
         elif body:
             self.exchange.send(body)
@@ -187,56 +202,6 @@ class Forwarding(Request):
     def holds(self, pending_bytes: int) -> bool:
         """Fail: only generation requests use frames."""
         raise AssertionError(f"{pending_bytes} bytes of a frame that nobody asked for")
-
-    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """Try another replica if this one is busy or ending, since it has not begun; else pass the refusal on."""
-        if self._has_not_fetched(attempt):
-            self._compute_here(attempt)
-            return
-        code = refusal_code(body) if attempt.status in (429, 503) else None
-        if code in RESTING:
-            self.router.rests(attempt)
-        elif attempt.status in (429, 503):
-            self.router.refused_at_once(attempt)
-        fault = f"it answered {attempt.status}" if attempt.status >= 500 and code not in RESTING else None
-        if self._may_ask_another(attempt, code):
-            attempt.cancel()
-            self._end_attempt(attempt, fault)
-            self._again(attempt.member)
-            return
-        if complete:
-            self._end_attempt(attempt, fault)
-        self._pass_on(attempt, body, complete)
-
-    def _may_ask_another(self, attempt: Attempt, code: str | int | None) -> bool:
-        """Return whether another replica may be asked, after a refusal that may have had no effect."""
-        if attempt.status not in (429, 503) or not self._others(attempt):
-            return False
-        return code in RESTING or code == "queue_full" or self.router.retry_budget.take(self.router.now_s())
-
-    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        self._start(attempt)
-        Forwarding.take(self, attempt, body, complete)
-
-    def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Retry only if the request cannot have arrived: the effects of a second one are unknown."""
-        self._broke(attempt, broken)
-        if self.exchange.response_started:
-            self.exchange.cut()
-        elif broken.refused:
-            self._again(attempt.member)
-        else:
-            message = f"{attempt.member.name} was lost before it answered: {broken}"
-            self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
-
-    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
-        """Return whether another replica serves the model; the client then gets an error, and may try again."""
-        return any(
-            one is not attempt.member
-            and one.spec.role != "prefill"
-            and (self._model is None or one.serves(self._model))
-            for one in members
-        )
 
     def used(self) -> Use:
         """The tokens as its engine reports them; embeddings and scores have a prompt, too."""
@@ -261,23 +226,7 @@ class Forwarding(Request):
             admitted=self.admitted,
             arrived_s=self.arrived_s,
             ended_s=self.ended_s,
+            retries=self.retries,
             model=self.router.members.models.get(self._model or ""),
             used=self.used(),
         )
-
-
-@dataclass(slots=True, eq=False)
-class OfModel(Forwarding):
-    """A question about a model, which the query names (`?model=NAME`) if there are several."""
-
-    def _make_ready(self) -> None:
-        models = self.router.members.models
-        named = parse_qs(self.exchange.scope["query_string"].decode("latin-1")).get("model")
-        if named:
-            self._model = named[-1]
-        elif len(models) > 1:
-            known = ", ".join(map(quoted, islice(models, MOST_NAMES)))
-            raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
-        else:
-            self._model = next(iter(models), None)
-        self.place()

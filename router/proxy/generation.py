@@ -1,22 +1,19 @@
 """One generation request: from its prompt to a replica, from there to its client, to another replica if one fails."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from api.errors import ApiError
 from api.generation_apis import RESPONSES
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE
 from router.members.broken import Broken
-from router.members.members import Member, no_replica
+from router.members.members import Member
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
 from router.prompts.prompt import UNREADABLE, Prompt, unreadable
 from router.proxy.aborts import ABORTED, is_aborted, is_servers_error
-from router.proxy.attempt import RESTING, Attempt, refusal_code
-from router.proxy.exchange import Exchange
+from router.proxy.attempt import Attempt
 from router.proxy.handover import Beginning
 from router.proxy.headers import (
     FROM_FRAMES,
@@ -25,6 +22,7 @@ from router.proxy.headers import (
     TO_READ,
     TO_REPLICA,
     TRACED,
+    length_of,
     lines,
     request_to,
     value_of,
@@ -34,11 +32,8 @@ from router.proxy.prompted_request import PromptedRequest
 from router.proxy.request import Request
 from router.proxy.responses import new_response_id
 from router.proxy.resumable_response import ResumableResponse
+from router.proxy.retries import MOST_MOVES, Row
 
-MAX_LOST = 3  # replicas that one request may lose before it is given up
-DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
-MOST_MOVES = 3  # then it waits for the silent one: on a stalled machine, all seem silent
-REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not give
 JSON_TYPE = b"application/json"
 SSE_TYPE = CONTENT_TYPE.encode()
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
@@ -47,10 +42,6 @@ NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), F
 @dataclass(slots=True, eq=False)
 class Generation(PromptedRequest):
     _response: ResumableResponse = field(init=False)
-    _lost: int = 0
-    _moves: int = 0  # away from replicas that fell silent
-    _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
-    _kept: KeptAnswer | None = None
     _beginning: Beginning | None = None  # of an answer that may turn out to be an error
 
     def __post_init__(self) -> None:
@@ -90,7 +81,6 @@ class Generation(PromptedRequest):
         streams = is_ours or bool(self.peek.stream)
         attempt = self._sent(member, decision, streams=streams, envelope=is_ours)
         attempt.takes_frames = is_ours
-        self.attempts.append(attempt)
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, passed, types, body, path, envelope)
@@ -135,14 +125,10 @@ class Generation(PromptedRequest):
         self._open(attempt, streams)
 
     def _open(self, attempt: Attempt, streams: bool) -> None:
-        length = None if self._response.continuation is not None else value_of(attempt.headers, b"content-length")
+        length = None if self._response.continuation is not None else length_of(attempt.headers)
         if streams and length is None:
             self._events = SentEvents(self.api)
-        self._start(attempt, length)
-
-    def _start(self, attempt: Attempt, length: bytes | None) -> None:
-        known = int(length) if length is not None and length.isdigit() else None
-        self.exchange.start(attempt.status, self._head(attempt, None, TO_CLIENT), length=known)
+        self._start_answer(attempt, length)
 
     def _start_framed(self, attempt: Attempt, usual_type: bytes) -> None:
         content_type = value_of(attempt.headers, b"x-warmroute-content-type") or usual_type
@@ -167,16 +153,16 @@ class Generation(PromptedRequest):
             if attempt.report is not None:
                 attempt.report.counted = self._response.continuation.new_tokens or attempt.report.counted
             if lost is not None:
-                self._lose(attempt, body, lost)
+                self._lose(attempt, body, Broken(lost))
                 return
         elif self._events is not None and not attempt.framed:
             if not exchange.sent_bytes and is_servers_error(body):
-                self._lose(attempt, b"", "its stream is an error")
+                self._lose(attempt, b"", Broken("its stream is an error"))
                 return
             if (b'"abort"' in body or not self._events.is_between) and (
                 before := self._events.before_abort(body)
             ) is not None:
-                self._lose(attempt, before, ABORTED)
+                self._lose(attempt, before, Broken(ABORTED))
                 return
         if complete:
             self._complete(attempt, body)
@@ -213,7 +199,7 @@ class Generation(PromptedRequest):
         if attempt.framed:
             self._start_framed(attempt, JSON_TYPE)
         else:
-            self._start(attempt, value_of(attempt.headers, b"content-length"))
+            self._start_answer(attempt, length_of(attempt.headers))
         self.exchange.send(kept)
         self.exchange.send(body)
 
@@ -222,25 +208,16 @@ class Generation(PromptedRequest):
             self._kept = KeptAnswer(self.router.held)
         return self._kept.hold_beside(pending_bytes)
 
-    def _lose(self, attempt: Attempt, body: bytes, lost: str) -> None:
-        """Treat the replica as lost, since its stream has failed."""
-        self.exchange.send(body)
-        if body and self._events is not None:
-            self._events.note(body)
-        attempt.cancel()
-        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
-        self.failed(attempt, Broken(lost))
-
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange = self.exchange
         if self._events is None and not attempt.framed and attempt.status < 400:
             if self._kept is not None:
                 body = self._kept.take() + body
             if is_aborted(self.api.name, body, attempt.member.profile):
-                self._lose(attempt, b"", ABORTED)
+                self._lose(attempt, b"", Broken(ABORTED))
                 return
         # A long refusal is passed on like an answer, and comes to its end here.
-        self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
+        self._end_attempt(attempt)
         if exchange.response_started:
             exchange.finish(body)
             return
@@ -253,97 +230,22 @@ class Generation(PromptedRequest):
 
     # ---- what goes wrong
 
-    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """Handle a status of 400 or more: try another replica, or pass it on to the client."""
-        if self._has_not_fetched(attempt):
-            self._compute_here(attempt)
-            return
-        code = refusal_code(body) if attempt.status in (429, 503) else None
-        reason = f"it answered {attempt.status}" + (f" ({code})" if code else "")
-        if attempt.status in REFUSALS and code not in RESTING:
-            self.router.refused_at_once(attempt)
-        if self._may_go_on(attempt, code):
-            attempt.cancel()
-            self._end_refused(attempt, reason, code)
-            self._again(attempt.member)
-            return
-        if not complete:
-            self._pass_on(attempt, body)
-            return
-        self._end_refused(attempt, reason, code)
-        if self.exchange.response_started:  # the client has half an answer already
-            self._break_off(f"{attempt.member.name} would not go on with it: {reason}")
-        else:
-            self.exchange.answer(attempt.status, self._head(attempt, None, TO_CLIENT), body)
-
-    def _end_refused(self, attempt: Attempt, reason: str, code: str | int | None) -> None:
-        """End a refused attempt; being full or draining is no fault of the replica, nor is a client's error."""
-        if code in RESTING:
-            self.router.rests(attempt)
-        fault = attempt.status >= 500 and code not in RESTING
-        self._end_attempt(attempt, reason if fault else None)
-
-    def _may_go_on(self, attempt: Attempt, code: str | int | None) -> bool:
-        if attempt.status not in REFUSALS or self._lost >= MAX_LOST or not self._others(attempt):
-            return False
-        if self.exchange.response_started and attempt.status < 500 and code is None:
-            return False
-        # A resting or full replica has not begun; any other refusal may be caused by the request itself.
-        if code in RESTING or code == "queue_full":
-            return True
-        self._lost += attempt.status >= 500
-        return self.router.retry_budget.take(self.router.now_s())
-
-    def _pass_on(self, attempt: Attempt, body: bytes) -> None:
-        """Stream a long refusal to the client like an answer."""
+    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         self._response.continuation = None
-        if self.exchange.response_started:
-            attempt.cancel()
-            self._end_attempt(attempt)
-            self._break_off(f"{attempt.member.name} would not go on with it")
-            return
-        length = value_of(attempt.headers, b"content-length")
-        known = int(length) if length is not None and length.isdigit() else None
-        self.exchange.start(attempt.status, self._head(attempt, None, TO_CLIENT), length=known)
-        self.exchange.send(body)
+        PromptedRequest._pass_on(self, attempt, body, complete)  # super() would fail: `slots` makes a new class
 
-    def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Continue at another replica after a loss, from the start or from where the answer was cut."""
-        exchange = self.exchange
-        self._broke(attempt, broken)
+    def _why_not_again(self, attempt: Attempt, row: Row) -> str | None:  # noqa: ARG002
         self._response.keep(attempt)
-        moved = broken.silent and not broken.refused
-        if moved:
-            self._moves += 1
-        elif not broken.refused:
-            self._lost += 1
-        if broken.late:
-            self.unfit = self.unfit | {attempt.member.name}
-        if self._events is not None and self._events.is_complete:
-            exchange.finish()
-            return
-        if self._kept is not None:
-            self._kept.take()  # another replica repeats it
-        why_not = self._response.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
-        if why_not is None and exchange.response_started and self._events is None:
-            why_not = "the client has a part of a whole answer already"
-        if why_not is not None:
-            self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
-        elif self._ends_here(attempt.member):
-            pass
-        elif self._lost >= MAX_LOST:
-            why = f"{self._lost} replicas in a row were lost while they answered it"
-            self.give_up(no_replica(f"no replica could answer: {why}"))
-        else:
-            if attempt.framed or exchange.sent_bytes:
-                self.resumes += 1
-            if moved and not attempt.member.server.suspicion:
-                self.retries += 1
-                self.place()  # it is heard again, by other connections
-            elif self._lost == MAX_LOST - 1 and not (moved or broken.refused):
-                asyncio.get_running_loop().call_later(DYING_S, exchange.guard, self._again, attempt.member)
-            else:
-                self._again(attempt.member)
+        exchange = self.exchange
+        if not exchange.response_started:
+            return None
+        why_not = self._response.settle(attempt, exchange.sent_bytes > 0)
+        if why_not is None and self._events is None:
+            return "the client has a part of a whole answer already"
+        return why_not
+
+    def _ending(self, member: Member) -> bytes | None:
+        return self._response.ending(member) if self.exchange.response_started else None
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
         """Return whether the request could continue at one of these replicas instead of waiting for its own."""
@@ -363,34 +265,3 @@ class Generation(PromptedRequest):
             if able and (not started or (self._events is not None and self._response.may_move(attempt, member))):
                 return True
         return False
-
-    def _ends_here(self, member: Member) -> bool:
-        """Finish the stream without a replica if all its tokens were generated; return whether that was so."""
-        ending = self._response.ending(member) if self.exchange.response_started else None
-        if ending is None:
-            return False
-        self.exchange.finish(ending)
-        return True
-
-    def give_up(self, error: ApiError) -> None:
-        if self.exchange.response_started:
-            self._break_off(error.message)
-        else:
-            self.refuse(error)
-
-    def _break_off(self, why: str) -> None:
-        """End half an answer: a stream by an error event, anything else by cutting the connection."""
-        self.why = why
-        exchange = self.exchange
-        if self._events is not None:
-            error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
-            error.type, error.code = "server_error", "broken_stream"
-            exchange.send(self._events.error_event(error))
-            exchange.finish()
-        else:
-            exchange.cut()
-
-    def _over(self, exchange: Exchange) -> None:
-        if self._kept is not None:
-            self._kept.take()
-        PromptedRequest._over(self, exchange)

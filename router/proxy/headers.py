@@ -70,6 +70,11 @@ def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:
     return None
 
 
+def length_of(headers: Iterable[Header]) -> int | None:
+    length = value_of(headers, b"content-length")
+    return int(length) if length is not None and length.isdigit() else None
+
+
 def request_to(
     member: Member,
     exchange: Exchange,

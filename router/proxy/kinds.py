@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from router.proxy.conversing import Conversing, OfResponse
-from router.proxy.forwarding import Forwarding, OfModel
+from router.proxy.forwarding import Forwarding
 from router.proxy.generation import Generation
 from router.proxy.prompted_request import PromptedRequest
 
@@ -12,7 +12,6 @@ class Kinds(NamedTuple):
     generation: type[PromptedRequest] = Generation
     forwarding: type[Forwarding] = Forwarding
     conversing: type[Conversing] = Conversing
-    of_model: type[OfModel] = OfModel
     of_response: type[OfResponse] = OfResponse
 
 

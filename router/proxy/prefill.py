@@ -19,7 +19,7 @@ from router.placement.prices import LEAST_PULLED_TOKENS
 from router.placement.pulls import can_read
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.admission import Admitted
-from router.proxy.attempt import RESTING, Attempt, Owner, refusal_code
+from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
 from router.proxy.handover import (
     HELD_S,
@@ -35,6 +35,7 @@ from router.proxy.headers import JSON_LINE, TO_READ, TRACED, request_to
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import PrefillOutcome, PrefillSummary
+from router.proxy.retries import loss, refusal
 
 if TYPE_CHECKING:
     from router.core import Router
@@ -203,36 +204,23 @@ class Prefill(Owner):
         raise AssertionError(f"{pending_bytes} bytes of a frame that nobody asked for")
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        code = refusal_code(body) if attempt.status in (429, 503) else None
-        if code in RESTING:
-            self.router.rests(attempt)
-        elif attempt.status in (429, 503):
-            self.router.refused_at_once(attempt)
+        self.router.learn(attempt, *refusal(attempt.status, body))
         if not complete:
             attempt.cancel()
-        fault = attempt.status >= 500 and code not in RESTING
-        self._end(attempt, "refused", f"it answered {attempt.status}" if fault else None)
+        self._end(attempt, "refused")
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        outcome: PrefillOutcome = "late" if broken.late else "lost"
-        self._end(attempt, outcome, broken.fault, refused=broken.refused, silent=broken.silent)
+        self.router.learn(attempt, loss(broken), str(broken))
+        self._end(attempt, "late" if broken.late else "lost")
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:  # noqa: ARG002
         """Agree: the replica that generates can compute the prompt itself."""
         return True
 
-    def _end(
-        self,
-        attempt: Attempt,
-        outcome: PrefillOutcome,
-        fault: str | None = None,
-        *,
-        refused: bool = False,
-        silent: bool = False,
-    ) -> None:
+    def _end(self, attempt: Attempt, outcome: PrefillOutcome) -> None:
         """End the attempt, and go on with the request."""
         self._attempt, self._answer = None, bytearray()
-        self.router.attempt_over(attempt, fault, refused=refused, silent=silent)
+        self.router.attempt_over(attempt)
         self.duration_s = attempt.ended_s - attempt.placed.sent_s
         self._is_given_up = outcome != "handed"
         self._tell(attempt.member, outcome)

@@ -20,7 +20,7 @@ from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.log_notes import Notes
-from router.proxy.predicted_hit import CACHED, PredictedHit
+from router.proxy.predicted_hit import CACHED
 from router.proxy.prefill import Prefill
 from router.proxy.request import Request
 from router.proxy.request_summary import RequestSummary
@@ -49,10 +49,7 @@ class PromptedRequest(Request):
     peek: Peek = field(init=False)
     prompt: Prompt = field(init=False)
     model: ServedModel | None = None
-    notes: Notes | None = None
-    hit: PredictedHit = field(default_factory=PredictedHit)
     generated: Generated | None = None  # when it was last asked what it has used
-    attempts: list[Attempt] = field(default_factory=list)
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     _tokens_of_model: Tokens = field(init=False)
 
@@ -85,7 +82,6 @@ class PromptedRequest(Request):
         self.came_s = router.now_s()
         if self.notes is not None and router.config.log_prompts:
             self.notes.body = bytes(body)
-        router.retry_budget.requests += 1
         try:
             if is_quick(body):
                 self._body, peek, self._priority = peek_withheld(body, self._withheld)
@@ -241,11 +237,6 @@ class PromptedRequest(Request):
             self.hit.read(self.router, self.model, self.prompt, attempt.member, body)
         if attempt.report is not None:
             attempt.report.read(body)
-
-    def _over(self, exchange: Exchange) -> None:
-        Request._over(self, exchange)  # super() would fail: `slots` makes a new class
-        # Attempts refer to the request: a cycle, which would keep the body until it is collected.
-        self.attempts, self.notes = [], None
 
     def summary(self) -> RequestSummary:
         decision = self.decision

@@ -23,8 +23,13 @@ from router.placement.waiting import STEP_S
 from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt, Owner
 from router.proxy.exchange import Exchange
+from router.proxy.headers import TO_CLIENT, length_of, lines
+from router.proxy.kept_answer import KeptAnswer, SentEvents
+from router.proxy.log_notes import Notes
+from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
+from router.proxy.retries import LATE, MAX_LOST, MOST_MOVES, NOT_REACHED, SILENT, Next, Row, loss, refusal
 from router.proxy.withheld import PLACING, PRIORITY, TRANSFER, withhold
 from router.tenants.keys import Key
 from router.tenants.limits import Use
@@ -37,6 +42,7 @@ log = logging.getLogger(__name__)
 
 MOST_TENANT_BYTES = 100  # of the name that a gateway gives
 PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
+DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +57,9 @@ class Request(Owner):
     prompt: Prompt = field(init=False)
     decision: Decision | None = None
     attempt: Attempt | None = None  # that is under way
+    attempts: list[Attempt] = field(default_factory=list)
+    hit: PredictedHit = field(default_factory=PredictedHit)
+    notes: Notes | None = None  # for the request log
     tried: frozenset[str] = NONE_TRIED  # replicas that have failed it
     unfit: frozenset[str] = NONE_TRIED  # of these, those that cannot go on with it, or took too long
     retries: int = 0
@@ -69,6 +78,10 @@ class Request(Owner):
     _is_new: bool = True  # from its first choice on it is not refused for its class's sake
     _outlook: Outlook | None = None  # None: it has no class
     _priority: int | None = None  # that its client asked for, where the router is to obey it
+    _lost: int = 0  # replicas, and errors after which another one was asked
+    _moves: int = 0  # away from replicas that fell silent
+    _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
+    _kept: KeptAnswer | None = None  # of a whole answer, which another replica can repeat
 
     def __post_init__(self) -> None:
         self.came_s = self.arrived_s
@@ -82,6 +95,11 @@ class Request(Owner):
     def serve(self, exchange: Exchange) -> None:
         """Begin with the whole body."""
         raise NotImplementedError
+
+    @property
+    def _may_repeat(self) -> bool:
+        """Tell whether several replicas may answer it, of which one is heard: it has no other effect."""
+        return True
 
     @property
     def prompt_field(self) -> Literal["messages", "prompt"]:
@@ -150,6 +168,7 @@ class Request(Owner):
                 decision = self.decision = self._choose()
                 if self._is_new:
                     self._is_new = False
+                    self.router.retry_budget.requests += 1
                     self._check_class(decision)
                 if decision.chosen is None:
                     self._wait(decision)
@@ -243,6 +262,7 @@ class Request(Owner):
     def _sent(self, member: "Member", decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
         """Record the attempt that is about to be sent."""
         attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
+        self.attempts.append(attempt)
         if self._queued_s:
             self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
         return attempt
@@ -263,16 +283,133 @@ class Request(Owner):
     def _candidates(self) -> Sequence[Candidate]:
         return self.router.candidates_of(self.model_name or "")
 
-    def _end_attempt(
-        self, attempt: Attempt, fault: str | None = None, *, refused: bool = False, silent: bool = False
-    ) -> None:
+    def _end_attempt(self, attempt: Attempt) -> None:
         self.attempt = None
-        self.router.attempt_over(attempt, fault, refused=refused, silent=silent)
+        self.router.attempt_over(attempt)
 
-    def _broke(self, attempt: Attempt, broken: Broken) -> None:
-        self._end_attempt(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
-        if broken.refused and attempt.placed.fetched_tokens and self.prefill is not None:
+    # ---- what goes wrong, by the table of `retries`
+
+    def _next(self, row: Row) -> Next:
+        if self.exchange.response_started:
+            return row.sent
+        return row.repeatable if self._may_repeat else row.effects
+
+    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if self._has_not_fetched(attempt):
+            self._compute_here(attempt)
+            return
+        row, reason = refusal(attempt.status, body)
+        self.router.learn(attempt, row, reason)
+        if self._may_ask_another(attempt, row):
+            attempt.cancel()
+            self._end_attempt(attempt)
+            self._again(attempt.member)
+        elif self.exchange.response_started:  # the client has half an answer already
+            attempt.cancel()
+            self._end_attempt(attempt)
+            self._break_off(f"{attempt.member.name} would not go on with it: {reason}")
+        else:
+            self._pass_on(attempt, body, complete)
+
+    def _may_ask_another(self, attempt: Attempt, row: Row) -> bool:
+        """Count a refusal; return whether to ask another replica."""
+        if self._next(row) not in ("another", "resume") or not self._others(attempt):
+            return False
+        if row.retries == "both":
+            if self._lost >= MAX_LOST:
+                return False
+            self._lost += 1
+        return row.retries == "any" or self.router.retry_budget.take(self.router.now_s())
+
+    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """Pass a refusal on; the rest of a long one comes like that of an answer."""
+        self._start_answer(attempt, length_of(attempt.headers) or (len(body) if complete else None))
+        if complete:
+            self._end_attempt(attempt)
+            self.exchange.finish(body)
+        else:
+            self.exchange.send(body)
+
+    def _start_answer(self, attempt: Attempt, length: int | None) -> None:
+        head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
+        self.exchange.start(attempt.status, head, length=length)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        """Go on at another replica after a loss, from the start or from where the answer was cut."""
+        exchange, row = self.exchange, loss(broken)
+        self._broke(attempt, row, str(broken))
+        if self._kept is not None:
+            self._kept.take()  # another replica repeats it
+        self._moves += row is SILENT
+        self._lost += row.retries == "three"
+        if row is LATE:
+            self.unfit = self.unfit | {attempt.member.name}
+        if self._events is not None and self._events.is_complete:
+            exchange.finish()
+        elif (why_not := self._why_not_again(attempt, row)) is not None:
+            if exchange.response_started:
+                self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
+            else:
+                message = f"{attempt.member.name} was lost before it answered: {broken}; {why_not}"
+                self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
+        elif (ending := self._ending(attempt.member)) is not None:
+            exchange.finish(ending)
+        elif self._lost >= MAX_LOST:
+            why = f"{self._lost} replicas in a row were lost while they answered it"
+            self.give_up(no_replica(f"no replica could answer: {why}"))
+        else:
+            self.resumes += attempt.framed or exchange.sent_bytes > 0
+            if row is SILENT and not attempt.member.server.suspicion:
+                self.retries += 1
+                self.place()  # it is heard again, by other connections
+            elif self._lost == MAX_LOST - 1 and row.retries == "three":
+                self.router.loop.call_later(DYING_S, exchange.guard, self._again, attempt.member)
+            else:
+                self._again(attempt.member)
+
+    def _broke(self, attempt: Attempt, row: Row, reason: str) -> None:
+        self.router.learn(attempt, row, reason)
+        self._end_attempt(attempt)
+        if row in NOT_REACHED and attempt.placed.fetched_tokens and self.prefill is not None:
             self.prefill.give_back()
+
+    def _why_not_again(self, attempt: Attempt, row: Row) -> str | None:  # noqa: ARG002
+        """The reason why no other replica may take the request over; None if one may."""
+        if self.exchange.response_started:
+            return "its answer has begun"
+        return None if self._next(row) == "another" else "it may have had effects"
+
+    def _ending(self, member: "Member") -> bytes | None:  # noqa: ARG002
+        """The missing end of a stream that lacks nothing else, so that no replica is needed; None: it lacks more."""
+        return None
+
+    def _lose(self, attempt: Attempt, body: bytes, broken: Broken) -> None:
+        """Treat the replica as lost, since its answer has failed after this part of it."""
+        self.exchange.send(body)
+        if body and self._events is not None:
+            self._events.note(body)
+        attempt.cancel()
+        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
+        self.failed(attempt, broken)
+
+    def may_move(self, attempt: Attempt, members: "Sequence[Member]") -> bool:
+        able = self._moves < MOST_MOVES and self._why_not_again(attempt, SILENT) is None
+        name = self.model_name
+        return able and any(
+            one is not attempt.member and one.spec.role != "prefill" and (name is None or one.serves(name))
+            for one in members
+        )
+
+    def _break_off(self, why: str) -> None:
+        """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
+        self.why = why
+        if self._events is None:
+            self.exchange.cut()
+            return
+        error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
+        error.type, error.code = "server_error", "broken_stream"
+        self.exchange.send(self._events.error_event(error))
+        self.exchange.finish()
 
     # ---- fields that only the router may set
 
@@ -329,8 +466,7 @@ class Request(Owner):
     def give_up(self, error: ApiError) -> None:
         """End the request, which no replica could answer."""
         if self.exchange.response_started:
-            self.why = error.message
-            self.exchange.cut()
+            self._break_off(error.message)
         else:
             self.refuse(error)
 
@@ -345,6 +481,8 @@ class Request(Owner):
         if (attempt := self.attempt) is not None:  # it ended before its attempt did
             attempt.cancel()
             self._end_attempt(attempt)
+        if self._kept is not None:
+            self._kept.take()
         if self.prefill is not None:
             self.prefill.close()
         self._body = b""
@@ -353,6 +491,8 @@ class Request(Owner):
         if self._queued_s:
             self.waited_s += self.ended_s - self._queued_s
         self.router.over(self.summary())
+        # Attempts refer to the request: a cycle, which would keep the body until it is collected.
+        self.attempts, self.notes = [], None
 
     def aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run slow work for this request in a task; it is cancelled if the request ends before."""

@@ -10,6 +10,7 @@ from tests.router.scripted import (
     DRAINING,
     QUEUE_FULL,
     Call,
+    Handler,
     Script,
     Scripted,
     connect,
@@ -20,7 +21,7 @@ from tests.router.scripted import (
     silent,
 )
 
-PATH = "/v1/embeddings"
+PATH, UNKNOWN = "/v1/embeddings", "/v1/things"
 GOOD = b'{"data":[]}'
 
 
@@ -66,13 +67,30 @@ async def test_a_refused_connection_is_not_seen_by_the_client() -> None:
             assert [(await client.post(PATH, {})).json for _ in range(4)] == ["good"] * 4
 
 
-async def test_what_may_have_arrived_is_not_sent_again() -> None:
+@pytest.mark.parametrize("lost", [drops, *(says(b"{}", status) for status in (500, 502, 503, 504))])
+@pytest.mark.parametrize("path", [PATH, "/v1/messages/count_tokens", "/tokenize"])
+async def test_what_is_only_computed_is_asked_of_another_replica_after_an_error(lost: Handler, path: str) -> None:
+    script = Script(lost, says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(path, {})).body == GOOD
+        assert len(script.calls) == 2 and sum(member.server.faults for member in running.router.members) == 1
+
+
+async def test_internal_errors_in_a_row_open_the_breaker() -> None:
+    async with served(*Script(says(b"{}", 500)).replicas(1)) as running, connect(running.port) as client:
+        for _ in range(3):
+            assert running.member("r0").health.breaker == "closed"
+            assert (await client.post(PATH, {})).status == 500
+        assert running.member("r0").health.breaker == "open"
+
+
+async def test_what_may_have_effects_and_may_have_arrived_is_not_sent_again() -> None:
     script = Script(drops, says(GOOD))
     async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        answer = await client.post(PATH, {})
+        answer = await client.post(UNKNOWN, {}, host="localhost")
         assert (answer.status, answer.error["code"]) == (502, "replica_lost")
         assert len(script.calls) == 1
-        assert (await client.post(PATH, {})).body == GOOD
+        assert (await client.post(UNKNOWN, {}, host="localhost")).body == GOOD
 
 
 @pytest.mark.parametrize(("method", "status", "times"), [("POST", 502, 2), ("DELETE", 502, 2), ("GET", 200, 3)])
@@ -83,7 +101,7 @@ async def test_what_may_have_arrived_is_not_sent_again_on_another_connection_eit
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         assert (await client.post(PATH, {})).body == GOOD  # it leaves a connection that is used again
         body: object = {} if method == "POST" else None
-        assert (await client.ask(method, "/v1/things", body, host="localhost")).status == status
+        assert (await client.ask(method, UNKNOWN, body, host="localhost")).status == status
         assert len(script.calls) == times
 
 
@@ -110,11 +128,13 @@ async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None
         assert await client.rest() in (b"2\r\nab\r\n", b"")
 
 
-@pytest.mark.parametrize("status", [400, 404, 500, 501, 502])
-async def test_whatever_the_replica_says_is_passed_on(status: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "status"), [(PATH, 400), (PATH, 404), (PATH, 501), (UNKNOWN, 400), (UNKNOWN, 500), (UNKNOWN, 502)]
+)
+async def test_whatever_the_replica_says_is_passed_on(path: str, status: int) -> None:
     script = Script(says(b"its own words", status, retry_after="9"))
     async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        answer = await client.post(PATH, {})
+        answer = await client.post(path, {}, host="localhost")
         assert (answer.status, answer.body, answer.headers["retry-after"]) == (status, b"its own words", "9")
         assert len(script.calls) == 1
 

@@ -588,10 +588,15 @@ async def test_a_whole_native_answer_that_is_lost_is_not_seen_by_the_client(lost
         assert script.calls[1].native[0].resume_token_ids == [pack_ids([10, 11])]
 
 
-async def test_a_native_replica_that_will_not_continue_leaves_it_to_another_one() -> None:
-    script = Script(from_piece(0, 2, then="drop"), says(DRAINING, 503), from_piece(2, 4))
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [(DRAINING, 503), (QUEUE_FULL, 429), (QUEUE_FULL, 503), *((b"{}", n) for n in (429, 500, 503))],
+)
+async def test_a_native_replica_that_will_not_continue_leaves_it_to_another_one(refusal: bytes, status: int) -> None:
+    script = Script(from_piece(0, 2, then="drop"), says(refusal, status), from_piece(2, 4))
     async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
+        assert faults(running) == 1 + (status >= 500 and refusal == b"{}"), "to be full or to drain is no fault"
 
 
 async def test_a_native_replica_that_refuses_to_continue_ends_the_stream_with_an_error() -> None:

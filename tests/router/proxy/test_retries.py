@@ -1,9 +1,14 @@
-"""Budget of retries at other replicas after refusals."""
+"""The table of what becomes of a request whose replica fails, and the budget for retries."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.proxy.retries import MOST, PER_S, SHARE, RetryBudget
+from tests.docs.retries import table, written
+
+
+def test_the_page_shows_the_table() -> None:
+    assert written() == table(), "write it by: python -m tests.docs.retries"
 
 
 def test_a_fifth_of_the_requests_may_be_asked_again() -> None:
