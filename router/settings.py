@@ -108,8 +108,7 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "model_rewrites",
             FILE,
-            "TOML file with other names of models, and with shares of conversations for several models of one name; "
-            "read again when it changes.",
+            "TOML file with other names of models, read again when it changes.",
             field="model_rewrites_file",
         ),
         _row(
