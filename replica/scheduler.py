@@ -69,7 +69,7 @@ class Scheduler:
         # Those for whom there is a place only wait for the next step.
         queue = self.waiting - (self.limits.max_num_seqs - self.admitted)
         if queue >= self.limits.max_waiting:
-            raise QueueFull(f"{self.waiting} requests wait already, and no more may (--max-waiting)")
+            raise QueueFull(f"{self.waiting} requests wait already, and no more may (max_waiting)")
         match = self._look_up(request)
         request.uncached_tokens = len(request.chain) - self.pool.block_size * (len(match.blocks) + len(match.lower))
         self.requests[request.id] = request

@@ -76,6 +76,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "The API group of objectives and rewrites.",
             default=EXTENSION,
             metavar="GROUP",
+            flag=False,
         ),
         _row(
             "kubernetes_namespace",
@@ -141,15 +142,16 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         _row("tls_cert", FILE, "Serve TLS with this certificate chain."),
         _row("tls_key", FILE, "The certificate's private key."),
-        _row("max_body_bytes", COUNT, "The largest request body.", metavar="BYTES"),
+        _row("max_body_bytes", COUNT, "The largest request body.", metavar="BYTES", flag=False),
         _row(
             "max_bodies_bytes",
             click.IntRange(1, 2**40),
             "Memory for all request bodies in progress; beyond it requests are refused with "
             "status 429. A quarter is kept for bodies of at most 1 MiB.",
             metavar="BYTES",
+            flag=False,
         ),
-        _row("max_connections", COUNT, "Maximum number of client connections."),
+        _row("max_connections", COUNT, "Maximum number of client connections.", flag=False),
         _row(
             "cors_origin",
             Origin(),
@@ -164,7 +166,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "connection, so that load balancers notice.",
         ),
         _row("drain_timeout", AT_LEAST_0, "How long running requests may take to finish after that."),
-        _row("die_with_parent", click.BOOL, "End when the parent process ends.", hidden=True),
+        _row("die_with_parent", click.BOOL, "End when the parent process ends.", flag=False),
     ],
     "Access": [
         _row(
@@ -193,6 +195,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "Open this path below /v1 to clients; by default only administrators may request it. May be repeated.",
             field="client_paths",
             multiple=True,
+            flag=False,
         ),
     ],
     "Choosing": [
@@ -212,6 +215,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "optimistic_ttl",
             AT_LEAST_0,
             "How long a prompt counts as cached where it was sent, until events confirm it.",
+            flag=False,
         ),
         _row(
             "message_cache_mb",
@@ -219,12 +223,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "Memory for the token ids of messages seen before, for each model.",
             metavar="MB",
             default=RouterConfig().message_cache_bytes / MEGABYTE,
+            flag=False,
         ),
         _row(
             "accuracy_objective",
             FiniteRange(0, 1),
             "Share of answers whose cached tokens must match the prediction.",
             metavar="FRACTION",
+            flag=False,
         ),
         _row(
             "prefill_elsewhere",
@@ -232,12 +238,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "Let a replica with the role prefill compute a prompt for one that generates: auto, where that saves "
             "waiting; always, where it can; never.",
             metavar="auto|always|never",
+            flag=False,
         ),
         _row(
             "pass_kv_transfer_params",
             click.BOOL,
             "Pass on clients' kv_transfer_params, ec_transfer_params and SGLang's bootstrap_*, which can name any "
             "host, instead of removing them.",
+            flag=False,
         ),
     ],
     "Other routers": [
@@ -273,27 +281,30 @@ SETTINGS: dict[str, list[Setting]] = {
             click.IntRange(0, 10),
             "Name so many more replicas for each request, in the order in which a gateway should retry. A cluster of "
             "the type ORIGINAL_DST takes none.",
+            flag=False,
         ),
     ],
     "Failure": [
-        _row("resume", click.BOOL, "Continue an answer on another replica if its own is lost."),
-        _row("connect_timeout", ABOVE_0, "Time limit for connecting to a replica."),
+        _row("resume", click.BOOL, "Continue an answer on another replica if its own is lost.", flag=False),
+        _row("connect_timeout", ABOVE_0, "Time limit for connecting to a replica.", flag=False),
         _row(
             "first_token_timeout",
             ABOVE_0,
             "How long an answer may take to begin, waiting and prefill included; without streaming, the whole answer.",
+            flag=False,
         ),
-        _row("idle_timeout", ABOVE_0, "How long a replica or client may then be silent."),
-        _row("health_interval", ABOVE_0, "How often to check replicas' health."),
-        _row("breaker_faults", COUNT, "Consecutive faults that stop new requests."),
-        _row("slow_start", AT_LEAST_0, "How long a recovered replica gets fewer requests."),
+        _row("idle_timeout", ABOVE_0, "How long a replica or client may then be silent.", flag=False),
+        _row("health_interval", ABOVE_0, "How often to check replicas' health.", flag=False),
+        _row("breaker_faults", COUNT, "Consecutive faults that stop new requests.", flag=False),
+        _row("slow_start", AT_LEAST_0, "How long a recovered replica gets fewer requests.", flag=False),
     ],
     "What it tells": [
-        _row("decisions", click.IntRange(0, 10**6), "Decisions to keep for GET /decisions."),
+        _row("decisions", click.IntRange(0, 10**6), "Decisions to keep for GET /decisions.", flag=False),
         _row(
             "recent_prompts",
             click.IntRange(0, 20_000),
             "Number of prompts whose prefixes are kept for GET /prefixes; fewer if they are long.",
+            flag=False,
         ),
         _row(
             "show_prompts",
@@ -315,11 +326,12 @@ SETTINGS: dict[str, list[Setting]] = {
             "not there.  [default: in memory, since the start]",
             metavar="FILE",
         ),
-        _row("usage_days", click.IntRange(1, 10_000), "Number of days to keep usage for."),
+        _row("usage_days", click.IntRange(1, 10_000), "Number of days to keep usage for.", flag=False),
         _row(
             "metrics_keys",
             click.IntRange(0, 1000),
             "Number of keys with counters of their own in /metrics: those with most tokens.",
+            flag=False,
         ),
         _row(
             "price_per_million_tokens",
@@ -327,6 +339,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "Price of a million computed prompt tokens, in any currency: the dashboard shows how much caches saved.  "
             "[default: none]",
             metavar="PRICE",
+            flag=False,
         ),
         _row("otlp_endpoint", URL, "Send traces and GenAI metrics to this endpoint, by OTLP over HTTP."),
         _row(

@@ -231,7 +231,7 @@ class Endpoints:
         wanted = request.path_params["request_id"]
         found = next((one for one in reversed(self._router.history.decisions) if one.request_id == wanted), None)
         if found is None:
-            message = f"no decision about a request {quoted(wanted)} is remembered; see /decisions, and --decisions"
+            message = f"no decision about a request {quoted(wanted)} is remembered; see GET /decisions"
             raise ApiError(404, message, code="decision_not_found")
         return json_response(found.record())
 

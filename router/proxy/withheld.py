@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadable
 
-# From where an engine reads KV; with `--pass-kv-transfer-params` clients may say so.
+# From where an engine reads KV; with `pass_kv_transfer_params` clients may say so.
 TRANSFER = (
     "kv_transfer_params",
     "ec_transfer_params",

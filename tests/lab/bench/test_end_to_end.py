@@ -18,8 +18,8 @@ from tests.replica.serving import Replica
 
 pytestmark = pytest.mark.chaos
 
-SPEED = ("--simulated-decode-tokens-per-s", "2000", "--simulated-prefill-tokens-per-s", "200000")
-ALIKE = ("--num-blocks", "20000", "--simulated-step-overhead", "0", *SPEED)
+SPEED = ("--set=simulated_decode_tokens_per_s=2000", "--set=simulated_prefill_tokens_per_s=200000")
+ALIKE = ("--num-blocks", "20000", "--set=simulated_step_overhead=0", *SPEED)
 
 
 @pytest.fixture(scope="module")
