@@ -127,7 +127,7 @@ def toml(value: Any) -> str:
 def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_path: Path) -> None:
     value = other_value(setting, tmp_path)
     flag = [f"{setting.option}={str(value).lower() if setting.type is click.BOOL else value}"]
-    if setting.type is click.BOOL:
+    if setting.type is click.BOOL and setting.flag:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
     base: tuple[str, ...] = BASE if setting.key not in OF_NATIVE else ("--model", model_folder(tmp_path))
