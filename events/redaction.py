@@ -30,8 +30,7 @@ from events.groups import Groups
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
 from events.pool import low64
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.vllm_hashes import HashChain
 
 HOLD_S = 10.0

@@ -19,7 +19,7 @@ from fleet import shadow
 from fleet.output import mute_stdout
 
 try:
-    from events.lazy import LazyGroup
+    from events.cli import LazyGroup
 except ImportError:
     _, hidden = shadow.check()
     if not hidden:

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import click
 
-from events.lazy import LazyGroup
+from events.cli import LazyGroup
 
 WIDTH = 76  # `man` indents by four and fills a terminal of 80
 

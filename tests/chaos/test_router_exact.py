@@ -19,8 +19,8 @@ from events.foreign_stream import ForeignStream
 from events.native_stream import NativeStream
 from events.resolver import Resolver
 from events.source import Source
+from events.states import StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 from events.subscriber import Subscriber
 from events.tool.verify import Witness
 from events.view import CacheView

@@ -13,13 +13,11 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from events.bound_socket import MOST_TOPICS
 from events.curve import load_curve, write_keys
 from events.messages import BlockStored
 from events.native import SNAPSHOT_REQUEST
-from events.publisher import Publisher, PublisherConfig
-from events.publisher_stats import PublisherStats
-from events.replay_buffer import ReplayBuffer
+from events.peers import MOST_TOPICS, PublisherStats
+from events.publisher import Publisher, PublisherConfig, ReplayBuffer
 from events.transfers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Transfers
 from replica.cli import replica
 from tests.hostile.peers import connected, flooding, part, resident_mb
