@@ -1,4 +1,4 @@
-"""The keys of a replica's blocks: known by their hashes, or made of a parent's key and the tokens; after a loss in doubt."""
+"""The keys of a replica's blocks: known by their hashes, or made of a parent's key and the tokens."""
 
 from collections.abc import Iterable
 
