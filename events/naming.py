@@ -14,7 +14,11 @@ MAIN = "GPU", 0
 
 
 class Doubtful:
-    """At most as many blocks as were resident at the last loss, and before; nothing before the first loss."""
+    """The keys of blocks that were resident before a loss of events: any of them may be gone. Nothing before a loss.
+
+    They are no claim. They give stored blocks the key of their parent, and a block that the replica is seen to use
+    again its hash, without which its removal could not be followed.
+    """
 
     def __init__(self) -> None:
         self.after_loss = False  # there may be blocks that nobody told of

@@ -101,7 +101,17 @@ def _weight(event: BlockStored) -> int:
 
 
 class Reports:
-    """The reports of one replica: if there are any, and what may have been one."""
+    """The reports of one replica: if there are any, and what may have been one.
+
+    vLLM can be asked, request by request, to report the blocks that a request has found in its cache. Such a report
+    is a stored event like any other, from the root on, of blocks that are all resident. The same event says that a
+    request has computed resident blocks again, because it was told not to read the cache: these are second copies,
+    which are removed one by one.
+
+    The next event of the group tells them apart: where the request goes on to new blocks, these follow the reported
+    ones within the same batch, as nothing is computed in between. Until one such event has come, what looks like a
+    report counts as copies; from then on it counts as nothing, and what was counted is taken back.
+    """
 
     def __init__(self) -> None:
         self.seen = False

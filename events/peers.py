@@ -207,7 +207,7 @@ HANDSHAKE_MS = 5000
 
 
 class BoundSocket:
-    """A PUB or a ROUTER. `socket` is another one after `inspect` has found too many topics."""
+    """A PUB or a ROUTER: what its peers may cost. `socket` is another one after `inspect` has found too many topics."""
 
     def __init__(
         self,

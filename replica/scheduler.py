@@ -20,8 +20,8 @@ from api.retention import tenant_of
 from kernels.spans import Copy
 from replica.block_pool import BlockPool
 from replica.config import EngineConfig
-from replica.matches import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.messages import Output
+from replica.names import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
 from replica.tiers.moves import Transfer

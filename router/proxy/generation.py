@@ -8,7 +8,7 @@ from functools import partial
 from api.errors import ApiError
 from api.generation_apis import RESPONSES
 from api.native import FRAMES_TYPE, REQUEST_TYPE
-from api.sse import CONTENT_TYPE
+from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, no_replica
 from router.placement.decision import Decision

@@ -20,10 +20,8 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
 from replica.block_pool import BlockPool
 from replica.chain import Chain
-from replica.contents import NOT_NAMED, Contents
-from replica.copies import Copies
-from replica.matches import NO_PART, Match, PartialBlock
-from replica.names import Names, Slots
+from replica.contents import NOT_NAMED, Contents, Copies
+from replica.names import NO_PART, Match, Names, PartialBlock, Slots
 
 MODEL = "model"
 
@@ -544,7 +542,7 @@ class Hoarding(BlockPool):
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("replica.tails.longest_run", lambda *_: (0, 0))
+            patch.setattr("replica.naming.longest_run", lambda *_: (0, 0))
             super().keep_tail(chain, blocks, computed)
 
 
