@@ -33,7 +33,7 @@ def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
             yield name, command
 
 
-@pytest.mark.parametrize(("name", "command"), commands(warmroute))
+@pytest.mark.parametrize(("name", "command"), list(commands(warmroute)))
 def test_a_command_has_few_options(name: str, command: click.Command) -> None:
     options = [
         param for param in command.params if isinstance(param, click.Option) and not isinstance(param, KeyOption)

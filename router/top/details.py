@@ -112,7 +112,7 @@ def _events(replica: ReplicaStatus, rates: Rates | None) -> Pairs:
     yield "lag", count(events.lag_batches, "batch").replace("batchs", "batches")
     yield "gaps, lost batches", f"{events.gaps:,}, {events.lost_batches:,}"
     yield "replays, snapshots", f"{events.replays:,}, {events.snapshots:,}"
-    yield "restarts, reconnects", f"{events.restarts:,}, {events.link:,}"
+    yield "restarts, reconnects", f"{events.restarts:,}, {events.reconnects:,}"
     yield "digest mismatches", f"{events.digest_mismatches:,}"
     yield "inexact because", replica.inexact or ""
 

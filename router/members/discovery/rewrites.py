@@ -89,7 +89,7 @@ def _made(pool_name: str, rewrite: InferenceModelRewrite, _: Values) -> tuple[Se
         if (why := _why_not(rule)) is not None:
             refused.append(f"has a rule that is ignored, number {number + 1}: {why}")
             continue
-        [target] = rule.targets or ()
+        target = (rule.targets or [TargetModel()])[0]  # `_why_not` has found one
         models = [match.model.value for match in rule.matches] if rule.matches else [None]
         rules += [(model, target.model_rewrite) for model in models]
     return [Rewrite(rewrite.metadata.name, tuple(rules))], refused
