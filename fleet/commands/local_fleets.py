@@ -115,7 +115,7 @@ def _path(fleet: LocalFleet) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether only this user can write there; in a shared parent another one may have made it first."""
+    """Return True if only this user can read it; in a shared parent another one may have made it first."""
     try:
         found = folder.lstat()
     except OSError:

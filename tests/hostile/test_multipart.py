@@ -274,7 +274,7 @@ def test_no_other_socket_is_opened() -> None:
     }
     assert found == {
         "libzmq": {
-            "events/bound_socket.py",
+            "events/peers.py",
             "events/curve_link.py",
             "events/tool/player.py",  # a tool: it sends recordings
             "events/tool/conform.py",  # a tool: it grades an engine's stream
