@@ -19,7 +19,7 @@ from fleet import shadow
 from fleet.output import mute_stdout
 
 try:
-    from events.cli import LazyGroup
+    from events.lazy import LazyGroup
 except ImportError:
     _, hidden = shadow.check()
     if not hidden:
@@ -38,7 +38,6 @@ COMMANDS = {
     "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
-    "manual": ("fleet.commands.manual:manual", "Print a manual page of all commands."),
     "picker": ("router.cli:picker", "Pick the replica of each request that a gateway forwards."),
     "prefixes": (
         "fleet.commands.prefixes:prefixes",

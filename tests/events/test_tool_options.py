@@ -9,8 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from events.cli import COMMANDS, events, load
+from events.cli import COMMANDS, events
 from events.curve import write_keys
+from events.lazy import load
 from events.tool.options import StreamOptions, open_target, open_targets
 from tests.events.recorded import record_incident
 
