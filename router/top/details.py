@@ -10,10 +10,20 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.formatting import count, duration, told_portions
-from router.top.reasons import reason_for
 from router.top.responses import Candidate, Decision
-from router.top.rows import Branch, Row, clock, natural, saved_tokens, text_of, tokens_or_none
-from router.top.states import STYLES, reason_of, state_of
+from router.top.rows import (
+    STYLES,
+    Branch,
+    Row,
+    clock,
+    natural,
+    reason_for,
+    reason_of,
+    saved_tokens,
+    state_of,
+    text_of,
+    tokens_or_none,
+)
 
 LABEL = 26
 LAST_DECISIONS = 8  # shown for a replica

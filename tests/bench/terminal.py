@@ -18,8 +18,7 @@ from pathlib import Path
 import httpx2
 
 from router.top.app import Top
-from router.top.client import RouterClient
-from router.top.poller import Poller
+from router.top.poller import Poller, RouterClient
 from tests.bench.fleet import up
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,11 +7,10 @@ import pytest
 from router.prompts.prefixes.shared import Prefix, Shared
 from router.responses import FeedState, Index, Load, Portion, ReplicaStatus, Served
 from router.top import details
-from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
 from router.top.history import Rates
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient
 from router.top.rows import Branch, Row, branches_of, cached_tokens, natural, rows_of, saved_tokens
 from router.top.table import Table
 from tests.router.top.samples import a_decision, a_prefix, a_replica
