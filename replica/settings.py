@@ -1,7 +1,8 @@
 """The options of a replica.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`api.options`); `replica.configure` makes the configuration of them all.
+the environment and `some_key` in the file (`api.options`). With `flag=False` it has no option: `--set some_key=...`
+gives it. `replica.configure` makes the configuration of them all.
 A test compares the rows with the fields of ReplicaConfig.
 """
 
