@@ -11,9 +11,9 @@ import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
-from lab.bench.compare import Ratio, compare, paired
+from lab.bench.compare import compare
 from lab.bench.conversations import Arrival
-from lab.bench.figures import figures
+from lab.bench.figures import Figures, figures
 from lab.bench.load import Limits, LoadGenerator, RunResult
 from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
@@ -188,28 +188,19 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
         settings=settings,
         interrupted=found.interrupted,
         endpoints=endpoints,
-        comparison=_compared(plan, found, endpoints),
+        comparison=compare(_finished(found, endpoints)) if len(endpoints) > 1 else [],
         warnings=[f"{one.url}: {text}" for one in endpoints if one.own for text in warnings(one)],
     )
 
 
-def _compared(plan: Plan, found: Measured, endpoints: Sequence[EndpointResult]) -> list[Ratio]:
-    """Compare the rounds that both endpoints finished."""
-    if len(endpoints) < 2:
-        return []
-    both = [
-        number
+def _finished(found: Measured, endpoints: Sequence[EndpointResult]) -> list[tuple[Figures, Figures]]:
+    """The figures of the rounds that both endpoints finished."""
+    first, second = endpoints
+    return [
+        (first.rounds[number], second.rounds[number])
         for number, ran in enumerate(zip(*found.ran, strict=False))
         if not any(one.was_interrupted for one in ran)
     ]
-    if not both:
-        return []
-    first, second = found.ran
-    return compare(
-        [paired(first[number].outcomes, second[number].outcomes) for number in both],
-        [(endpoints[0].rounds[number], endpoints[1].rounds[number]) for number in both],
-        plan.wish.seed,
-    )
 
 
 def outcomes_of(found: Measured) -> list[tuple[int, int, Outcome]]:
