@@ -542,7 +542,7 @@ class Hoarding(BlockPool):
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("replica.naming.longest_run", lambda *_: (0, 0))
+            patch.setattr("replica.tails.longest_run", lambda *_: (0, 0))
             super().keep_tail(chain, blocks, computed)
 
 
