@@ -20,7 +20,7 @@ Below the pool there may be slower media (`replica.tiers`), to which its blocks 
 `match` finds there follows the hits.
 
 With `partial`, the beginning of a block is worth something too: `part` finds what follows the hits in the chain's next
-block, in a named block or in the last block of a request, which is not full (`replica.naming`).
+block, in a named block or in the last block of a request, which is not full (`replica.tails`).
 """
 
 from array import array
