@@ -20,8 +20,7 @@ from api.openai_responses.conversion import chat_of as chat_of_responses
 from api.openai_responses.requests import ResponsesRequest
 from api.reading import read
 from api.requests import ChatRequest, CompletionRequest
-from api.responses import chat_id, completion_id
-from api.sse import DONE, event
+from api.responses import DONE, chat_id, completion_id, event
 
 InnerRequest: TypeAlias = CompletionRequest | ChatRequest
 

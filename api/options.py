@@ -18,6 +18,7 @@ from api.settings import LARGEST, Setting, Table, Unusable
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = "api.options.file"  # where the context keeps the SettingsFile
+_SET = "settings"  # the parameter of --set
 
 
 def option(flag: str, metavar: str, help: str, *, name: str | None = None, **rest: Any) -> Callable[[F], F]:
@@ -55,45 +56,104 @@ class SettingOption(click.Option):
         return extra
 
 
+class KeyOption(SettingOption):
+    """A setting without a flag: `--set KEY=VALUE` gives it, or the environment, or the file."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        pass
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        given = [value for key, _, value in (text.partition("=") for text in opts.get(_SET, ())) if key == self.name]
+        if given:
+            opts = {**opts, self.name: given if self.multiple else given[-1]}
+        return super().consume_value(ctx, opts)
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.default, bool):
+            extra["default"] = str(self.default).lower()
+        return extra
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (f"{self.name}={self.metavar}", record[1])
+
+
 class SettingsCommand(click.Command):
     """A command with the settings of a table as options, shown in groups."""
 
     def __init__(self, *arguments: Any, table: Table, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.table = table
-        self.params += [config_option(table), *(option_of(setting, table) for setting in table.all.values())]
+        self.params += [config_option(table), *options_of(table)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            setting = self.table.all.get(error.option_name.removeprefix("--").replace("-", "_"))
+            if setting is None:
+                raise
+            raise Unusable(f"{error.option_name} is no option; write --set {setting.key}=VALUE") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = {param.name: param for param in self.get_params(ctx)}
+        keys = [params.pop(setting.key) for setting in self.table.all.values() if not setting.flag]
         for title, settings in self.table.groups.items():
-            self._write(ctx, formatter, title, [params.pop(setting.key) for setting in settings])
+            self._write(ctx, formatter, title, [params.pop(setting.key) for setting in settings if setting.flag])
         self._write(ctx, formatter, "Other", list(params.values()))
+        self._write(ctx, formatter, "Keys of --set", keys)
 
     @staticmethod
     def _write(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: list[click.Parameter]) -> None:
-        with formatter.section(title):
-            formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
+        if params:
+            with formatter.section(title):
+                formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
 
 
-def option_of(setting: Setting, table: Table) -> click.Option:
+def options_of(table: Table) -> list[click.Parameter]:
+    """The options of all settings, and `--set`."""
+    return [*(_option_of(setting, table) for setting in table.all.values()), _set_option(table)]
+
+
+def _option_of(setting: Setting, table: Table) -> click.Option:
     default = default_of(setting, table)
-    flag = setting.type is click.BOOL
-    return SettingOption(
+    flag = setting.type is click.BOOL and setting.flag
+    return (SettingOption if setting.flag else KeyOption)(
         [f"{setting.option}/--no-{setting.option[2:]}" if flag else setting.option, setting.key],
         type=setting.type,
-        metavar=None if flag else setting.metavar,
+        metavar=None if flag else "true|false" if setting.type is click.BOOL else setting.metavar,
         help=setting.help,
         envvar=setting.variable,
         required=setting.required,
         multiple=setting.multiple,
-        hidden=setting.hidden,
-        show_default=default is not False,
+        show_default=not (flag and default is False),
         **({} if default in (None, "", ()) and not flag else {"default": default}),  # a flag may be neither
     )
 
 
 def default_of(setting: Setting, table: Table) -> Any:
     return attrgetter(setting.field)(table.defaults) if setting.field else setting.default
+
+
+def _set_option(table: Table) -> click.Option:
+    def check(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> None:
+        for text in given:
+            key, equals, _ = text.partition("=")
+            setting = table.all.get(key)
+            if setting is None:
+                raise Unusable(f"--set {text}: {_no_setting(key, table)}")
+            if setting.flag or not equals:
+                raise Unusable(f"--set {text}: write {setting.option}{'' if setting.flag else '=VALUE'} instead")
+
+    return click.Option(
+        ["--set", _SET],
+        metavar="KEY=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=check,
+        help="A setting without an option of its own, see below. May be repeated.",
+    )
 
 
 def config_option(table: Table) -> click.Option:
@@ -157,9 +217,7 @@ def read_file(ctx: click.Context, path: str | None, table: Table) -> None:
 def _check(file: SettingsFile, key: str, value: object, table: Table) -> None:
     setting = table.all.get(key)
     if setting is None:
-        near = get_close_matches(key.replace("-", "_"), table.all, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; `{table.command} --help` lists the settings"
-        raise Unusable(f"{file.place(key)}: {key!r} is not a setting{hint}")
+        raise Unusable(f"{file.place(key)}: {_no_setting(key, table)}")
     kind, word = _toml_type(setting.type)
     if setting.multiple:
         right = isinstance(value, list) and all(_is(item, kind) for item in value)
@@ -169,6 +227,12 @@ def _check(file: SettingsFile, key: str, value: object, table: Table) -> None:
     if not right:
         quoted = f"no {word.removesuffix(' in quotes')}" if setting.secret else repr(value)
         raise Unusable(f"{file.place(key)}: {key} is {quoted}; write {word}")
+
+
+def _no_setting(key: str, table: Table) -> str:
+    near = get_close_matches(key.replace("-", "_"), table.all, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"`{table.command} --help` lists the settings"
+    return f"{key!r} is not a setting; {hint}"
 
 
 def _is(value: object, kind: type | tuple[type, ...]) -> bool:

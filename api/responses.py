@@ -12,6 +12,14 @@ from api.parsing.parsed import CallDelta, Parsed
 from api.requests import FunctionCall, ToolCall
 from api.tokenizer import Tokenizer
 
+CONTENT_TYPE = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: bytes) -> bytes:
+    return b"data: %b\n\n" % payload
+
+
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"] | None
 # A token, its log probability, and the alternatives with theirs, most likely first.
 TokenChoice: TypeAlias = tuple[int, float, Sequence[tuple[int, float]]]

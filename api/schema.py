@@ -19,9 +19,8 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, Tool
+from api.requests import MAX_PROMPTS, UNSUPPORTED, ChatRequest, CompletionRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, RetainedPrefix, Tokens
-from api.unsupported import UNSUPPORTED
 
 REQUESTS: tuple[type[Struct], ...] = (
     CompletionRequest,

@@ -70,11 +70,11 @@ class Setting(NamedTuple):
     required: bool = False
     multiple: bool = False  # may be given several times; a list in the file
     secret: bool = False  # never quoted
-    hidden: bool = False
+    flag: bool = True  # has an option of its own; False: few would set it, and --set can
 
     @property
     def option(self) -> str:
-        return "--" + self.key.replace("_", "-")
+        return "--" + self.key.replace("_", "-") if self.flag else f"--set={self.key}"
 
     @property
     def variable(self) -> str:
@@ -105,4 +105,5 @@ SPECIAL_TOKENS_IN_TEXT = Setting(
     click.Choice(["parse", "refuse"]),
     "parse|refuse",
     "Parse special tokens in the text of messages and tools, as vLLM does, or refuse such requests.",
+    flag=False,
 )

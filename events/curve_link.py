@@ -10,10 +10,19 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from events.curve import CurveClient, secure_client
-from events.link import CONNECT_TIMEOUT_S, HANDSHAKE_S, KEEPALIVE_S, UNANSWERED_MS, Link, size_of
+from events.link import (
+    CONNECT_TIMEOUT_S,
+    HANDSHAKE_S,
+    KEEPALIVE_S,
+    RECONNECT_S,
+    RETRY_AT_MOST_S,
+    RETRY_S,
+    UNANSWERED_MS,
+    Link,
+    size_of,
+)
 from events.messages import Frames
 from events.peers import Ends, ends_of, received_bytes
-from events.reconnects import RECONNECT_S, RETRY_AT_MOST_S, RETRY_S
 from events.zmtp import MOST_PARTS
 
 MESSAGES_PER_TURN = 200

@@ -1,9 +1,8 @@
 """The stream of another engine: gaps are repaired by replays, and an idle stream is probed."""
 
 from events.actions import Action
-from events.states import Repair, Row, State
+from events.states import Repair, Row, State, StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 
 DRAINED_S = 0.2  # without a batch: all that was sent during a standstill has been read
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 from events.actions import Action, Apply, Compare, Reset, Snapshot
 from events.pool import Digest
-from events.states import Repair, Row, State
+from events.states import Repair, Row, State, StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 
 OVERSIZED = "the replica's snapshot is too long to be read"
 MOST_OVERSIZED = 2  # in a row; the next one would be as long

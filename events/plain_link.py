@@ -5,9 +5,8 @@ import socket as network
 from contextlib import suppress
 from typing import Any
 
-from events.link import CONNECT_TIMEOUT_S, HANDSHAKE_S, KEEPALIVE_S, UNANSWERED_MS, Link
+from events.link import CONNECT_TIMEOUT_S, HANDSHAKE_S, KEEPALIVE_S, RECONNECT_S, UNANSWERED_MS, Link
 from events.messages import Frames
-from events.reconnects import RECONNECT_S
 from events.zmtp import Zmtp, ZmtpError, message, subscription
 
 FRAMES_PER_TURN = 600  # then others get their turn

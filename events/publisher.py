@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,18 +24,12 @@ import msgspec
 import zmq
 from msgspec import Struct
 
-from events.bound_socket import BoundSocket
 from events.curve import CurveKeys
 from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
-from events.peers import INSPECT_S
-from events.publisher_stats import PublisherStats
-from events.replay_buffer import ReplayBuffer
+from events.peers import INSPECT_S, BoundSocket, PublisherStats
 from events.transfers import WAITING_MESSAGES, Message, Transfers
-
-if TYPE_CHECKING:
-    from zmq.auth.thread import ThreadAuthenticator
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +37,41 @@ UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.Msg
 END_OF_REPLAY = (b"", END_SEQ, b"")
 BATCHES_PER_TURN = 256
 WAITING_STATUSES = 100
+
+
+class ReplayBuffer:
+    """Drops the oldest first. A payload is one ZeroMQ message, whose bytes all receivers share."""
+
+    def __init__(self, most_batches: int, most_bytes: int) -> None:
+        self.kept_bytes = 0
+        self._most_batches = most_batches
+        self._most_bytes = most_bytes
+        self._batches: dict[int, tuple[int, zmq.Frame]] = {}  # by position: numbers have holes, positions do not
+        self._first = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def append(self, seq: int, payload: zmq.Frame) -> None:
+        self._batches[self._end] = seq, payload
+        self._end += 1
+        self.kept_bytes += len(payload)
+        while self.kept_bytes > self._most_bytes or len(self) > self._most_batches:
+            _, dropped = self._batches.pop(self._first)
+            self._first += 1
+            self.kept_bytes -= len(dropped)
+
+    def since(self, start: int) -> Iterator[tuple[int, zmq.Frame]]:
+        """Yield batches from `start` to the current newest; batches dropped meanwhile are left out."""
+        end = self._end
+        position = bisect_left(range(self._first, end), start, key=lambda at: self._batches[at][0]) + self._first
+        while (position := max(position, self._first)) < end:
+            yield self._batches[position]
+            position += 1
+
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
 
 
 class PublisherConfig(Struct, frozen=True):

@@ -26,9 +26,8 @@ from msgspec import Struct
 from events.actions import Reset
 from events.feed import Feed
 from events.messages import Frames
-from events.records import Header, Record
 from events.redaction import Redactor
-from events.source import Source
+from events.source import Header, Record, Source
 from events.subscriber import Tap
 from events.view import Request
 

@@ -31,8 +31,7 @@ from events.hash_chain import HashChain
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
 from events.pool import low64
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 
 HOLD_S = 10.0
 HOLD_RECORDS = 50_000

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from events.capacity import MOST_BLOCKS, Capacity
 from events.changes import Change, Cleared, Grouped, Held, Removed, Stored
-from events.doubtful import Doubtful
 from events.groups import FULL, RULES, Groups, said_of
 from events.messages import (
     REMOTE,
@@ -23,12 +21,10 @@ from events.messages import (
     RejectedEvent,
     UnknownEvent,
 )
-from events.naming import Naming
-from events.orphans import Orphans
+from events.naming import Doubtful, Naming
+from events.orphans import Orphans, Reports, ends_in_a_hit
 from events.pool import Digest, Pool, low64, pool_name
-from events.pools import Pools
-from events.reports import Reports, ends_in_a_hit
-from events.resolver_stats import ResolverStats
+from events.pools import MOST_BLOCKS, Capacity, Pools, ResolverStats
 from events.slices import StoredPiece
 
 

@@ -1,4 +1,4 @@
-"""The endpoints of one replica's stream, and the views made of it."""
+"""The endpoints of one replica's stream, the views made of it, and its records. New fields go last, with a default."""
 
 import re
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from events.messages import EventBatch
 from events.native_stream import NativeStream
 from events.publisher import offset_port
 from events.resolver import Resolver
+from events.states import StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 from events.view import CacheView
 
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
@@ -81,3 +81,27 @@ def _can_connect(endpoint: str) -> bool:
     if tcp := _TCP.fullmatch(endpoint):
         return 1 <= int(tcp[1]) <= 65535
     return _LOCAL.fullmatch(endpoint) is not None and len(endpoint.encode()) <= len("ipc://") + MAX_IPC_BYTES
+
+
+class Header(Struct, frozen=True):
+    sources: list[Source]
+    created: float
+    tool: str
+    redacted: bool = False
+
+
+class Record(Struct, array_like=True, frozen=True):
+    """One message, or a mark without frames: "connected", "disconnected", "tick", "standstill" (see `subscriber.Tap`),
+    or "session": the recorder was started again, with `--append`."""
+
+    time: float
+    source: int
+    kind: str
+    frames: list[bytes]
+
+    @property
+    def seq(self) -> int | None:
+        """The sequence number of a live batch."""
+        if self.kind != "events" or len(self.frames) != 3 or len(self.frames[1]) != 8:
+            return None
+        return int.from_bytes(self.frames[1], "big")

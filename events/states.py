@@ -7,7 +7,41 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from events.actions import Action
-from events.stream_config import StreamConfig
+
+
+class StreamStats(Struct):
+    batches: int = 0
+    payload_bytes: int = 0
+    gaps: int = 0
+    missing_batches: int = 0
+    replayed_batches: int = 0
+    lost_batches: int = 0
+    duplicates: int = 0
+    restarts: int = 0
+    reconnects: int = 0
+    replays: int = 0
+    snapshots: int = 0
+    digests_compared: int = 0
+    digest_mismatches: int = 0
+    dropped_waiting: int = 0
+    repairs: int = 0  # requests for what was missing or doubted; not those of a start, a restart or an idle stream
+
+
+class StreamConfig(Struct, frozen=True):
+    can_replay: bool = True
+    repair_timeout_s: float = 0.5
+    repair_attempts: int = 4
+    snapshot_interval_s: float = 0.2  # doubles while snapshots do not help
+    snapshot_interval_at_most_s: float = 30.0
+    status_timeout_s: float = 2.0
+    behind_grace_s: float = 0.05
+    probe_after_s: float = 1.0
+    probe_at_most_s: float = 10.0
+    max_held_batches: int = 20_000
+    max_held_bytes: int = 64 * 2**20
+    # At least as many as a replay brings (vLLM keeps 10,000): their live copies may still be on their way.
+    remembered_batches: int = 16_384
+
 
 Reaction: TypeAlias = Callable[..., list[Action]]
 

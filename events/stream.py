@@ -21,12 +21,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from events.actions import Action, Apply, Gap, Partial, Replay, Reset
-from events.held import HeldBatches
-from events.payloads import PayloadMemory
+from events.held import HeldBatches, PayloadMemory
 from events.pool import Digest
-from events.states import IN_ORDER, Repair, Row, State
-from events.stream_config import StreamConfig
-from events.stream_stats import StreamStats
+from events.states import IN_ORDER, Repair, Row, State, StreamConfig, StreamStats
 
 
 class Stream(ABC):

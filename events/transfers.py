@@ -13,7 +13,7 @@ from typing import TypeAlias
 import zmq
 
 from events.native import SNAPSHOT_REQUEST
-from events.publisher_stats import PublisherStats
+from events.peers import PublisherStats
 
 log = logging.getLogger(__name__)
 

@@ -34,11 +34,10 @@ COMMANDS = {
     "doctor": ("lab.commands.doctor:doctor", "Diagnose a router, and name the setting to change."),
     "down": ("fleet.commands.down:down", "End a fleet, on this machine or elsewhere."),
     "drain": ("fleet.commands.drain:drain", "Stop or resume sending new requests to a replica."),
-    "events": ("fleet.commands.events:events", "Read, check, record and replay the cache events of replicas."),
+    "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
     "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
-    "manual": ("fleet.commands.manual:manual", "Print a manual page of all commands."),
     "picker": ("router.cli:picker", "Pick the replica of each request that a gateway forwards."),
     "prefixes": (
         "fleet.commands.prefixes:prefixes",

@@ -32,12 +32,10 @@ from msgspec.structs import asdict
 
 from events.messages import AllBlocksCleared, BlockRemoved, Hash, KnownEvent
 from replica.chain import Chain
-from replica.contents import Contents
-from replica.copies import Copies
+from replica.contents import Contents, Copies
 from replica.free_queue import FreeQueue
-from replica.matches import NO_MATCH, NO_PART, Lookups, Match, PartialBlock
 from replica.messages import PoolSnapshot
-from replica.names import NOBODY, Names, Slots
+from replica.names import NO_MATCH, NO_PART, NOBODY, Lookups, Match, Names, PartialBlock, Slots
 from replica.naming import Naming
 from replica.retention import Mark, Retention
 from replica.tails import find_beginning, keep_tail

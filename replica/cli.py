@@ -23,9 +23,9 @@ from replica.settings import TABLE
 def replica(ctx: click.Context, /, **_: object) -> int:
     """Serve a model from one engine with a prefix cache, over the OpenAI API.
 
-    Every option is also an environment variable, and a key of the --config file: --max-num-seqs is
+    Every setting is also an environment variable, and a key of the --config file: --max-num-seqs is
     WARMROUTE_MAX_NUM_SEQS there and max_num_seqs here. The command line wins over the environment, the environment
-    over the file.
+    over the file. Settings that few change have no option; --set gives them.
 
     \b
     Examples:

@@ -71,7 +71,7 @@ def check_combinations(ctx: click.Context) -> None:
         raise Unusable("--num-blocks and --kv-cache-gb both size the cache; give one of them")
     if values["engine"] == "native" and ctx.get_parameter_source("kv_bytes_per_token") is not ParameterSource.DEFAULT:
         raise Unusable(
-            f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
+            f"kv_bytes_per_token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
             "the native engine asks its model"
         )
     if values["tensor_parallel_size"] > 1 and values["engine"] == "simulated":
@@ -94,15 +94,15 @@ def check_combinations(ctx: click.Context) -> None:
 
 def _check_curve(values: Mapping[str, Any]) -> None:
     secret, clients, anyone = (values[f"curve_{key}"] for key in ("secret", "clients", "any_client"))
-    for given, option in ((clients, "--curve-clients"), (anyone, "--curve-any-client")):
+    for given, option in ((clients, "--curve-clients"), (anyone, "curve_any_client")):
         if given and not secret:
             raise Unusable(f"{option} needs an encryption key; give --curve-secret too")
     if clients and anyone:
-        raise Unusable(f"--curve-clients {clients} lets in some and --curve-any-client all; give one of them")
+        raise Unusable(f"--curve-clients {clients} lets in some and curve_any_client all; give one of them")
     if secret and not (clients or anyone):
         raise Unusable(
             f"--curve-secret {secret} alone would let in anyone who knows the public key, and events carry prompts; "
-            "give --curve-clients DIR with the public keys of those to let in, or say --curve-any-client"
+            "give --curve-clients DIR with the public keys of those to let in, or say --set curve_any_client=true"
         )
 
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from replica.chain import Chain
-from replica.contents import Contents
-from replica.copies import Copies
+from replica.contents import Contents, Copies
 from replica.names import NOBODY, Names
 from replica.tiers.lower import LowerTiers
 

@@ -20,8 +20,8 @@ from api.retention import tenant_of
 from kernels.spans import Copy
 from replica.block_pool import BlockPool
 from replica.config import EngineConfig
-from replica.matches import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.messages import Output
+from replica.names import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.request import Request, Scheduled
 from replica.runner import SampledToken
 from replica.tiers.moves import Transfer
@@ -69,7 +69,7 @@ class Scheduler:
         # Those for whom there is a place only wait for the next step.
         queue = self.waiting - (self.limits.max_num_seqs - self.admitted)
         if queue >= self.limits.max_waiting:
-            raise QueueFull(f"{self.waiting} requests wait already, and no more may (--max-waiting)")
+            raise QueueFull(f"{self.waiting} requests wait already, and no more may (max_waiting)")
         match = self._look_up(request)
         request.uncached_tokens = len(request.chain) - self.pool.block_size * (len(match.blocks) + len(match.lower))
         self.requests[request.id] = request

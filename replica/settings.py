@@ -1,7 +1,8 @@
 """The options of a replica.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`api.options`); `replica.configure` makes the configuration of them all.
+the environment and `some_key` in the file (`api.options`). With `flag=False` it has no option: `--set some_key=...`
+gives it. `replica.configure` makes the configuration of them all.
 A test compares the rows with the fields of ReplicaConfig.
 """
 
@@ -143,7 +144,9 @@ SETTINGS: dict[str, list[Setting]] = {
             "FRACTION",
             "Share of a GPU's memory to use; the cache gets the rest after weights and a step.",
         ),
-        engine("graphs", click.BOOL, "", "Run small steps as graphs on a GPU: faster, but slower to start."),
+        engine(
+            "graphs", click.BOOL, "", "Run small steps as graphs on a GPU: faster, but slower to start.", flag=False
+        ),
         derived(
             "lora_modules",
             TEXT,
@@ -169,13 +172,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "Require this key from clients. Better given as WARMROUTE_API_KEY: other users can see the command line.",
             secret=True,
         ),
-        http("max_body_bytes", COUNT, "BYTES", "The largest request body."),
+        http("max_body_bytes", COUNT, "BYTES", "The largest request body.", flag=False),
         http(
             "max_bodies_bytes",
             click.IntRange(1, 2**40),
             "BYTES",
             "Memory for all request bodies in progress; beyond it requests are refused with "
             "status 429. A quarter is kept for bodies of at most 1 MiB.",
+            flag=False,
         ),
         http(
             "drain_timeout",
@@ -184,7 +188,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "How long running requests may take to finish after SIGTERM.",
             field="drain_timeout_s",
         ),
-        http("die_with_parent", click.BOOL, "", "End when the parent process ends."),
+        http("die_with_parent", click.BOOL, "", "End when the parent process ends.", flag=False),
     ],
     "Cache": [
         engine("block_size", click.IntRange(1, 4096), "TOKENS", "Tokens in a block."),
@@ -207,6 +211,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "BYTES",
             "Memory of a token in --kv-cache-gb, if simulated; 131072 is an 8B model in 16 bits.",
             131072,
+            flag=False,
         ),
         derived(
             "host_kv_gb",
@@ -228,12 +233,14 @@ SETTINGS: dict[str, list[Setting]] = {
             FiniteRange(0, 1),
             "FRACTION",
             "The most of the cache that clients may keep by cache_control, to be given up last; 0: none.",
+            flag=False,
         ),
         engine(
             "retained_tenant_share",
             FiniteRange(0, 1, min_open=True),
             "FRACTION",
-            "The most of --retained-share for one tenant: the first 32 characters of a cache salt, or all without.",
+            "The most of retained_share for one tenant: the first 32 characters of a cache salt, or all without.",
+            flag=False,
         ),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
@@ -242,6 +249,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "",
             "Reuse the equal beginning of a block that differs later.",
             field="enable_partial_reuse",
+            flag=False,
         ),
     ],
     "Scheduling": [
@@ -253,8 +261,15 @@ SETTINGS: dict[str, list[Setting]] = {
             "SECONDS",
             "Target duration of a step with prefill, since other answers wait for its end. "
             f"0: no limit.  [default: {NATIVE_MAX_STEP_S:g}, unless simulated]",
+            flag=False,
         ),
-        engine("max_waiting", COUNT, "N", "Maximum number of waiting requests; more are refused with status 429."),
+        engine(
+            "max_waiting",
+            COUNT,
+            "N",
+            "Maximum number of waiting requests; more are refused with status 429.",
+            flag=False,
+        ),
     ],
     "Events": [
         derived("events", click.BOOL, "", "Publish what the cache stores and evicts.", True),
@@ -266,7 +281,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "The port for events; replay, status and snapshot use the next three. 0: any free ones.",
             5557,
         ),
-        engine("events_topic", TEXT, "TEXT", "The topic.  [default: kv@<replica>@<model>]", field="topic"),
+        engine("events_topic", TEXT, "TEXT", "The topic.  [default: kv@<replica>@<model>]", field="topic", flag=False),
         engine(
             "replica_name", TEXT, "NAME", "This replica's name.  [default: host name and process id]", field="replica"
         ),
@@ -287,13 +302,15 @@ SETTINGS: dict[str, list[Setting]] = {
             click.BOOL,
             "",
             "With --curve-secret and without --curve-clients: let in anyone who knows the public key.",
+            flag=False,
         ),
-        engine("events_max_peers", COUNT, "N", "Connections to each of the event sockets."),
+        engine("events_max_peers", COUNT, "N", "Connections to each of the event sockets.", flag=False),
         engine(
             "events_replay_mib",
             COUNT,
             "MIB",
             "MiB of the newest event batches to keep for replays (at most 10,000 batches).",
+            flag=False,
         ),
     ],
     "Neighbours": [
@@ -322,18 +339,31 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
     ],
     "Simulated engine": [
-        simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed per second."),
-        simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens per second for a single request."),
+        simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed per second.", flag=False),
+        simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens per second for a single request.", flag=False),
         simulated(
-            "host_tokens_per_s", ABOVE_0, "N", "Tokens per second that come back from --host-kv-gb beside computing."
+            "host_tokens_per_s",
+            ABOVE_0,
+            "N",
+            "Tokens per second that come back from --host-kv-gb beside computing.",
+            flag=False,
         ),
-        simulated("batch_slowdown", AT_LEAST_0, "FRACTION", "Slowdown of a token per further request in the batch."),
-        simulated("step_overhead", AT_LEAST_0, "SECONDS", "Minimum duration of a step.", field="step_overhead_s"),
+        simulated(
+            "batch_slowdown",
+            AT_LEAST_0,
+            "FRACTION",
+            "Slowdown of a token per further request in the batch.",
+            flag=False,
+        ),
+        simulated(
+            "step_overhead", AT_LEAST_0, "SECONDS", "Minimum duration of a step.", field="step_overhead_s", flag=False
+        ),
         simulated(
             "mean_output_tokens",
             click.IntRange(0, LARGEST),
             "TOKENS",
             "Mean length of outputs that end by themselves; 0: none do.",
+            flag=False,
         ),
         derived(
             "simulated_answers",
@@ -346,7 +376,9 @@ SETTINGS: dict[str, list[Setting]] = {
         engine(
             "log_level", click.Choice(["debug", "info", "warning", "error"]), "LEVEL", "debug, info, warning or error."
         ),
-        engine("log_interval", ABOVE_0, "SECONDS", "Log usage and hit rate this often.", field="log_interval_s"),
+        engine(
+            "log_interval", ABOVE_0, "SECONDS", "Log usage and hit rate this often.", field="log_interval_s", flag=False
+        ),
     ],
 }
 

@@ -14,10 +14,10 @@ from router.settings import PICKER_TABLE, TABLE
 def router(ctx: click.Context, /, **_: object) -> int:
     """Answer the OpenAI API from many replicas; send each request to a warm cache with a short queue.
 
-    Every option is also an environment variable, and a key of the --config file: --replica-limit is
+    Every setting is also an environment variable, and a key of the --config file: --replica-limit is
     WARMROUTE_REPLICA_LIMIT there and replica_limit here. The command line wins over the environment, the environment
-    over the file. Repeatable options are lists in the file, and separated by spaces in the
-    environment.
+    over the file. Repeatable settings are lists in the file, and separated by spaces in the environment. Those that few
+    change have no option; --set gives them.
 
     \b
     Examples:

@@ -60,7 +60,7 @@ def _unusable(option: str) -> Iterator[None]:
 
 
 def _option(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
+    return TABLE.all[key].option
 
 
 def _check_together(values: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
     Metric("index_bytes", "Memory that the index takes, estimated.", lambda r: r.placement.index.bytes_used()),
     Metric(
         "message_cache_bytes",
-        "Memory for the token ids of messages seen before, of at most --message-cache-mb for each model.",
+        "Memory for the token ids of messages seen before, of at most message_cache_mb for each model.",
         lambda r: message_cache_bytes(r.members),
     ),
     Metric("peers", "Other routers that it hears.", lambda r: len(r.links.inbox.peers) if r.links else 0),

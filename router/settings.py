@@ -1,7 +1,8 @@
 """The router's settings.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`api.options`); `router.configure` builds the configuration from them.
+the environment and `some_key` in the file (`api.options`). With `flag=False` it has no option: `--set some_key=...`
+gives it. `router.configure` builds the configuration from them.
 A test compares the rows with the fields of RouterConfig.
 """
 
@@ -77,6 +78,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "The API group of objectives and rewrites.",
             default=EXTENSION,
             metavar="GROUP",
+            flag=False,
         ),
         _row(
             "kubernetes_namespace",
@@ -109,8 +111,7 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "model_rewrites",
             FILE,
-            "TOML file with other names of models, and with shares of conversations for several models of one name; "
-            "read again when it changes.",
+            "TOML file with other names of models, read again when it changes.",
             field="model_rewrites_file",
         ),
         _row(
@@ -143,15 +144,16 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         _row("tls_cert", FILE, "Serve TLS with this certificate chain."),
         _row("tls_key", FILE, "The certificate's private key."),
-        _row("max_body_bytes", COUNT, "The largest request body.", metavar="BYTES"),
+        _row("max_body_bytes", COUNT, "The largest request body.", metavar="BYTES", flag=False),
         _row(
             "max_bodies_bytes",
             click.IntRange(1, 2**40),
             "Memory for all request bodies in progress; beyond it requests are refused with "
             "status 429. A quarter is kept for bodies of at most 1 MiB.",
             metavar="BYTES",
+            flag=False,
         ),
-        _row("max_connections", COUNT, "Maximum number of client connections."),
+        _row("max_connections", COUNT, "Maximum number of client connections.", flag=False),
         _row(
             "cors_origin",
             Origin(),
@@ -166,7 +168,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "connection, so that load balancers notice.",
         ),
         _row("drain_timeout", AT_LEAST_0, "How long running requests may take to finish after that."),
-        _row("die_with_parent", click.BOOL, "End when the parent process ends.", hidden=True),
+        _row("die_with_parent", click.BOOL, "End when the parent process ends.", flag=False),
     ],
     "Access": [
         _row(
@@ -195,6 +197,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "Open this path below /v1 to clients; by default only administrators may request it. May be repeated.",
             field="client_paths",
             multiple=True,
+            flag=False,
         ),
     ],
     "Choosing": [
@@ -214,6 +217,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "optimistic_ttl",
             AT_LEAST_0,
             "How long a prompt counts as cached where it was sent, until events confirm it.",
+            flag=False,
         ),
         _row(
             "message_cache_mb",
@@ -221,12 +225,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "Memory for the token ids of messages seen before, for each model.",
             metavar="MB",
             default=RouterConfig().message_cache_bytes / MEGABYTE,
+            flag=False,
         ),
         _row(
             "accuracy_objective",
             FiniteRange(0, 1),
             "Share of answers whose cached tokens must match the prediction.",
             metavar="FRACTION",
+            flag=False,
         ),
         _row(
             "prefill_elsewhere",
@@ -234,12 +240,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "Let a replica with the role prefill compute a prompt for one that generates: auto, where that saves "
             "waiting; always, where it can; never.",
             metavar="auto|always|never",
+            flag=False,
         ),
         _row(
             "pass_kv_transfer_params",
             click.BOOL,
             "Pass on clients' kv_transfer_params, ec_transfer_params and SGLang's bootstrap_*, which can name any "
             "host, instead of removing them.",
+            flag=False,
         ),
     ],
     "Other routers": [
@@ -275,27 +283,30 @@ SETTINGS: dict[str, list[Setting]] = {
             click.IntRange(0, 10),
             "Name so many more replicas for each request, in the order in which a gateway should retry. A cluster of "
             "the type ORIGINAL_DST takes none.",
+            flag=False,
         ),
     ],
     "Failure": [
-        _row("resume", click.BOOL, "Continue an answer on another replica if its own is lost."),
-        _row("connect_timeout", ABOVE_0, "Time limit for connecting to a replica."),
+        _row("resume", click.BOOL, "Continue an answer on another replica if its own is lost.", flag=False),
+        _row("connect_timeout", ABOVE_0, "Time limit for connecting to a replica.", flag=False),
         _row(
             "first_token_timeout",
             ABOVE_0,
             "How long an answer may take to begin, waiting and prefill included; without streaming, the whole answer.",
+            flag=False,
         ),
-        _row("idle_timeout", ABOVE_0, "How long a replica or client may then be silent."),
-        _row("health_interval", ABOVE_0, "How often to check replicas' health."),
-        _row("breaker_faults", COUNT, "Consecutive faults that stop new requests."),
-        _row("slow_start", AT_LEAST_0, "How long a recovered replica gets fewer requests."),
+        _row("idle_timeout", ABOVE_0, "How long a replica or client may then be silent.", flag=False),
+        _row("health_interval", ABOVE_0, "How often to check replicas' health.", flag=False),
+        _row("breaker_faults", COUNT, "Consecutive faults that stop new requests.", flag=False),
+        _row("slow_start", AT_LEAST_0, "How long a recovered replica gets fewer requests.", flag=False),
     ],
     "What it tells": [
-        _row("decisions", click.IntRange(0, 10**6), "Decisions to keep for GET /decisions."),
+        _row("decisions", click.IntRange(0, 10**6), "Decisions to keep for GET /decisions.", flag=False),
         _row(
             "recent_prompts",
             click.IntRange(0, 20_000),
             "Number of prompts whose prefixes are kept for GET /prefixes; fewer if they are long.",
+            flag=False,
         ),
         _row(
             "show_prompts",
@@ -317,11 +328,12 @@ SETTINGS: dict[str, list[Setting]] = {
             "not there.  [default: in memory, since the start]",
             metavar="FILE",
         ),
-        _row("usage_days", click.IntRange(1, 10_000), "Number of days to keep usage for."),
+        _row("usage_days", click.IntRange(1, 10_000), "Number of days to keep usage for.", flag=False),
         _row(
             "metrics_keys",
             click.IntRange(0, 1000),
             "Number of keys with counters of their own in /metrics: those with most tokens.",
+            flag=False,
         ),
         _row(
             "price_per_million_tokens",
@@ -329,6 +341,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "Price of a million computed prompt tokens, in any currency: the dashboard shows how much caches saved.  "
             "[default: none]",
             metavar="PRICE",
+            flag=False,
         ),
         _row("otlp_endpoint", URL, "Send traces and GenAI metrics to this endpoint, by OTLP over HTTP."),
         _row(

@@ -61,7 +61,7 @@ def check_limits(values: Mapping[str, Any]) -> None:
     """Raise Unusable if a body of the largest size could find no room, or could not be read."""
     largest, together = values["max_body_bytes"], values["max_bodies_bytes"]
     if largest > LARGEST_BODY_BYTES:
-        raise Unusable(f"--max-body-bytes {largest} is too large; give {LARGEST_BODY_BYTES} or less")
+        raise Unusable(f"max_body_bytes {largest} is too large; give {LARGEST_BODY_BYTES} or less")
     if together < 2 * largest:
-        fix = f"give {2 * largest} or more, or make --max-body-bytes smaller"
-        raise Unusable(f"--max-bodies-bytes {together} has no room for two bodies of --max-body-bytes {largest}; {fix}")
+        fix = f"give {2 * largest} or more, or make max_body_bytes smaller"
+        raise Unusable(f"max_bodies_bytes {together} has no room for two bodies of max_body_bytes {largest}; {fix}")

@@ -19,6 +19,7 @@ Steps: TypeAlias = Generator[None, str, T]
 
 MAX_HELD = 2**16  # characters of a call that cannot be opened yet
 MAX_NAME = 256
+STRING_STOP = re.compile(r"[\"'\\\x00-\x1f]")  # what may have a meaning within a string; the rest is passed on at once
 
 
 class Unexpected(Exception):
@@ -43,8 +44,6 @@ class CallParser(ABC):
     opening: ClassVar[str]  # characters that calls may begin with
     separators: ClassVar[str] = ""  # characters that may stand between two calls
     markers: ClassVar[tuple[str, ...]] = ()  # the format's own, which may be special tokens
-    # What may have a meaning within a string; the rest is passed on at once.
-    string_stop: ClassVar[re.Pattern[str]] = re.compile(r"[\"'\\\x00-\x1f]")
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class CallParser(ABC):
     def _plain(self, text: str, at: int) -> int:
         """Pass on the characters from here on that have no meaning for the machine; return their number."""
         if self._in_string:
-            found = self.string_stop.search(text, at)
+            found = STRING_STOP.search(text, at)
             plain = text[at : found.start() if found else len(text)]
             if plain:
                 self._add(plain)

@@ -9,12 +9,11 @@ from api.parsing.calls import CallParser
 from api.parsing.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from api.parsing.pythonic import PythonicParser
 from api.parsing.reasoning import ReasoningMarkers
-from api.parsing.xml_calls import Glm45Parser, Qwen3CoderParser
 
 if TYPE_CHECKING:
     from api.tokenizer import Tokenizer  # not for a configuration, which the engine's process reads
 
-ToolFormat: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45"]
+ToolFormat: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 ReasoningFormat: TypeAlias = Literal["auto", "none", "think", "mistral"]
 TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = get_args(ReasoningFormat)
@@ -24,15 +23,12 @@ CALL_PARSERS: dict[str, type[CallParser]] = {
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
-    "qwen3_coder": Qwen3CoderParser,
-    "glm45": Glm45Parser,
 }
 REASONING: dict[str, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
 }
-# Formats between the same markers as Hermes' that are not JSON.
-NOT_HERMES = {"<function=": "qwen3_coder", "<arg_key>": "glm45"}
+NOT_HERMES = ("<function=", "<arg_key>")  # begin what other formats have between the markers of Hermes
 
 
 class AnswerFormats(Struct, frozen=True):
@@ -64,7 +60,7 @@ def tool_format(template: str) -> str | None:
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<tool_call>" in template:
-        return next((name for marker, name in NOT_HERMES.items() if marker in template), "hermes")
+        return None if any(marker in template for marker in NOT_HERMES) else "hermes"
     if "[func_name1(" in template:
         return "pythonic"
     return "llama3_json" if '"parameters":' in template else None

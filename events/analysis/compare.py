@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from events.tree import Node, Tree, media, subtree
+from events.analysis.tree import Node, Tree, media, subtree
 
 BOTH = "both"
 OTHER_MEDIA = "other media"

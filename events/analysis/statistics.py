@@ -7,11 +7,11 @@ from msgspec import Struct
 
 from events.actions import Action, Apply
 from events.analysis.lifetimes import Lifetimes
+from events.analysis.tree import Tree, place
 from events.changes import Change, Cleared, Removed, Stored
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
-from events.resolver_stats import ResolverStats
-from events.stream_stats import StreamStats
-from events.tree import Tree, place
+from events.pools import ResolverStats
+from events.states import StreamStats
 from events.view import CacheView
 
 RECENT_S = 10.0

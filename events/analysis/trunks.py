@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
+from events.analysis.tree import Holder, Node, Tree, subtree
 from events.blocks import TOKEN_BYTES, ExtraKey
-from events.tree import Holder, Node, Tree, subtree
 
 
 class Run(NamedTuple):

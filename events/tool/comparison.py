@@ -6,10 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from events.analysis.compare import OTHER_MEDIA, Comparison, Part
+from events.analysis.tree import media
 from events.analysis.trunks import run_from, token_ids
 from events.tool.output import Output, count
 from events.tool.words import Decode, content, place
-from events.tree import media
 
 
 def show_comparison(

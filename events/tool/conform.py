@@ -15,8 +15,7 @@ from events.curve import secure_client
 from events.feed import Feed
 from events.messages import EventBatch
 from events.recording import Recording
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.subscriber import MAX_MESSAGE_BYTES
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count

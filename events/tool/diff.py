@@ -3,12 +3,12 @@
 import click
 
 from events.analysis.compare import compare
+from events.analysis.tree import Tree
 from events.source import Source
 from events.tool.comparison import show_comparison
 from events.tool.options import StreamOptions, Target, json_option, open_targets, stream_options, timeout_option
 from events.tool.output import Output
 from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option
-from events.tree import Tree
 
 PARTS = 10
 EQUAL, DIFFERENT = 0, 1

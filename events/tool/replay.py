@@ -10,12 +10,12 @@ import click
 import zmq
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from events.player import Player, PlayerConfig
 from events.publisher import is_local
 from events.recording import Recording
 from events.source import Source
 from events.tool.options import StreamOptions, checked_endpoint, json_option, open_target
 from events.tool.output import Output, count, plain
+from events.tool.player import Player, PlayerConfig
 from events.tool.watch import Moment, MomentType
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from events.analysis.statistics import Rates, Report
+from events.analysis.tree import ancestors
 from events.analysis.trunks import hottest_prefixes, longest_chains, token_ids
 from events.tool.comparison import grid
 from events.tool.live import follow
@@ -19,7 +20,6 @@ from events.tool.options import StreamOptions, Target, for_option, json_option, 
 from events.tool.output import Output, count, plain
 from events.tool.watch import Watch, load_decoder, note_damage, tokenizer_option, watches
 from events.tool.words import Decode, content, number, restrictions, seconds
-from events.tree import ancestors
 
 REFRESH_S = 1.0
 # A big tree takes its time to sum up: that should be a tenth of the command's time, not all of it.

@@ -7,12 +7,12 @@ import click
 import rich.tree
 from rich.text import Text
 
+from events.analysis.tree import Node, Tree
 from events.analysis.trunks import Run, all_runs, runs_below, sizes, token_ids
 from events.tool.options import StreamOptions, json_option, open_target, stream_options, timeout_option
 from events.tool.output import Output, count, plain
 from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option, watches
 from events.tool.words import Decode, content, namespace_name
-from events.tree import Node, Tree
 
 DEPTH = 4
 BRANCHES = 8

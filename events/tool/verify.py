@@ -12,12 +12,12 @@ from rich.text import Text
 
 from events.actions import Action, Compare
 from events.analysis.compare import Comparison, compare
+from events.analysis.tree import Tree
 from events.feed import Feed
 from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
 from events.pool import Digest
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.subscriber import Subscriber
 from events.tool.comparison import grid, show_comparison
 from events.tool.live import LOOK_EVERY_S, settled
@@ -32,7 +32,6 @@ from events.tool.options import (
 )
 from events.tool.output import Output, count
 from events.tool.watch import CannotTell, Moment, Watch, note_damage
-from events.tree import Tree
 from events.view import CacheView, Request
 
 FOR_S = 5.0

@@ -8,16 +8,15 @@ import click
 
 from events.actions import Action
 from events.analysis.statistics import Statistics
+from events.analysis.tree import Tree
 from events.analysis.trunks import load_tokenizer
 from events.changes import Change
 from events.feed import Feed
 from events.messages import EventBatch, Frames
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.tool.live import Ending, Followed, follow, settled
 from events.tool.options import Target
 from events.tool.words import Decode
-from events.tree import Tree
 from events.view import CacheView
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from unicodedata import category
 
+from events.analysis.tree import Namespace, Node, ancestors
 from events.analysis.trunks import token_ids
 from events.blocks import ExtraKey
-from events.tree import Namespace, Node, ancestors
 
 Decode = Callable[[list[int]], str]
 

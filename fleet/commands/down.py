@@ -19,7 +19,6 @@ from fleet.commands.local_fleets import (
     record_fleet,
     recorded_fleets,
     running_fleets,
-    was_killed,
 )
 from fleet.commands.options import fleet_argument
 from fleet.commands.view import View
@@ -55,7 +54,7 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     """
     if everything and which is not None:
         raise click.UsageError("--all means all fleets of this machine; give either --all or FLEET")
-    killed = [fleet for fleet in recorded_fleets() if was_killed(fleet)]
+    killed = [fleet for fleet in recorded_fleets() if not is_running(fleet)]
     living = running_fleets()  # which removes what was left, and says so
     if everything and not living and not killed:
         raise click.ClickException("no fleet runs on this machine")
@@ -125,7 +124,7 @@ def wait_here(fleet: LocalFleet, now: bool) -> None:
                 display.line(f"It does not end. Kill it with: kill -9 {fleet.pid}; warmroute down")
                 said = True
             time.sleep(LOOK_S)
-    killed = any(each.pid == fleet.pid and was_killed(each) for each in recorded_fleets())
+    killed = any(each.pid == fleet.pid for each in recorded_fleets())  # it has not removed its file
     if killed:
         clean_up(fleet)
     click.echo(ended(fleet, killed))

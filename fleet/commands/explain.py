@@ -5,8 +5,7 @@ from typing import Any, TextIO
 
 import click
 
-from fleet.commands.local_routers import locate_router
-from fleet.commands.router_options import admin_key_option, json_option, router_option, show
+from fleet.commands.local_routers import admin_key_option, json_option, locate_router, router_option, show
 
 
 @click.command()

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.live import Live
 
 from fleet.commands.client import Poller
-from fleet.commands.idle import idle_replicas
 from fleet.commands.options import fleet_argument, locate
 from fleet.commands.picture import Picture
 from fleet.commands.view import View
 from fleet.commands.words import age_of
 from fleet.display import has_cursor
+from router.asking import Client
+from router.responses import ReplicaList
 
 REFRESH_S = 1.0
 
@@ -105,3 +106,25 @@ def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
 
 def away(poller: Poller) -> str:
     return f"The controller has not answered for {age_of(poller.away_s)}: {poller.why}"
+
+
+PATIENCE_S = 1.0  # the fleet is shown without them rather than late
+
+
+def idle_replicas(routers: Sequence[str]) -> dict[str, str]:
+    """Return the reason by name, for replicas that are idle at every router that answers."""
+    told = [found for url in routers if (found := _told(url)) is not None]
+    if not told:
+        return {}
+    first, *others = told
+    return {name: why for name, why in first.items() if all(name in other for other in others)}
+
+
+def _told(url: str) -> dict[str, str] | None:
+    """Ask one router; None if it does not answer, or demands a key."""
+    with Client(url, timeout_s=PATIENCE_S) as client:
+        try:
+            replicas = client.get("/replicas", ReplicaList).replicas
+        except click.ClickException:
+            return None
+    return {one.name: one.idle for one in replicas if one.idle and one.available}

@@ -6,8 +6,7 @@ import click
 
 from api.options import SettingOption
 from api.settings import FiniteRange
-from fleet.commands.local_routers import locate_router
-from fleet.commands.router_options import admin_key_option, router_argument
+from fleet.commands.local_routers import admin_key_option, locate_router, router_argument
 
 
 @click.command()

@@ -64,7 +64,7 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
     what = ["--model", plan.model, "--served-model-name", plan.served_name, "--engine", plan.engine]
     where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
     where += ["--kv-host", host, "--kv-port", "0"]
-    life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
+    life = ["--set=die_with_parent=true", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
     ranks = ["--tensor-parallel-size", str(plan.tensor_parallel)] if plan.tensor_parallel > 1 else []
     return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files, *ranks))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, get_args
 import click
 from click.core import ParameterSource
 
-from api.options import option_of
+from api.options import options_of
 from api.settings import Setting, Table
 from engines import SERVERS
 from fleet.plan import Engine
@@ -102,7 +102,7 @@ def own_words(
         words = [word for key, value in options.items() for word in _own_words(table, key, value, own)]
     else:
         words = _plain_words(options)
-    params: list[click.Parameter] = [option_of(setting, table) for setting in table.all.values()]
+    params = options_of(table)
     for param in params:
         if isinstance(param, click.Option):
             param.envvar = None
@@ -132,7 +132,10 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
     if setting.type is click.BOOL:
         if not isinstance(value, bool):
             raise BadOption(key, f"{key} is {shown(value)}; write true or false")
-        yield setting.option if value else f"--no-{setting.option[2:]}"
+        if setting.flag:
+            yield setting.option if value else f"--no-{setting.option[2:]}"
+        else:
+            yield f"{setting.option}={shown(value)}"
         return
     for item in value if setting.multiple and isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
@@ -162,7 +165,7 @@ def _explained(error: click.ClickException, options: Options) -> BadOption:
         key = as_written.get(error.param.name, error.param.name)
         return BadOption(key, f"{key}: {error.message.rstrip('.')}")
     message = error.format_message()
-    named = [name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]*)", message)]
+    named = [name.replace("-", "_") for name in re.findall(r"(?:--|\b(?=[a-z]+_))([a-z][a-z_-]*)", message)]
     return BadOption(next((as_written[name] for name in named if name in as_written), None), message)
 
 

@@ -118,7 +118,7 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     Examples:
       warmroute up
       warmroute up --replicas 4 --port 9000
-      warmroute up --no-ray --simulated -- --num-blocks 512 --simulated-prefill-tokens-per-s 20000
+      warmroute up --no-ray --simulated -- --num-blocks 512 --set simulated_prefill_tokens_per_s=20000
       warmroute up --model path/to/model -- --dtype bfloat16 --kv-cache-gb 8
       warmroute up --config fleet.toml --address 10.0.0.1:6379
 

@@ -32,7 +32,7 @@ def replica_config(model: str, engine: str, options: Sequence[str]) -> ReplicaCo
     with replica.make_context("warmroute replica", arguments, max_content_width=100) as ctx:
         for key in OWN_OF_EACH:
             if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE:
-                name = "--" + key.replace("_", "-")
+                name = REPLICA_TABLE.all[key].option
                 raise Unusable(f"{name} behind -- would be the same for every replica; leave it out")
         for word in options:
             if word.partition("=")[0] in ("--model", "--engine"):

@@ -122,7 +122,7 @@ class Telling:
         local = LocalFleet(
             port=self.listener.getsockname()[1],
             pid=os.getpid(),
-            started=process_started(os.getpid()) or 0.0,
+            started=process_started(os.getpid()) or 0,
             controller=started.controller,
             key=self.key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
             found=started.found,

@@ -11,14 +11,6 @@ from lab.percentiles import Spread, spread
 TOO_MANY = 429
 
 
-class Goodput(Struct, frozen=True):
-    """Requests whose first token came in time; failed ones do not count."""
-
-    ttft_limit_s: float
-    share: float
-    requests_per_s: float
-
-
 class ReplicaFigures(Struct, frozen=True):
     requests: int
     share: float
@@ -46,14 +38,13 @@ class Figures(Struct, frozen=True):
     tpot_s: Spread  # a request's time for each token after its first
     e2e_s: Spread
     sent_late_s: Spread  # after the intended time: the load generator's own delay
-    goodput: Goodput | None
     errors: dict[str, int]
     examples: dict[str, str]  # what was said of the first of each kind
     too_many: int  # refused with status 429
     replicas: dict[str, ReplicaFigures]
 
 
-def figures(runs: Sequence[Sequence[Outcome]], ttft_limit_s: float | None = None) -> Figures:
+def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
     """Several runs of the same kind count together, with their spans one after another."""
     counted = [[outcome for outcome in run if not outcome.is_warm_up] for run in runs]
     outcomes = [outcome for run in counted for outcome in run]
@@ -83,7 +74,6 @@ def figures(runs: Sequence[Sequence[Outcome]], ttft_limit_s: float | None = None
         tpot_s=spread(outcome.tpot_s for outcome in answered),
         e2e_s=spread(outcome.e2e_s for outcome in answered),
         sent_late_s=spread(max(0.0, outcome.sent_s - outcome.intended_s) for outcome in outcomes),
-        goodput=_goodput(outcomes, ttft_limit_s, per_s),
         errors=dict(Counter(outcome.error for outcome in failed if outcome.error).most_common()),
         examples={outcome.error: outcome.detail for outcome in reversed(failed) if outcome.error},
         too_many=sum(outcome.status == TOO_MANY for outcome in failed),
@@ -104,13 +94,6 @@ def _span_s(run: Sequence[Outcome]) -> float:
     if not run:
         return 0.0
     return max(outcome.end_s for outcome in run) - min(outcome.intended_s for outcome in run)
-
-
-def _goodput(outcomes: Sequence[Outcome], limit_s: float | None, per_s: float) -> Goodput | None:
-    if limit_s is None:
-        return None
-    good = sum(outcome.ttft_s is not None and outcome.ttft_s <= limit_s for outcome in outcomes)
-    return Goodput(limit_s, good / len(outcomes) if outcomes else 0.0, good * per_s)
 
 
 def _replicas(answered: Sequence[Outcome]) -> dict[str, ReplicaFigures]:

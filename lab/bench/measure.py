@@ -11,14 +11,14 @@ import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
-from lab.bench.compare import Ratio, compare, paired
+from lab.bench.compare import compare
 from lab.bench.conversations import Arrival
-from lab.bench.figures import figures
+from lab.bench.figures import Figures, figures
 from lab.bench.load import Limits, LoadGenerator, RunResult
 from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
-from lab.bench.words import Ids, Words
+from lab.bench.words import Words
 from router.members.broken import Broken
 from router.members.target import Target
 from router.responses import ReplicaList
@@ -38,7 +38,6 @@ class Plan(NamedTuple):
     other_words: bool = False  # for the second endpoint
     key: str | None = None
     timeout_s: float = 600.0
-    ttft_limit_s: float | None = None
 
 
 class Measured(NamedTuple):
@@ -157,12 +156,8 @@ def _round(plan: Plan, ready: Sequence[Ready], which: int, number: int) -> tuple
     seed = f"{plan.wish.seed}, round {number}"
     words_seed = f"{seed}, second" if plan.other_words and which else seed
     form = ready[which].form
-    vocabulary = min((bound for each in ready if (bound := each.probe.vocabulary) is not None), default=None)
-    form = form._replace(
-        words=Words(words_seed, ready[0].probe.tokens_per_word),  # of the first for both, or they would be others
-        ids=None if vocabulary is None else Ids(words_seed, vocabulary),  # that both take
-    )
-    return form, plan.arrivals(seed)
+    words = Words(words_seed, ready[0].probe.tokens_per_word)  # of the first for both, or they would be others
+    return form._replace(words=words), plan.arrivals(seed)
 
 
 # ---- summing up
@@ -173,8 +168,8 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
         EndpointResult(
             url=target.url,
             probe=each,
-            figures=figures([one.outcomes for one in ran], plan.ttft_limit_s),
-            rounds=[figures([one.outcomes], plan.ttft_limit_s) for one in ran],
+            figures=figures([one.outcomes for one in ran]),
+            rounds=[figures([one.outcomes]) for one in ran],
             own=[one.own for one in ran],
             unfinished=sum(one.unfinished for one in ran),
             idle={
@@ -193,28 +188,19 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
         settings=settings,
         interrupted=found.interrupted,
         endpoints=endpoints,
-        comparison=_compared(plan, found, endpoints),
+        comparison=compare(_finished(found, endpoints)) if len(endpoints) > 1 else [],
         warnings=[f"{one.url}: {text}" for one in endpoints if one.own for text in warnings(one)],
     )
 
 
-def _compared(plan: Plan, found: Measured, endpoints: Sequence[EndpointResult]) -> list[Ratio]:
-    """Compare the rounds that both endpoints finished."""
-    if len(endpoints) < 2:
-        return []
-    both = [
-        number
+def _finished(found: Measured, endpoints: Sequence[EndpointResult]) -> list[tuple[Figures, Figures]]:
+    """The figures of the rounds that both endpoints finished."""
+    first, second = endpoints
+    return [
+        (first.rounds[number], second.rounds[number])
         for number, ran in enumerate(zip(*found.ran, strict=False))
         if not any(one.was_interrupted for one in ran)
     ]
-    if not both:
-        return []
-    first, second = found.ran
-    return compare(
-        [paired(first[number].outcomes, second[number].outcomes) for number in both],
-        [(endpoints[0].rounds[number], endpoints[1].rounds[number]) for number in both],
-        plan.wish.seed,
-    )
 
 
 def outcomes_of(found: Measured) -> list[tuple[int, int, Outcome]]:

@@ -1,8 +1,6 @@
 """Finds out how an endpoint can be asked, before anything is measured: its model, its fields, its tokens per word."""
 
 import asyncio
-from collections.abc import Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import click
@@ -15,7 +13,7 @@ from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Conversation, Turn
 from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
-from lab.bench.words import Ids, Passage, Words
+from lab.bench.words import Passage, Words
 from router.members.broken import Broken
 from router.members.target import Target, parse_target
 
@@ -40,14 +38,6 @@ class Probe(Struct, frozen=True):
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    vocabulary: int | None = None  # token ids are below this; None: text was sent
-
-
-class HighestIds(Ids):
-    """Ids of which the last is the highest: an endpoint that takes it takes all."""
-
-    def ids(self, passages: Sequence[Passage]) -> list[int]:
-        return [*super().ids(passages)[:-1], self.vocabulary - 1]
 
 
 class Ready(NamedTuple):
@@ -59,7 +49,6 @@ class RequestSettings(NamedTuple):
     model: str | None
     seed: str
     is_chat: bool = True
-    vocabularies: Sequence[int] = ()  # bounds of token ids, of which the first that is taken counts; none: text
     tokens_per_word: float | None = None  # None: measured
 
 
@@ -83,9 +72,9 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
 
 async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     model = wish.model or await only_model(endpoint, _patience(endpoint))
-    form, short = await _understood(endpoint, Form(model, Words(f"probe {wish.seed}"), None, wish.is_chat), wish)
-    ids, sent = form.ids, [short]
-    if not ids and wish.tokens_per_word is None and short.prompt_tokens is not None:
+    form, short = await _understood(endpoint, Form(model, Words(f"probe {wish.seed}"), wish.is_chat))
+    sent = [short]
+    if wish.tokens_per_word is None and short.prompt_tokens is not None:
         sent.append(await _sent(endpoint, form, LONG_WORDS))
     measured = _tokens_per_word(sent)
     return Ready(
@@ -93,13 +82,12 @@ async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
         Probe(
             model=model,
             tokens_per_word=wish.tokens_per_word or measured or 1.0,
-            is_measured=bool(ids or wish.tokens_per_word or measured),
+            is_measured=bool(wish.tokens_per_word or measured),
             ignores_eos=form.dialect.ignore_eos,
             tells_usage=short.prompt_tokens is not None,
             requests=len(sent),
             prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
             cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
-            vocabulary=None if ids is None else ids.vocabulary,
         ),
     )
 
@@ -128,27 +116,23 @@ async def only_model(endpoint: Endpoint, patience: str) -> str:
     return models[0]
 
 
-async def _understood(endpoint: Endpoint, form: Form, wish: RequestSettings) -> tuple[Form, Outcome]:
-    """The form with the first vocabulary, and in the first dialect, that is not refused."""
-    for bound, dialect in product(wish.vocabularies or (None,), DIALECTS):
-        ids = None if bound is None else HighestIds(f"probe {wish.seed}", bound)
-        form = form._replace(ids=ids, dialect=dialect)
+async def _understood(endpoint: Endpoint, form: Form) -> tuple[Form, Outcome]:
+    """The form in the first dialect that is not refused."""
+    for dialect in DIALECTS:
+        form = form._replace(dialect=dialect)
         outcome = await _sent(endpoint, form, SHORT_WORDS)
         if not outcome.error:
             return form, outcome
         if outcome.status not in UNKNOWN_FIELD:
             break
-    what = "token ids" if form.ids is not None else "a first request"
-    why = f"{outcome.error}: {outcome.detail}{_fix(endpoint, form, outcome)}"
-    raise CannotAsk(f"{endpoint.target.url} does not take {what}: {why}")
+    why = f"{outcome.error}: {outcome.detail}{_fix(endpoint, outcome)}"
+    raise CannotAsk(f"{endpoint.target.url} does not take a first request: {why}")
 
 
-def _fix(endpoint: Endpoint, form: Form, outcome: Outcome) -> str:
+def _fix(endpoint: Endpoint, outcome: Outcome) -> str:
     if outcome.error == "timeout":
         return _patience(endpoint)
-    if outcome.status in (401, 403):
-        return "; give --api-key"
-    return "; see --vocabulary" if form.ids is not None and outcome.status is not None else ""
+    return "; give --api-key" if outcome.status in (401, 403) else ""
 
 
 def _patience(endpoint: Endpoint) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lab.bench.conversations import Conversation
-from lab.bench.words import Ids, Passage, Words
+from lab.bench.words import Passage, Words
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -31,25 +31,22 @@ DIALECTS = (
 
 
 class Form(NamedTuple):
-    """The form of requests: messages, a text, or token ids."""
+    """The form of requests: messages, or a text."""
 
     model: str
     words: Words
-    ids: Ids | None = None
     is_chat: bool = True
     dialect: Dialect = Dialect()
 
     @property
     def path(self) -> str:
-        return CHAT if self.is_chat and self.ids is None else COMPLETIONS
+        return CHAT if self.is_chat else COMPLETIONS
 
     def body(self, talk: Conversation, turn: int, answers: Sequence[str]) -> bytes:
         """`answers`: to the turns before, empty where there was none. Instead of those something made up is said."""
-        if self.ids is not None:
-            prompt: dict[str, Any] = {"prompt": self._ids(talk, turn, self.ids)}
-        elif self.is_chat:
+        if self.is_chat:
             said = self._said(talk, turn, answers)
-            prompt = {"messages": [{"role": role, "content": content} for role, content in said]}
+            prompt: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in said]}
         else:
             prompt = {"prompt": "".join(content for _, content in self._said(talk, turn, answers))}
         return _encode({"model": self.model, "stream": True, **prompt, **self._options(talk.turns[turn].output_tokens)})
@@ -71,12 +68,6 @@ class Form(NamedTuple):
             said.append(("assistant", answers[number] or text([_made_up(talk, number)])))
         said.append(("user", text(talk.turns[turn].said)))
         return said
-
-    def _ids(self, talk: Conversation, turn: int, ids: Ids) -> list[int]:
-        passages = list(talk.system)
-        for number in range(turn):
-            passages += [*talk.turns[number].said, _made_up(talk, number)]
-        return ids.ids([*passages, *talk.turns[turn].said])
 
 
 def asked_tokens(talk: Conversation, turn: int) -> int:

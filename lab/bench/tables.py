@@ -75,9 +75,6 @@ def _counts(found: Figures, endpoint: EndpointResult) -> list[tuple[str, str]]:
         ("output", _tokens(found.output_tokens, found.output_tokens_per_s, None)),
         ("cached", _cached(found)),
     ]
-    if (good := found.goodput) is not None:
-        limit = f"first token within {seconds(good.ttft_limit_s)}"
-        lines.append(("goodput", f"{good.share:.1%}, {number(good.requests_per_s)} requests/s: {limit}"))
     cpu_s = sum(one.cpu_s for one in own)
     each_s = cpu_s / max(1, found.requests + found.warm_up)
     late_s = max(one.lag_p99_s for one in own)

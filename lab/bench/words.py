@@ -5,7 +5,6 @@ how many tokens a word really has is measured first (`lab.bench.probe`).
 """
 
 import random
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,9 +29,6 @@ SPACED = [f" {word}" for word in WORDS]
 WORD_BYTES = 5  # a space and four letters
 CORPUS_WORDS = 1 << 16
 NAME_DIGITS = 8  # so much of a passage spells its name, so that no two begin alike
-USUAL_VOCABULARY = 32_000
-LEAST_VOCABULARY = 256  # of byte-level models; what refuses more should take this
-FIRST_ID = 1000  # in most vocabularies the first ones are bytes, or say something to the model
 
 
 class Passage(NamedTuple):
@@ -72,30 +68,3 @@ class Words:
             missing -= len(part) // WORD_BYTES
             start = 0
         return "".join(parts)
-
-
-class Ids:
-    """Passages as token ids, exactly as many as wanted."""
-
-    def __init__(self, seed: str, vocabulary: int = USUAL_VOCABULARY) -> None:
-        self.vocabulary = vocabulary
-        self._seed = xxh3_64_intdigest(seed.encode())
-        self._first = min(FIRST_ID, vocabulary // 4)
-        self._range = vocabulary - self._first
-        numbers = array("I", random.Random(f"ids {seed}").randbytes(CORPUS_WORDS * array("I").itemsize))
-        self._corpus = [self._first + number % self._range for number in numbers]
-
-    def ids(self, passages: Sequence[Passage]) -> list[int]:
-        return [token for passage in passages for token in self._passage(passage)]
-
-    def _passage(self, passage: Passage) -> list[int]:
-        digest = xxh3_128_intdigest(passage.name.encode(), self._seed)
-        begun, rest = [], digest
-        for _ in range(min(passage.tokens, NAME_DIGITS)):
-            rest, digit = divmod(rest, self._range)
-            begun.append(self._first + digit)
-        start = (digest >> 64) % CORPUS_WORDS
-        while len(begun) < passage.tokens:
-            begun += self._corpus[start : start + passage.tokens - len(begun)]
-            start = 0
-        return begun

@@ -16,8 +16,7 @@ from rich.console import Console
 from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from fleet.commands.address import Address
-from fleet.commands.local_routers import locate_router
-from fleet.commands.router_options import router_argument
+from fleet.commands.local_routers import locate_router, router_argument
 from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
@@ -25,7 +24,6 @@ from lab.bench.measure import Plan, measured, outcomes_of, summed_up
 from lab.bench.probe import LEAST_TOKENS_PER_WORD, RequestSettings, target_of
 from lab.bench.result import WithRequests, row
 from lab.bench.tables import WIDTH, draw, show
-from lab.bench.words import LEAST_VOCABULARY, USUAL_VOCABULARY
 from lab.bench.workloads import WORKLOADS, Shape, conversations
 from lab.plots import plot_option
 from lab.trace.formats import read_trace
@@ -60,12 +58,9 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     turns: int | None
     think_s: float | None
     shuffled: bool
-    api: str | None
-    token_ids: bool
-    vocabulary: int | None
+    api: str
     tokens_per_word: float | None
     block_tokens: int | None
-    ttft_limit: float | None
     timeout_s: float
     against: str | None
     against_model: str | None
@@ -116,15 +111,9 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option(
     "--api",
     "NAME",
-    "chat: messages; completions: one text.  [default: chat]",
+    "chat: messages; completions: one text.",
+    default="chat",
     type=click.Choice(["chat", "completions"]),
-)
-@click.option("--token-ids", is_flag=True, help="Send token ids to /v1/completions: lengths are exact.")
-@option(
-    "--vocabulary",
-    "N",
-    f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}; {LEAST_VOCABULARY} if that is refused]",
-    type=click.IntRange(min=16),
 )
 @option(
     "--tokens-per-word",
@@ -133,7 +122,6 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     type=FiniteRange(min=LEAST_TOKENS_PER_WORD),
 )
 @option("--block-tokens", "N", "Block size of a trace, if the file does not have it.", type=AT_LEAST_1)
-@option("--ttft-limit", "SECONDS", "Goodput: count answers with a first token within this time.", type=ABOVE_0)
 @option(
     "--timeout",
     "SECONDS",
@@ -181,7 +169,7 @@ def bench(
     Examples:
       warmroute bench --for 20
       warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
-      warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
+      warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2
       warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10 --plot ttft.svg
 
     Ctrl-C shows the results so far, and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
@@ -189,8 +177,6 @@ def bench(
     """
     asked = BenchOptions(url=locate_router(which), **given)
     _check(asked)
-    if asked.api is None:
-        asked = msgspec.structs.replace(asked, api="completions" if asked.token_ids else "chat")
     plan = _plan(asked, api_key)
     if click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
         _tell_of_key(plan.targets)
@@ -233,7 +219,6 @@ def _check(asked: BenchOptions) -> None:
         ("--speed", asked.speed, "--trace", asked.trace),
         ("--block-tokens", asked.block_tokens, "--trace", asked.trace),
         ("--arrivals", asked.arrivals, "--rate", asked.rate),
-        ("--vocabulary", asked.vocabulary, "--token-ids", asked.token_ids or None),
         ("--rounds", asked.rounds, "--against", asked.against),
         ("--against-model", asked.against_model, "--against", asked.against),
         ("--other-words", asked.other_words or None, "--against", asked.against),
@@ -244,10 +229,6 @@ def _check(asked: BenchOptions) -> None:
     for one, value, other, is_given in needs:
         if value is not None and is_given is None:
             raise Unusable(f"{one} has no effect without {other}; give that too, or leave it out")
-    if asked.token_ids and asked.tokens_per_word is not None:
-        raise Unusable("--tokens-per-word has no effect with --token-ids; leave one of them out")
-    if asked.token_ids and asked.api == "chat":
-        raise Unusable("--token-ids needs --api completions; leave one of them out")
 
 
 def _tell_of_key(targets: Sequence[Target]) -> None:
@@ -270,22 +251,17 @@ def warm_up_of(text: str) -> WarmUp:
 
 def _plan(asked: BenchOptions, key: str | None) -> Plan:
     urls = [asked.url, asked.against] if asked.against else [asked.url]
-    is_chat = asked.api == "chat"
     trace = _read(asked) if asked.trace else None
-    vocabularies = (asked.vocabulary,) if asked.vocabulary else (USUAL_VOCABULARY, LEAST_VOCABULARY)
     return Plan(
         targets=[target_of(url) for url in urls],
         models=[asked.model, asked.against_model or asked.model][: len(urls)],
-        wish=RequestSettings(
-            asked.model, str(asked.seed), is_chat, vocabularies if asked.token_ids else (), asked.tokens_per_word
-        ),
+        wish=RequestSettings(asked.model, str(asked.seed), asked.api == "chat", asked.tokens_per_word),
         arrivals=partial(_arrivals, asked, trace),
         limits=_limits(asked, trace),
         rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
         other_words=asked.other_words,
         key=key,
         timeout_s=asked.timeout_s,
-        ttft_limit_s=asked.ttft_limit,
     )
 
 

@@ -6,8 +6,7 @@ import sys
 import click
 
 from api.options import option
-from fleet.commands.local_routers import locate_router
-from fleet.commands.router_options import router_argument
+from fleet.commands.local_routers import locate_router, router_argument
 from router.setting_types import SECRET
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from api.settings import Unusable
 from events.native import Status, decode_status
 from events.recording import Recording
-from events.records import Record
+from events.source import Record
 from lab.incident.facts import Run
 from router.log_lines import Report
 

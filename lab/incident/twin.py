@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from events.feed import Feed
 from events.native import Status
 from events.recording import feed_record
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from lab.incident.sources import status_of
 from router.log_lines import Report, Weighed
 from router.members.feed import ReplicaFeed

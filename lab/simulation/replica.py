@@ -19,7 +19,7 @@ from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
 from replica.block_pool import BlockPool
 from replica.chain import Chain
-from replica.matches import Match
+from replica.names import Match
 from replica.tiers.moves import PULLED, Written
 
 

@@ -13,7 +13,7 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
 from api.openai_responses.requests import ResponsesRequest
 from api.requests import ChatRequest, CompletionRequest
-from api.sse import CONTENT_TYPE as SSE_TYPE
+from api.responses import CONTENT_TYPE as SSE_TYPE
 
 TITLE = "warmroute replica"
 ONE_MODEL = "/v1/models/{model:path}"

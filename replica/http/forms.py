@@ -17,6 +17,7 @@ from api.parsing.answer import named_function
 from api.parsing.parsed import AnswerParser, Parsed, merged
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import (
+    DONE,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -32,11 +33,11 @@ from api.responses import (
     chat_message,
     completion_logprobs,
     encode,
+    event,
     prompt_logprob,
     usage,
 )
 from api.responses import Delta as ChatDelta
-from api.sse import DONE, event
 from api.tokenizer import Tokenizer
 from replica.http.echo import echoed_logprobs, echoed_text, joined
 from replica.http.generation import Choice, Delta

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from api.errors import ApiError, invalid, queue_full, too_long
 from api.http.responses import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame, encode_use
-from api.sse import CONTENT_TYPE as SSE_TYPE
+from api.responses import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.held_answers import NoRoom
 from replica.http.errors import unavailable

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from replica.block_pool import BlockPool
-from replica.matches import Match
+from replica.names import Match
 from replica.request import Request
 from replica.tiers.moves import PULLED, Pull, Save, Transfer
 

@@ -74,7 +74,7 @@ def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | N
     restarted = "; it restarted with an empty cache" if routed.restarts else ""
     return Diagnosis(
         f"it takes requests, but has failed within the last {figures.window_s:.0f} s{restarted}",
-        "check its log and its memory for the cause; --connect-timeout and --breaker-faults say what counts as a fault",
+        "check its log and its memory for the cause; connect_timeout and breaker_faults say what counts as a fault",
         {"faults": routed.faults, "restarts": routed.restarts, "breaker": routed.breaker},
     )
 
@@ -123,7 +123,7 @@ def requests_refused(figures: Figures) -> Diagnosis | None:
     elif by_code:
         turn = "add replicas, or let more requests wait (--queue-size, --queue-timeout) or run (--replica-limit)"
     else:
-        turn = "add replicas, or let more requests wait in each of them (--max-waiting)"
+        turn = "add replicas, or let more requests wait in each of them (max_waiting)"
     evidence: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
     return Diagnosis("requests are refused with status 429", turn, evidence)
 

@@ -16,8 +16,8 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai_responses.answers import ResponseAnswer
 from api.openai_responses.requests import ResponsesRequest
 from api.requests import ChatRequest, CompletionRequest
+from api.responses import CONTENT_TYPE as SSE_TYPE
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
-from api.sse import CONTENT_TYPE as SSE_TYPE
 
 TITLE = "warmroute router"
 # What replicas answer: the app never sees these requests (`opening.py`).

@@ -1,7 +1,7 @@
 """Endpoints that the router answers itself: models, health, metrics, replicas, decisions and the dashboard."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Container, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from itertools import islice
@@ -32,7 +32,6 @@ from router.http.usage import MOST_ROWS, usage_answer
 from router.members.members import Member, ServedModel, Server, no_replica
 from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
-from router.prompts.model_rewrites import Target
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
 from router.sharing import shared
@@ -69,12 +68,12 @@ class Endpoints:
     def _names(self) -> list[str]:
         """The models that clients may ask for, under other names as well."""
         served, others = self._router.members.models, self._router.model_rewrites.exact
-        return [*served, *(name for name, targets in others.items() if name not in served and _first(targets, served))]
+        return [*served, *(name for name, target in others.items() if name not in served and target in served)]
 
     def _served(self, name: str) -> ServedModel:
-        """The model, or the first of those that stand for it."""
-        members = self._router.members
-        return members.model(_first(self._router.model_rewrites.targets(name), members.models) or name)
+        """The model, or the one that stands for it."""
+        members, target = self._router.members, self._router.model_rewrites.target(name)
+        return members.model(target if target in members.models else name)
 
     def _model(self, name: str) -> Model:
         served = self._served(name)
@@ -232,7 +231,7 @@ class Endpoints:
         wanted = request.path_params["request_id"]
         found = next((one for one in reversed(self._router.history.decisions) if one.request_id == wanted), None)
         if found is None:
-            message = f"no decision about a request {quoted(wanted)} is remembered; see /decisions, and --decisions"
+            message = f"no decision about a request {quoted(wanted)} is remembered; see GET /decisions"
             raise ApiError(404, message, code="decision_not_found")
         return json_response(found.record())
 
@@ -317,7 +316,3 @@ def limit_of(query: QueryParams, usual: int) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise invalid(f"limit is {text[:20]!r}; write a whole number above 0 with 9 digits at most", "limit")
     return int(text)
-
-
-def _first(targets: Sequence[Target], served: Container[str]) -> str | None:
-    return next((target.model for target in targets if target.model in served), None)

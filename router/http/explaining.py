@@ -54,7 +54,7 @@ async def explained(
 
     `named` is the API of the request; None: the one that its fields tell.
     """
-    body = await rewritten_apart(router.model_rewrites, body, headers)
+    body = await rewritten_apart(router.model_rewrites, body)
     peek, prompt = await read_prompt(router, body, admitted, api_of(named, body))
     model = router.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)

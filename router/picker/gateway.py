@@ -129,7 +129,7 @@ def _client(headers: list[Header]) -> str:
 
 def _too_many(streams: int) -> ApiError:
     """Refuse by an answer: if the stream failed instead, the gateway might let the request pass."""
-    message = f"{streams:,} requests of gateways are open; try again, or allow more with --max-connections"
+    message = f"{streams:,} requests of gateways are open; try again, or allow more with max_connections"
     return ApiError(503, message, "service_unavailable", code="too_many_connections", headers={"Retry-After": "1"})
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from api.errors import ApiError, invalid
 from api.generation_apis import APIS, RESPONSES, GenerationApi
 from api.openai_responses.named import NamedResponses, may_name, named_in
-from api.sse import CONTENT_TYPE
+from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision

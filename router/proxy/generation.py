@@ -6,7 +6,7 @@ from functools import partial
 
 from api.generation_apis import RESPONSES
 from api.native import FRAMES_TYPE, REQUEST_TYPE
-from api.sse import CONTENT_TYPE
+from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.decision import Decision

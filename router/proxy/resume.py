@@ -21,8 +21,8 @@ from msgspec import UNSET, Raw
 from api.detokenize import Detokenizer
 from api.native import unpack_ids
 from api.parsing.formats import REASONING
-from api.sse import DONE as LAST_EVENT
-from api.sse import event as event_of
+from api.responses import DONE as LAST_EVENT
+from api.responses import event as event_of
 from api.tokenizer import Tokenizer
 from engines.profile import EngineProfile
 from events.blocks import TOKEN_BYTES

@@ -13,7 +13,7 @@ from msgspec import Raw
 from engines import PROFILES
 from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadable
 
-# From where an engine reads KV; with `--pass-kv-transfer-params` clients may say so.
+# From where an engine reads KV; with `pass_kv_transfer_params` clients may say so.
 TRANSFER = tuple(name for engine in PROFILES.values() for name in engine.transfer_fields)
 PLACING = tuple(name for engine in PROFILES.values() for name in engine.placing_fields)
 NESTING = tuple(name for engine in PROFILES.values() for name in engine.nesting_fields)

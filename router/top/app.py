@@ -18,14 +18,12 @@ from textual.widgets import Input
 
 from events.tool.words import printable
 from router.top import details
-from router.top.client import Refused, RouterClient, Unreachable
 from router.top.columns import decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, Refused, RouterClient, Unreachable
 from router.top.responses import Decision
-from router.top.rows import Branch, Row, branches_of, rows_of
+from router.top.rows import DRAINING, Branch, Row, branches_of, rows_of
 from router.top.screens import ConfirmScreen, DetailsScreen, Heading, HelpScreen
-from router.top.states import DRAINING
 from router.top.table_view import HEAD, TableView
 
 VIEWS = ("replicas", "events", "prefixes", "decisions")

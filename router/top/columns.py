@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 from events.tool.words import printable
 from router.formatting import ago, bar, duration, percent, rate, short
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
-from router.top.reasons import reason_for
 from router.top.responses import Decision
 from router.top.rows import (
+    STATES,
+    STYLES,
     Branch,
     Row,
     cache_use,
@@ -16,11 +17,13 @@ from router.top.rows import (
     clock,
     is_mispredicted,
     natural,
+    reason_for,
+    reason_of,
     saved_tokens,
+    state_of,
     text_of,
     tokens_or_none,
 )
-from router.top.states import STATES, STYLES, reason_of, state_of
 from router.top.table import Column, Table
 
 BAD = "bold red"

@@ -6,10 +6,9 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.formatting import ago, count, duration, percent, rate, short, sparkline
-from router.top.client import KEY_HINT
 from router.top.columns import WARM
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
-from router.top.states import STATES, STYLES, state_of
+from router.top.poller import DECISIONS, KEY_HINT, PREFIXES, REPLICAS, Poller
+from router.top.rows import STATES, STYLES, state_of
 
 GAP = "  "
 STALE = "bold black on yellow"

@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from router.formatting import plain_console
-from router.top.client import RouterClient
 from router.top.columns import decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient
 from router.top.rows import branches_of, rows_of
 from router.top.table import Segments, Table
 

@@ -1,4 +1,4 @@
-"""Rows of the tables, and the values that they show."""
+"""Rows of the tables, the values that they show, and in words the state of a replica and the reason of a decision."""
 
 import re
 import time
@@ -7,12 +7,40 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from events.tool.words import printable
-from router.formatting import NONE
+from router.formatting import NONE, duration
 from router.prompts.prefixes.shared import Prefix
 from router.responses import ReplicaStatus
 from router.top.history import Rates
 from router.top.poller import Poller
-from router.top.responses import Decision
+from router.top.responses import Candidate, Decision
+
+LAGGING_BATCHES = 8  # a few are always in flight
+STATES = ("down", "draining", "lagging", "partial", "approximate", "exact")
+STYLES = {
+    "down": "bold red",
+    "draining": "cyan",
+    "lagging": "bold yellow",
+    "partial": "yellow",
+    "approximate": "",
+    "exact": "green",
+}
+DRAINING = ("draining", "it drains")  # by an operator, by the replica itself
+
+
+def state_of(replica: ReplicaStatus) -> str:
+    if not replica.available:
+        return "draining" if replica.why in DRAINING else "down"
+    if replica.state == "syncing" or (replica.events is not None and replica.events.lag_batches >= LAGGING_BATCHES):
+        return "lagging"
+    return replica.state if replica.state in STATES else "approximate"
+
+
+def reason_of(replica: ReplicaStatus) -> str:
+    """Why the replica is unavailable, its index inexact, or nothing is sent to it."""
+    if not replica.available:
+        return replica.why or ""
+    return replica.inexact or (f"idle: {replica.idle}" if replica.idle else "")
+
 
 GPU = "GPU"
 
@@ -102,3 +130,50 @@ def clock(ts: float) -> str:
 
 def tokens_or_none(tokens: int | None) -> str:
     return NONE if tokens is None else f"{tokens:,}"
+
+
+BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}
+
+
+def reason_for(decision: Decision) -> str:
+    parts = [decision.why or ""] if decision.status >= 400 or decision.chosen is None else [_chosen(decision)]
+    if decision.retries:
+        parts.append(f"after {decision.retries} retr{'y' if decision.retries == 1 else 'ies'}")
+    if decision.resumes:
+        parts.append(f"resumed {decision.resumes} time{'s' * (decision.resumes != 1)}")
+    if decision.status == 0:
+        parts.append("the client left")
+    elif decision.status >= 400:
+        parts.append(f"status {decision.status}")
+    return ", ".join(part for part in parts if part)
+
+
+def _chosen(decision: Decision) -> str:
+    if decision.policy in BY_POLICY:
+        return BY_POLICY[decision.policy]
+    able = {one.name: one for one in decision.candidates if one.cost_s is not None}
+    chosen = able.pop(decision.chosen or "", None)
+    if chosen is None:  # chosen at first, and ineligible at the last decision
+        return ""
+    if not able:
+        return "the only eligible replica"
+    return _against(chosen, max(able.values(), key=lambda one: one.matched_tokens), decision)
+
+
+def _against(chosen: Candidate, fullest: Candidate, decision: Decision) -> str:
+    ahead = chosen.matched_tokens - fullest.matched_tokens
+    if ahead > 0:
+        return f"most cached, +{ahead:,}"
+    if ahead < 0:
+        return f"{fullest.name} has +{-ahead:,}, but costs {_dearer(fullest, chosen)} more"
+    where = "tied" if chosen.matched_tokens else "cold"
+    return f"{where}: {'lowest cost' if _is_cheapest(chosen, decision) else 'at random'}"
+
+
+def _dearer(one: Candidate, than: Candidate) -> str:
+    return duration((one.cost_s or 0.0) - (than.cost_s or 0.0))
+
+
+def _is_cheapest(chosen: Candidate, decision: Decision) -> bool:
+    costs = [one.cost_s for one in decision.candidates if one.cost_s is not None]
+    return chosen.cost_s == min(costs)

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from api.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.errors import ApiError
-from api.requests import ChatRequest, CompletionRequest, SamplingFields, read
+from api.requests import UNSUPPORTED, ChatRequest, CompletionRequest, SamplingFields, Unsupported, read
 from api.sampling import OF_THE_MODEL
-from api.unsupported import UNSUPPORTED, Unsupported
 from tests.api.bodies import JSON, REQUIRED, bodies
 
 TYPES: list[type[Struct]] = list(REQUIRED)

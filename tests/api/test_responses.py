@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from api import responses
 from api.responses import (
+    DONE,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -19,9 +20,9 @@ from api.responses import (
     Model,
     ModelList,
     encode,
+    event,
     usage,
 )
-from api.sse import DONE, event
 from api.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()

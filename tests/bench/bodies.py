@@ -32,8 +32,8 @@ EVERY_S = 0.01
 MEGABYTE = 10**6
 HELLO = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "seed": 1, "ignore_eos": True}).encode()
 FAST = (
-    *("--simulated-prefill-tokens-per-s", 1e8, "--simulated-decode-tokens-per-s", 1e6),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0, "--log-level", "warning"),
+    *("--set=simulated_prefill_tokens_per_s=1e8", "--set=simulated_decode_tokens_per_s=1e6"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0", "--log-level", "warning"),
 )
 USER = b'{"role":"user","content":"%b"}'
 

@@ -24,8 +24,8 @@ from tests.replica.serving import MODEL
 REPLICAS, RATE = 4, 4000
 STEP_TOKENS = 512  # 0.13 s: who comes waits for the step that runs
 SIMULATED = (
-    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--simulated-step-overhead", 0),
-    *("--simulated-prefill-tokens-per-s", RATE, "--simulated-decode-tokens-per-s", 5000),
+    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--set=simulated_step_overhead=0"),
+    *(f"--set=simulated_prefill_tokens_per_s={RATE}", "--set=simulated_decode_tokens_per_s=5000"),
     *("--max-num-batched-tokens", STEP_TOKENS),
 )
 NINE, FLOOD = [f"tenant-{number}" for number in range(9)], "flood"

@@ -14,7 +14,7 @@ from events.blocks import block_keys, pack_tokens
 from events.foreign_stream import ForeignStream
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, encode_batch
 from events.resolver import Resolver
-from events.stream_config import StreamConfig
+from events.states import StreamConfig
 from events.view import CacheView
 from router.placement.index import Matches, PrefixIndex
 from tests.bench.events import BLOCK, ROOT, payload

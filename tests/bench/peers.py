@@ -260,8 +260,8 @@ def speeds(paced: Trace) -> list[object]:
     return [
         *("--block-size", BLOCK_TOKENS, "--num-blocks", CACHE_BLOCKS, "--max-model-len", MODEL_TOKENS),
         *("--max-num-batched-tokens", STEP_TOKENS, "--max-num-seqs", STEP_TOKENS),
-        *("--simulated-prefill-tokens-per-s", round(prefill)),
-        *("--simulated-decode-tokens-per-s", round(prefill / DECODE_STEP_TOKENS, 1)),
+        f"--set=simulated_prefill_tokens_per_s={round(prefill)}",
+        f"--set=simulated_decode_tokens_per_s={round(prefill / DECODE_STEP_TOKENS, 1)}",
     ]
 
 

@@ -23,12 +23,10 @@ from tests.replica.serving import Replica
 
 REPLICAS = 4
 RATES = (
-    *("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 200),
+    *("--set=simulated_prefill_tokens_per_s=20_000", "--set=simulated_decode_tokens_per_s=200"),
     *(
-        "--simulated-step-overhead",
-        0,
-        "--simulated-mean-output-tokens",
-        0,
+        "--set=simulated_step_overhead=0",
+        "--set=simulated_mean_output_tokens=0",
         "--num-blocks",
         20_000,
         "--max-model-len",

@@ -17,7 +17,7 @@ REPLICAS = 2
 DEADLINE_S = 180.0
 SETTLE_S = 4.0
 SHORT_S, LONG_S = 5.0, 75.0
-OPTIONS = ("--simulated", "--replicas", str(REPLICAS), "--", "--simulated-decode-tokens-per-s", "20")
+OPTIONS = ("--simulated", "--replicas", str(REPLICAS), "--", "--set=simulated_decode_tokens_per_s=20")
 
 
 class Fault(NamedTuple):

@@ -53,7 +53,7 @@ class Mode(NamedTuple):
 
 APPROXIMATE = Mode("approximate", False, effort=2)
 EXACT = Mode("exact", True)
-UNCACHED = Mode("exact, no message cache", True, ("--message-cache-mb", "0"), effort=0.3)
+UNCACHED = Mode("exact, no message cache", True, ("--set=message_cache_mb=0",), effort=0.3)
 MODES = (APPROXIMATE, EXACT, UNCACHED)
 
 

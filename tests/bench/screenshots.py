@@ -1,23 +1,17 @@
 """Draws the pictures of docs/dashboard.md: a real fleet of simulated replicas, looked at by Chromium."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Browser, expect
-from tokenizers import Tokenizer, decoders, models
 
 from tests.bench import film
 from tests.bench.heap import conversations
 from tests.bench.pictures_of import check_sizes, save, save_sheet
 from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
-from tests.browser.recordings import viewing
 from tests.browser.test_pages import PAGES, place_of, wait_shown
 from tests.browser.used import made_up
 from tests.browser.world import LOSSY, World, another_router, begun, lose_events
-from tests.events.processes import tool
-from tests.replica.serving import MODEL
 
 SIZE = (1120, 800)
 REPLICAS = 4
@@ -30,13 +24,8 @@ CHART_S = 75.0  # of traffic before the charts are drawn
 
 def run(rounds: int) -> None:
     with begun(REPLICAS, TALKS) as world, chromium() as browser, TemporaryDirectory() as folder:
-        recording, tokenizer = Path(folder, "incident.wre"), Path(folder, "tokenizer.json")
-        with recorded(world, recording):
-            live(world, browser)
+        live(world, browser)
         used(world, browser, Path(folder, "usage.db"))
-        words_of_bytes(tokenizer)
-        with viewing(recording, "--tokenizer", tokenizer) as url, visit(browser, url, TALL) as tab:
-            past(tab)
     film.run(rounds)
     check_sizes()
 
@@ -128,31 +117,3 @@ def out_of_step(tab: Visit, world: World) -> None:
     tab.go(replica_place(name))
     expect(tab.page.locator(".stream-line", has_text="Gaps").locator(".badge")).to_be_visible()
     save(tab.page, "dashboard-replica")
-
-
-@contextmanager
-def recorded(world: World, path: Path) -> Iterator[None]:
-    """Two replicas; one sometimes loses events."""
-    ends = world.replicas[LOSSY].load()["endpoints"]
-    sockets = [word for name in ("replay", "status", "snapshot") for word in (f"--{name}", ends[name])]
-    lossy = world.lossy.ask()["endpoint"]
-    with tool("record", lossy, world.replicas[1].url, *sockets, "--model", MODEL, "-o", path) as recorder:
-        yield
-        recorder.end()
-
-
-def words_of_bytes(path: Path) -> None:
-    """Write a tokenizer file equivalent to the simulated engine's built-in tokenizer."""
-    vocabulary = {chr(byte): byte for byte in range(256)} | {f"<{number}>": number for number in range(256, 260)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<256>"))
-    made.decoder = decoders.Fuse()
-    made.save(str(path))
-
-
-def past(tab: Visit) -> None:
-    tab.page.goto(tab.router_url)
-    expect(tab.page.locator(".icicle .node").nth(3)).to_be_visible()
-    tab.page.get_by_role("button", name="Earlier mark").click()
-    tab.page.locator(".icicle .node").nth(2).click()
-    tab.page.wait_for_timeout(800)  # it is read, and moves there
-    save(tab.page, "dashboard-recording")

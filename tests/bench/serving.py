@@ -25,10 +25,11 @@ FAST_TOKENS, PACED_TOKENS = 1000, 150
 CANCELLED = 20
 COMMON = (
     *("--num-blocks", 26_702, "--max-model-len", 32_768, "--max-num-batched-tokens", 32_768, "--log-level", "warning"),
-    *("--simulated-prefill-tokens-per-s", 1e9, "--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=1e9", "--set=simulated_batch_slowdown=0"),
+    "--set=simulated_step_overhead=0",
 )
-FAST = (*COMMON, "--simulated-decode-tokens-per-s", 1e6)
-PACED = (*COMMON, "--simulated-decode-tokens-per-s", 50)
+FAST = (*COMMON, "--set=simulated_decode_tokens_per_s=1e6")
+PACED = (*COMMON, "--set=simulated_decode_tokens_per_s=50")
 
 
 class Cost(NamedTuple):

@@ -36,7 +36,7 @@ TOLD: dict[str, dict[str, Any]] = {
 LIVE_REPLICAS = 4
 FLEET = (
     *("--tokenizer", TEXTS, "--max-model-len", 16_384, "--num-blocks", 4096, "--max-num-seqs", 16),
-    *("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 200),
+    *("--set=simulated_prefill_tokens_per_s=20_000", "--set=simulated_decode_tokens_per_s=200"),
 )
 SYSTEMS, SYSTEM_WORDS = 6, 1500
 WORDS = "where is my parcel why does this loop never end which book has a lighthouse in it tell me more"

@@ -18,8 +18,7 @@ from pathlib import Path
 import httpx2
 
 from router.top.app import Top
-from router.top.client import RouterClient
-from router.top.poller import Poller
+from router.top.poller import Poller, RouterClient
 from tests.bench.fleet import up
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,7 +27,8 @@ SCREEN = re.compile(r"(<!-- what tests/bench/terminal.py saw -->\n```text\n).*?(
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # readers of the page should not load fonts from other sites
 WARM_UP_S = 25.0
 OPTIONS = ("--no-ray", "--simulated", "--replicas", "4", "--port", "8000", "--")
-REPLICA = ("--num-blocks", "600", "--simulated-prefill-tokens-per-s", "12000", "--simulated-decode-tokens-per-s", "400")
+SPEED = ("--set=simulated_prefill_tokens_per_s=12000", "--set=simulated_decode_tokens_per_s=400")
+REPLICA = ("--num-blocks", "600", *SPEED)
 TALKERS = 16
 ROLES = (
     "You are a support agent of Example Shop. Answer in two sentences, name the order, and be polite.",

@@ -75,7 +75,7 @@ def test_lanes_and_pills_are_bounded_in_a_large_busy_fleet(page: Visit) -> None:
 
 def test_saved_prefill_is_shown_in_tokens_time_and_money(browser: Browser, world: World) -> None:
     with (
-        another_router(world, "--price-per-million-tokens", 1000) as priced,
+        another_router(world, "--set=price_per_million_tokens=1000") as priced,
         visit(browser, priced.url) as made,
     ):
         talk(priced.url, 3, seed=4713)

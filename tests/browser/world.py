@@ -16,8 +16,8 @@ REPLICAS = 3
 LOSSY = 2
 TALKS = 8
 OPTIONS = (
-    *("--num-blocks", 1400, "--max-model-len", 20_480, "--simulated-mean-output-tokens", 0),
-    *("--simulated-prefill-tokens-per-s", 40_000, "--simulated-decode-tokens-per-s", 100),
+    *("--num-blocks", 1400, "--max-model-len", 20_480, "--set=simulated_mean_output_tokens=0"),
+    *("--set=simulated_prefill_tokens_per_s=40_000", "--set=simulated_decode_tokens_per_s=100"),
 )
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 
 RATES = (
-    *("--simulated-prefill-tokens-per-s", 1e6, "--simulated-decode-tokens-per-s", 200),
-    *("--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=1e6", "--set=simulated_decode_tokens_per_s=200"),
+    "--set=simulated_step_overhead=0",
 )
 
 

@@ -39,8 +39,8 @@ TUNED = {
 SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-that-all-nodes-of-the-test-have"}
 SMALL = ("--num-cpus", "100", "--object-store-memory", "78643200", "--disable-usage-stats", "--block")
 PACE = (
-    *("--simulated-prefill-tokens-per-s", "200000", "--simulated-decode-tokens-per-s", "30"),
-    *("--simulated-batch-slowdown", "0", "--simulated-step-overhead", "0"),
+    *("--set=simulated_prefill_tokens_per_s=200000", "--set=simulated_decode_tokens_per_s=30"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
 )
 PLAN = FleetPlan(
     models=(

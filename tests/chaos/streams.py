@@ -14,8 +14,8 @@ from tests.replica.serving import MODEL
 STREAMS = 64
 TOKENS = 45
 PACE = (
-    *("--simulated-prefill-tokens-per-s", 200_000, "--simulated-decode-tokens-per-s", 30),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=200_000", "--set=simulated_decode_tokens_per_s=30"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
 )
 
 

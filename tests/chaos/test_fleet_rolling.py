@@ -20,7 +20,7 @@ REPLICAS = 3
 CLIENTS = 8
 WINDOW = 40  # answers of which a hit rate is taken
 # Answers take about 0.7 s, so that there are always some on the way.
-SPEED = ("--simulated-decode-tokens-per-s", "60", "--simulated-prefill-tokens-per-s", "8000")
+SPEED = ("--set=simulated_decode_tokens_per_s=60", "--set=simulated_prefill_tokens_per_s=8000")
 GROWS = """
 [[models]]
 model = "demo"

@@ -29,8 +29,8 @@ TRUNKS = 24
 AGREEMENT = 0.99  # what may differ: a status or a batch between two decisions, of which no decision says where it was
 RATES = (
     *("--num-blocks", 300, "--max-model-len", 2048, "--max-num-seqs", 8),  # so that blocks are evicted, and queues form
-    *("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 400),
-    *("--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=20_000", "--set=simulated_decode_tokens_per_s=400"),
+    "--set=simulated_step_overhead=0",
 )
 
 

@@ -37,7 +37,7 @@ from tests.replica.serving import MODEL, is_alive
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 STREAMS = 16
-SLOW = ("--simulated-decode-tokens-per-s", 50, "--simulated-prefill-tokens-per-s", 100_000)
+SLOW = ("--set=simulated_decode_tokens_per_s=50", "--set=simulated_prefill_tokens_per_s=100_000")
 QUIET = ("--log-level", "warning")
 EVENT_SOCKETS = 4
 

@@ -37,11 +37,11 @@ OBJECTS_TOLERANCE = 500  # the shortest load has thousands of requests
 # In the second half of the load, after all intended allocations.
 GROWTH_BYTES = 16 * 2**20
 SMALL = (
-    *("--num-blocks", 1024, "--max-model-len", 2048, "--max-num-seqs", 128, "--max-waiting", 120),
-    *("--simulated-prefill-tokens-per-s", 200_000, "--simulated-decode-tokens-per-s", 1000),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+    *("--num-blocks", 1024, "--max-model-len", 2048, "--max-num-seqs", 128, "--set=max_waiting=120"),
+    *("--set=simulated_prefill_tokens_per_s=200_000", "--set=simulated_decode_tokens_per_s=1000"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
 )
-SLOW = ("--simulated-decode-tokens-per-s", 100)
+SLOW = ("--set=simulated_decode_tokens_per_s=100",)
 
 
 # Only observes: on SIGUSR2 the HTTP process prints its numbers of tasks and objects.

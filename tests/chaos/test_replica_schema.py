@@ -20,8 +20,8 @@ LIMIT_S = 400 + EXAMPLES
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(LIMIT_S + 30)]
 
 FAST = (
-    *("--simulated-prefill-tokens-per-s", 1e8, "--simulated-decode-tokens-per-s", 1e6),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0, "--log-level", "warning"),
+    *("--set=simulated_prefill_tokens_per_s=1e8", "--set=simulated_decode_tokens_per_s=1e6"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0", "--log-level", "warning"),
 )
 # What a schema cannot say is refused although the schema allows it: ids beyond the vocabulary, text that is no JSON.
 LEFT_OUT = "positive_data_acceptance"

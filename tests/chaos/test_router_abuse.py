@@ -35,8 +35,8 @@ PROBE_EVERY_S = 0.02
 PATIENCE_S = 0.5  # of the client beside them; on a machine of two slow cores that do everything
 GROWTH_BYTES = 48 * MEGABYTE
 FAST = (
-    *("--simulated-prefill-tokens-per-s", 1e8, "--simulated-decode-tokens-per-s", 1e6),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0, "--log-level", "warning"),
+    *("--set=simulated_prefill_tokens_per_s=1e8", "--set=simulated_decode_tokens_per_s=1e6"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0", "--log-level", "warning"),
 )
 HELLO = {"model": MODEL, "prompt": "hello", "max_tokens": 4, "seed": 1, "ignore_eos": True}
 

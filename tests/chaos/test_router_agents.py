@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 # The demo's template shows no ids of calls, which differ from answer to answer.
 ROOM = ("--tokenizer", TEXTS, "--max-model-len", 65_536, "--num-blocks", 8192)
 RATES = (
-    *("--simulated-prefill-tokens-per-s", 50_000, "--simulated-decode-tokens-per-s", 5000),
-    *("--simulated-step-overhead", 0, "--simulated-mean-output-tokens", 40),
+    *("--set=simulated_prefill_tokens_per_s=50_000", "--set=simulated_decode_tokens_per_s=5000"),
+    *("--set=simulated_step_overhead=0", "--set=simulated_mean_output_tokens=40"),
 )
 ROUTER = ("--model-dir", f"demo={TEXTS}", "--log-level", "error")
 LEAST_HITS = 0.9

@@ -39,8 +39,8 @@ BLOCKS_PER_CYCLE = 8  # of Python's allocator; a leaked replica would hold tens 
 GROWTH_BYTES = 40 * 2**20  # the allocators' reserves grow for some thousand cycles only
 QUICK = (
     *("--num-blocks", 1024, "--max-model-len", 2048),
-    *("--simulated-prefill-tokens-per-s", 1_000_000, "--simulated-decode-tokens-per-s", 1000),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=1_000_000", "--set=simulated_decode_tokens_per_s=1000"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
 )
 
 

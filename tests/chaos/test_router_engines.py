@@ -16,10 +16,9 @@ from events.blocks import block_keys, root_key
 from events.foreign_stream import ForeignStream
 from events.messages import EventBatch, encode_batch
 from events.recording import Recorder
-from events.records import Record
 from events.resolver import Resolver
-from events.source import Source
-from events.stream_config import StreamConfig
+from events.source import Record, Source
+from events.states import StreamConfig
 from events.view import CacheView
 from router.front import Front
 from router.members.spec import spec_of

@@ -19,8 +19,8 @@ from events.foreign_stream import ForeignStream
 from events.native_stream import NativeStream
 from events.resolver import Resolver
 from events.source import Source
+from events.states import StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 from events.subscriber import Subscriber
 from events.tool.verify import Witness
 from events.view import CacheView
@@ -50,8 +50,8 @@ GPU = "GPU"
 SETTLE_S = 0.01  # nothing has come for so long
 SMALL = (
     *("--num-blocks", 400, "--max-model-len", 2048, "--max-num-seqs", 32),
-    *("--simulated-prefill-tokens-per-s", 400_000, "--simulated-decode-tokens-per-s", 2000),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=400_000", "--set=simulated_decode_tokens_per_s=2000"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
 )
 
 

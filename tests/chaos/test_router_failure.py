@@ -35,7 +35,7 @@ STALL_S = 0.2  # of the machine: the router, which looks every 0.1 s, then takes
 EXACT_WITHIN_S = 1.0
 DRAINERS = 16
 STAND_INS = 8
-QUICK = (*PACE[:2], "--simulated-decode-tokens-per-s", 400, *PACE[4:])
+QUICK = (PACE[0], "--set=simulated_decode_tokens_per_s=400", *PACE[2:])
 QUIET = ("--log-level", "error")
 
 
@@ -70,7 +70,7 @@ async def test_no_client_notices_that_two_of_three_were_killed_together() -> Non
 
 async def test_without_resume_clients_are_told() -> None:
     """The negative control."""
-    with fleet(2, *PACE) as replicas, router(*replicas.as_options, *QUIET, "--no-resume") as served:
+    with fleet(2, *PACE) as replicas, router(*replicas.as_options, *QUIET, "--set=resume=false") as served:
         async with http_client(served.url) as http:
             streams = await streams_halfway(http)
             await unblocked(replicas.kill, 1)
@@ -258,7 +258,7 @@ def handled(replicas: Fleet, number: int) -> float:
 
 
 async def test_restarting_every_replica_one_after_another_fails_no_request() -> None:
-    with fleet(3, *QUICK) as replicas, router(*replicas.as_options, *QUIET, "--slow-start", 0.5) as served:
+    with fleet(3, *QUICK) as replicas, router(*replicas.as_options, *QUIET, "--set=slow_start=0.5") as served:
         async with under_load(served) as crowd:
             for number in range(len(replicas)):
                 await answered_more(crowd)

@@ -22,8 +22,8 @@ IGNORE_EOS = {"ignore_eos": True}
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 LONG = "The same long beginning of two tenants' prompts. " * 10
 RATES = (
-    *("--simulated-prefill-tokens-per-s", 1e6, "--simulated-decode-tokens-per-s", 2000),
-    *("--simulated-step-overhead", 0, "--log-level", "warning"),
+    *("--set=simulated_prefill_tokens_per_s=1e6", "--set=simulated_decode_tokens_per_s=2000"),
+    *("--set=simulated_step_overhead=0", "--log-level", "warning"),
 )
 
 

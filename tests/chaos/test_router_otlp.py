@@ -13,7 +13,7 @@ from tests.router.collector import Collector, attributes, collecting, metrics_of
 
 pytestmark = pytest.mark.chaos
 
-FAST = ("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--simulated-step-overhead", 0)
+FAST = ("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--set=simulated_step_overhead=0")
 WORKERS, REQUESTS = 2, 40
 
 

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.chaos
 CHAT = "/v1/chat/completions"
 BLOCK = 128  # tokens
 RATES = (
-    *("--simulated-prefill-tokens-per-s", 1e6, "--simulated-decode-tokens-per-s", 100),
-    *("--simulated-step-overhead", 0, "--simulated-mean-output-tokens", 0),
+    *("--set=simulated_prefill_tokens_per_s=1e6", "--set=simulated_decode_tokens_per_s=100"),
+    *("--set=simulated_step_overhead=0", "--set=simulated_mean_output_tokens=0"),
     *("--block-size", BLOCK, "--max-model-len", 2_000_000, "--num-blocks", 20_000),  # room for a megabyte
 )
 LONG = "".join(f"word{number} " for number in range(110_000))
@@ -244,7 +244,10 @@ def test_a_gateway_may_offer_only_some_replicas(replicas: Fleet) -> None:
 
 def test_a_request_counts_where_the_gateway_has_sent_it_after_all(replicas: Fleet) -> None:
     knows_one = overriding(replicas.urls[:1])  # and passes over the other
-    with behind(replicas, knows_one, options=("--picker-fallbacks", 1, "--policy", "round-robin")) as (envoy, picker):
+    with behind(replicas, knows_one, options=("--set=picker_fallbacks=1", "--policy", "round-robin")) as (
+        envoy,
+        picker,
+    ):
         for number in range(4):
             answer = envoy.post(CHAT, asked(f"Number {number}."), **JSON)
             assert (answer.status, answer.headers["x-warmroute-replica"]) == (200, "r0")
@@ -300,7 +303,7 @@ def test_a_full_fleet_refuses_once_nobody_may_wait(replicas: Fleet) -> None:
 
 
 def test_a_request_beyond_all_streams_does_not_pass_unseen(replicas: Fleet) -> None:
-    with behind(replicas, overriding(replicas.urls), options=("--max-connections", 2)) as (envoy, picker):
+    with behind(replicas, overriding(replicas.urls), options=("--set=max_connections=2",)) as (envoy, picker):
         with stream_of(envoy, 10_000), stream_of(envoy, 10_000):
             answer = envoy.post(CHAT, asked("One too many."), **JSON)
             assert (answer.status, answer.error["code"]) == (503, "too_many_connections")

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", rea
 
 REPLICAS, RATE = 2, 4000
 SIMULATED = (
-    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--simulated-step-overhead", 0),
-    *("--simulated-prefill-tokens-per-s", RATE, "--simulated-decode-tokens-per-s", 5000),
+    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--set=simulated_step_overhead=0"),
+    *(f"--set=simulated_prefill_tokens_per_s={RATE}", "--set=simulated_decode_tokens_per_s=5000"),
 )
 KEYS = """
 [keys.flood]

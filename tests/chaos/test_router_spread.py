@@ -26,8 +26,8 @@ IMBALANCE = 1.6
 HELD_UP_S = 1.0  # shorter than a silence
 LONG = 4000  # tokens: a fifth of a second, so a step that is held up is a sample that misleads, wherever it is held up
 RATES = (
-    *("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 400),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+    *("--set=simulated_prefill_tokens_per_s=20_000", "--set=simulated_decode_tokens_per_s=400"),
+    *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
 )
 QUIET = ("--log-level", "error")
 

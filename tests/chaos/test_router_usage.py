@@ -21,8 +21,8 @@ from tests.replica.serving import MODEL
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 FAST = (
-    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--simulated-step-overhead", 0),
-    *("--simulated-prefill-tokens-per-s", 1e6, "--simulated-decode-tokens-per-s", 5000),
+    *("--engine", "simulated", "--served-model-name", MODEL, "--model", "demo", "--set=simulated_step_overhead=0"),
+    *("--set=simulated_prefill_tokens_per_s=1e6", "--set=simulated_decode_tokens_per_s=5000"),
 )
 KEYS = """
 [keys.alice]

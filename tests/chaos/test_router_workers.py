@@ -29,7 +29,15 @@ WORKERS = ("--workers", "2")
 ASKED = 40  # that one of two workers gets none of so many connections has a chance of 2**-39
 TRIED = 12  # fresh connections, that both workers are asked
 HELD = 16  # streams
-SLOW = ("--engine", "simulated", "--simulated-decode-tokens-per-s", 20, "--served-model-name", MODEL, "--model", "demo")
+SLOW = (
+    "--engine",
+    "simulated",
+    "--set=simulated_decode_tokens_per_s=20",
+    "--served-model-name",
+    MODEL,
+    "--model",
+    "demo",
+)
 
 
 @pytest.fixture(scope="module")

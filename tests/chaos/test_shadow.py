@@ -25,7 +25,7 @@ pytestmark = pytest.mark.chaos
 FAMILIES, TURNS = 3, 4
 SHARED = 640  # bytes, which are tokens here: 40 blocks
 CHAT = "/v1/chat/completions"
-SPEED = ("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 2000)
+SPEED = ("--set=simulated_prefill_tokens_per_s=20_000", "--set=simulated_decode_tokens_per_s=2000")
 NO_NGINX = pytest.mark.skipif(NGINX is None, reason="there is no nginx; WARMROUTE_NGINX names one")
 MEGABYTE = 2**20
 
@@ -207,7 +207,7 @@ def test_ctrl_c_before_a_replica_is_found_ends_with_status_1() -> None:
 
 
 def test_hostile_copies_are_bounded_and_counted(replicas: Fleet) -> None:
-    limits = ("--max-body-bytes", MEGABYTE, "--max-bodies-bytes", 2 * MEGABYTE, "--max-connections", 20)
+    limits = (f"--set=max_body_bytes={MEGABYTE}", f"--set=max_bodies_bytes={2 * MEGABYTE}", "--set=max_connections=20")
     listen = ("--listen", "127.0.0.1:0", "--interval", 0.2)
     with shadow(*replicas.as_options, *listen, *limits) as watching, ExitStack() as stack:
         before = resident_bytes(watching.process.pid)

@@ -16,8 +16,8 @@ from tests.events.processes import wait_until
 ANSWERS = Path(__file__).with_name("answers.jsonl")
 MODELS = ("demo", "gpt-5.5")  # Codex offers its patches to models that it knows
 # A token is a byte, and the agents' prompts are long; predictions count whole blocks.
-SIZE = ("--max-model-len", 262_144, "--num-blocks", 65_536, "--no-partial-reuse")
-FAST = ("--simulated-prefill-tokens-per-s", 1e7, "--simulated-decode-tokens-per-s", 2000)
+SIZE = ("--max-model-len", 262_144, "--num-blocks", 65_536, "--set=partial_reuse=false")
+FAST = ("--set=simulated_prefill_tokens_per_s=1e7", "--set=simulated_decode_tokens_per_s=2000")
 TURNS = 2  # of each agent at least: a call, and an answer to its result
 REUSED = 0.5  # of a later turn's prompt at least: nearly all that the turn before had
 

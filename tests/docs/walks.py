@@ -103,15 +103,11 @@ WALKS = {
     "docs/events.md": Walk(
         {
             "warmroute events replay": Serves("waiting for a subscriber"),
-            "warmroute events view": Serves(" at http"),
             "warmroute events conform": IDLE,
         },
         (Scene("", TWO),),
     ),
     "docs/explain.md": Walk({}, (Scene("", (*ROUTED, asked(2))),)),
-    "docs/dashboard.md": Walk(
-        {"warmroute events view": Serves(" at http")}, (Scene("", ("warmroute fetch demo path/to/model", *TWO)),)
-    ),
     "docs/top.md": Walk(
         {"warmroute top": NO_TERMINAL, "COLUMNS=160 warmroute top --once": Ends((0, 1))}, (Scene("", ROUTED),)
     ),

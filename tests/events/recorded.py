@@ -11,8 +11,7 @@ from events.groups import Layout
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
 from events.recording import Recorder, Recording, feed_record, redacted_copy
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.view import CacheView, Request
 
 BLOCK_SIZE = 4

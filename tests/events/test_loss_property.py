@@ -19,7 +19,7 @@ from events.changes import Change, Cleared, Removed
 from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.resolver import Resolver
-from events.stream_config import StreamConfig
+from events.states import StreamConfig
 from events.view import CacheView
 
 ROOT = root_key("", None, None, 1)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import zmq
 
-from events.player import Player, PlayerConfig
 from events.publisher import END_OF_REPLAY
 from events.recording import Recorder, Recording, redacted_copy
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.subscriber import Subscriber
+from events.tool.player import Player, PlayerConfig
 from events.view import CacheView
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 from tests.events.resident import copies

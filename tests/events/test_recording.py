@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from events.feed import Feed
 from events.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recording, feed_record
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 from tests.events.resident import copies
 

@@ -16,9 +16,8 @@ from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEv
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.pool import fold
 from events.recording import Recorder, Recording, feed_record, redacted_copy
-from events.records import Record
 from events.redaction import HOLD_S
-from events.source import Source
+from events.source import Record, Source
 from events.view import CacheView
 from tests.events.recorded import (
     SOURCE,

@@ -8,8 +8,8 @@ from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_ba
 from events.native_stream import NativeStream
 from events.pool import Digest
 from events.resolver import Resolver
+from events.states import StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 from events.view import CacheView
 
 NOTHING = Digest(0, 0)

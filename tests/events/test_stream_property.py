@@ -23,8 +23,8 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBa
 from events.native_stream import NativeStream
 from events.pool import Digest, fold
 from events.resolver import Resolver
+from events.states import StreamConfig
 from events.stream import Stream
-from events.stream_config import StreamConfig
 from events.view import CacheView
 
 ROOT = root_key("", None, None, 1)

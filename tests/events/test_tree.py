@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from events.analysis.compare import OTHER_MEDIA, compare
+from events.analysis.tree import Holder, Namespace, Node, Tree, media, path
 from events.analysis.trunks import hottest_prefixes, longest_chains, run_from, runs_below, sizes, token_ids
 from events.blocks import block_keys, pack_tokens, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 from events.resolver import Resolver
-from events.tree import Holder, Namespace, Node, Tree, media, path
 
 SIZE = 2
 Path = tuple[int, ...]  # block i of a prompt is the tokens (path[i], path[i])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -111,30 +110,6 @@ def test_completion_prints_a_script_for_each_shell(shell: str) -> None:
     output = CliRunner().invoke(warmroute, ["completion", shell]).output
     assert "_WARMROUTE_COMPLETE" in output
     assert f"{shell}_complete" in output
-
-
-def test_the_manual_has_the_help_of_every_command() -> None:
-    output = CliRunner().invoke(warmroute, ["manual"]).output
-    titles = [line.removeprefix(".SH ") for line in output.splitlines() if line.startswith(".SH ")]
-    assert {f"WARMROUTE {name.upper()}" for name in COMMANDS} | {"WARMROUTE EVENTS VERIFY"} <= set(titles)
-    assert "\\-\\-replica\\-api\\-key" in output
-    assert not [line for line in output.splitlines() if line.startswith("'")]
-
-
-@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff")
-def test_the_manual_is_a_page_for_man() -> None:
-    page = CliRunner().invoke(warmroute, ["manual"]).output
-    groff = ["groff", "-man", "-ww", "-Tascii", "-P-cbou"]
-    shown = subprocess.run(groff, input=page, capture_output=True, text=True, check=True)
-    assert shown.stderr == ""
-    assert "--replica-api-key" in shown.stdout
-
-
-def test_the_manual_says_what_is_missing_for_a_command() -> None:
-    code = "import sys; sys.modules['numpy'] = None\nfrom fleet.cli import main\nmain(['manual'])"
-    finished = run("-c", code)
-    assert finished.returncode == 0
-    assert "It needs numpy, which is not installed." in finished.stdout
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

@@ -63,7 +63,7 @@ def test_the_example_in_the_docs_says_what_the_docs_say(tmp_path: Path) -> None:
         model="demo",
         replicas=2,
         resources=Resources(cpus=2.0, custom={"fast_disk": 1.0}),
-        options=("--kv-cache-gb=4", "--max-num-seqs=64", "--no-partial-reuse"),
+        options=("--kv-cache-gb=4", "--max-num-seqs=64", "--set=partial_reuse=false"),
         drain_timeout_s=30.0,
         wedged_after_s=20.0,
     )

@@ -79,7 +79,7 @@ async def test_a_replica_that_hangs_is_killed_and_replaced(part: str, tmp_path: 
 
 
 async def test_it_drains_before_it_ends(tmp_path: Path) -> None:
-    options = ("--simulated-decode-tokens-per-s", "40", "--simulated-mean-output-tokens", "0")
+    options = ("--set=simulated_decode_tokens_per_s=40", "--set=simulated_mean_output_tokens=0")
     async with supervised(tmp_path, options=options) as supervisor:
         ready = await seen(supervisor, "ready")
         assert ready.place is not None and ready.pid is not None

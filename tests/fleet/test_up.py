@@ -409,7 +409,7 @@ def test_the_notes_of_replicas_are_shown_and_the_letters_that_a_terminal_lacks_e
 
 @pytest.mark.chaos
 def test_a_running_stream_is_finished_before_the_end() -> None:
-    with up(*FREE, "--replicas", "1", "--", "--simulated-mean-output-tokens", "0") as running:
+    with up(*FREE, "--replicas", "1", "--", "--set=simulated_mean_output_tokens=0") as running:
         body = {"model": "demo", "prompt": "x", "max_tokens": 60, "stream": True}
         request = urllib.request.Request(f"{running.url}/v1/completions", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:

@@ -91,7 +91,7 @@ def replica(place: Place, model: str, log: Path, *more: str) -> Iterator[Served]
 @contextmanager
 def started(log: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """One of our servers, on any port."""
-    command = [sys.executable, "-m", "fleet", *arguments, "--port", "0", "--die-with-parent"]
+    command = [sys.executable, "-m", "fleet", *arguments, "--port", "0", "--set=die_with_parent=true"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)

@@ -37,7 +37,7 @@ ENOUGH = 20  # answers to another client
 def both() -> Iterator[dict[str, Replica]]:
     with (
         command(*FAST) as replica,
-        router("--replica", replica.url, "--log-level", "warning", "--idle-timeout", "3") as running,
+        router("--replica", replica.url, "--log-level", "warning", "--set=idle_timeout=3") as running,
     ):
         yield {"router": running, "replica": replica}
         for process in (replica, running):

@@ -7,8 +7,7 @@ from contextlib import ExitStack, closing
 
 import zmq
 
-from events.peers import Peers
-from events.publisher_stats import PublisherStats
+from events.peers import Peers, PublisherStats
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.actions import Apply, Reset
-from events.capacity import MOST_MEDIA
 from events.changes import Change, Cleared, Removed, Stored
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
 from events.native import Load, SnapshotHeader, Status, decode_status, encode_native
 from events.native_stream import NativeStream
+from events.pools import MOST_MEDIA
 from events.resolver import Resolver
 from events.slices import SLICE_BLOCKS, slices
 from events.source import Source
@@ -466,7 +466,7 @@ async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
 
 
 def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.capacity.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.pools.MOST_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(100)
     for first in range(0, 3000, 100):
@@ -480,7 +480,7 @@ def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pool_larger_than_what_is_kept_is_no_claim_and_bounded(
     pool: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.capacity.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.pools.MOST_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(pool)
     for first in range(0, 4000, at_once):

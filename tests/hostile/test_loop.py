@@ -33,7 +33,7 @@ ANSWER_S = 60.0
 CONNECTIONS = 200
 FIRST = "warmroute"
 SECOND = "vllm"
-REWRITES = f"[[rewrites]]\nmodel = '{MODEL}'\ntargets = {{{MODEL} = 50, other = 50}}\n"
+REWRITES = f"[[rewrites]]\nmodel = '{MODEL}'\ntarget = 'other'\n"
 GENERATING = (CHAT, COMPLETIONS, "/v1/messages", PATH, "/v1/chat/completions/batch", "/v1/embeddings")
 EVENT = b'{"id":"resp_1","created":1,"model":"m","choices":[{"index":0,"text":"a","delta":{"content":"a"}}]'
 

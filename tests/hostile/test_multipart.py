@@ -274,9 +274,9 @@ def test_no_other_socket_is_opened() -> None:
     }
     assert found == {
         "libzmq": {
-            "events/bound_socket.py",
+            "events/peers.py",
             "events/curve_link.py",
-            "events/player.py",  # a tool: it sends recordings
+            "events/tool/player.py",  # a tool: it sends recordings
             "events/tool/conform.py",  # a tool: it grades an engine's stream
             "replica/client.py",  # to the engine's process that it has started, in a folder of its own
             "replica/process.py",

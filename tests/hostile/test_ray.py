@@ -34,7 +34,7 @@ pytestmark = [
 RAY = str(Path(sys.executable).with_name("ray"))
 STOPPED_S = 3.0
 # Slow enough for a stream to be running when something happens.
-SLOW = ("--simulated", "--replicas", "2", "--", "--simulated-decode-tokens-per-s", "10")
+SLOW = ("--simulated", "--replicas", "2", "--", "--set=simulated_decode_tokens_per_s=10")
 # Of another Ray's; the second would have ours kill all of its actors.
 OTHERS = {"RAY_ADDRESS": "127.0.0.1:9", "RAY_memory_usage_threshold": "0.001", "RAY_AUTH_MODE": "nonsense"}
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", rea
 
 AT_ONCE = 24
 BODY = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 32})
-QUICK = ("--simulated-decode-tokens-per-s", 50)
+QUICK = ("--set=simulated_decode_tokens_per_s=50",)
 
 
 @contextmanager

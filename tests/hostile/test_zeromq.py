@@ -13,13 +13,11 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from events.bound_socket import MOST_TOPICS
 from events.curve import load_curve, write_keys
 from events.messages import BlockStored
 from events.native import SNAPSHOT_REQUEST
-from events.publisher import Publisher, PublisherConfig
-from events.publisher_stats import PublisherStats
-from events.replay_buffer import ReplayBuffer
+from events.peers import MOST_TOPICS, PublisherStats
+from events.publisher import Publisher, PublisherConfig, ReplayBuffer
 from events.transfers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Transfers
 from replica.cli import replica
 from tests.hostile.peers import connected, flooding, part, resident_mb
@@ -298,7 +296,7 @@ def test_a_secret_key_alone_is_refused(tmp_path: Path) -> None:
     _, secret = write_keys(str(tmp_path / "replica"))
     made = CliRunner().invoke(replica, ["--model", "m", "--engine", "simulated", "--curve-secret", str(secret)])
     assert made.exit_code == 2
-    for fix in ("--curve-clients DIR", "--curve-any-client"):
+    for fix in ("--curve-clients DIR", "--set curve_any_client=true"):
         assert fix in made.output
 
 

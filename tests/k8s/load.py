@@ -12,8 +12,8 @@ from tests.router.loopback import until
 
 CLIENTS = 12
 SIMULATED = (
-    *("--engine=simulated", "--simulated-decode-tokens-per-s=60", "--simulated-batch-slowdown=0"),
-    *("--simulated-prefill-tokens-per-s=100000", "--log-level=warning"),
+    *("--engine=simulated", "--set=simulated_decode_tokens_per_s=60", "--set=simulated_batch_slowdown=0"),
+    *("--set=simulated_prefill_tokens_per_s=100000", "--log-level=warning"),
 )
 
 

@@ -41,7 +41,7 @@ def run(row: Row, running: Engine, events: Published, count: int, seed: int, *, 
     named = f"url={running.url},engine={running.kind}"
     if typed:
         named += f",events={running.events},replay={running.replay}"
-    options = ("--replica", named, "--model-dir", f"m={running.folder / 'model'}", "--decisions", count)
+    options = ("--replica", named, "--model-dir", f"m={running.folder / 'model'}", f"--set=decisions={count}")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
         with router(*options, "--request-log", log, *row.router) as front:

@@ -53,7 +53,7 @@ def run(workers: Sequence[Worker], way: str, count: int, clients: int, seed: int
     change = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
-        more = ("--decisions", count, "--request-log", log, "--picker-listen", "127.0.0.1:0")
+        more = (f"--set=decisions={count}", "--request-log", log, "--picker-listen", "127.0.0.1:0")
         with ExitStack() as stack:
             front = stack.enter_context(router(*options, *model, *more, within_s=60))
             url = front.url

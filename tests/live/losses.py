@@ -146,7 +146,7 @@ def measure(name: str, running: Engine, seed: int) -> Measured:
     """Let the event happen, and send requests until the router is exact again, and some more."""
     event = EVENTS[name]
     source = f"url={running.url},engine={running.kind},events={running.events},replay={running.replay}"
-    options = ("--replica", source, "--model-dir", f"m={running.folder / 'model'}", "--decisions", "4000")
+    options = ("--replica", source, "--model-dir", f"m={running.folder / 'model'}", "--set=decisions=4000")
     ours, others = requests(seed, traffic.chat), requests(seed + 100, traffic.chat)
     if event is late_join:
         asyncio.run(drive(running.url, others, AFTERWARDS, 4))

@@ -57,7 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
             for option in ("--replica", f"url={one.url},name={role},engine=vllm,role={role}")
         ]
         model = ("--model-dir", f"{MODEL}={first.folder / 'model'}")
-        front = stack.enter_context(router(*options, *model, "--prefill-elsewhere", "always", within_s=60))
+        front = stack.enter_context(router(*options, *model, "--set=prefill_elsewhere=always", within_s=60))
         yield Split(front, first, second, folder / "held")
 
 

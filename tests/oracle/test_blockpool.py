@@ -15,7 +15,7 @@ from events.resolver import Resolver
 from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
-from replica.matches import Match
+from replica.names import Match
 from tests.oracle.test_wire_blockpool import each_trace, load
 from tests.oracle.vectors import Record, unhex
 

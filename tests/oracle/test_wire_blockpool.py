@@ -66,7 +66,7 @@ def test_resident_hashes_and_copies_are_the_engines_after_every_call(path: Path)
 @each_trace
 def test_counting_a_report_as_a_copy_would_be_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: taken for stores, the reports of such a trace drift, and only of such a trace."""
-    monkeypatch.setattr("events.reports.Reports.like", lambda *_: False)
+    monkeypatch.setattr("events.orphans.Reports.like", lambda *_: False)
     _, ops, _ = load(path)
     resolver, decoder = Resolver(MODEL), Decoder()
     drifted = False

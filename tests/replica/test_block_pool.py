@@ -10,8 +10,8 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
-from replica.matches import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.messages import PoolSnapshot
+from replica.names import NO_MATCH, NO_PART, Match, PartialBlock
 from tests.replica.engines import SIZE, admit, chain, forged, serve
 
 A, B, C, D = ([letter] * SIZE for letter in (1, 2, 3, 4))

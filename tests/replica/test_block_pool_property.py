@@ -20,10 +20,8 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
 from replica.block_pool import BlockPool
 from replica.chain import Chain
-from replica.contents import NOT_NAMED, Contents
-from replica.copies import Copies
-from replica.matches import NO_PART, Match, PartialBlock
-from replica.names import Names, Slots
+from replica.contents import NOT_NAMED, Contents, Copies
+from replica.names import NO_PART, Match, Names, PartialBlock, Slots
 
 MODEL = "model"
 

@@ -127,7 +127,7 @@ def test_it_serves_and_ends_as_asked(number: int) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("options", [["--die-with-parent"], []])
+@pytest.mark.parametrize("options", [["--set=die_with_parent=true"], []])
 def test_only_with_its_option_it_dies_with_its_parent(options: list[str]) -> None:
     parent = [sys.executable, "-c", PARENT, *COMMAND, *DEMO, *options]
     with subprocess.Popen(parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -148,12 +148,12 @@ def test_only_with_its_option_it_dies_with_its_parent(options: list[str]) -> Non
 def test_a_parent_that_is_gone_before_the_replica_begins_is_missed() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    finished = run(*DEMO, "--die-with-parent", **{PARENT_VARIABLE: str(gone.pid)})
+    finished = run(*DEMO, "--set=die_with_parent=true", **{PARENT_VARIABLE: str(gone.pid)})
     assert (finished.returncode, finished.stdout) == (1, "")
 
 
 def test_a_parent_that_is_no_number_is_reported_in_one_line() -> None:
-    finished = run(*DEMO, "--die-with-parent", **{PARENT_VARIABLE: "init"})
+    finished = run(*DEMO, "--set=die_with_parent=true", **{PARENT_VARIABLE: "init"})
     assert finished.returncode == 2
     assert finished.stderr == (
         "Error: WARMROUTE_PARENT_PID in the environment is 'init'; make it the parent's pid, or unset it\n"

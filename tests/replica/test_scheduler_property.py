@@ -19,9 +19,8 @@ from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.config import SimulatedConfig
 from replica.engine import Engine
-from replica.matches import Match, PartialBlock
 from replica.messages import Output
-from replica.names import Slots
+from replica.names import Match, PartialBlock, Slots
 from replica.request import Scheduled
 from replica.runner import SampledToken
 from tests.replica.engines import MODEL, RememberingRunner, drain, engine, submit

@@ -215,7 +215,7 @@ SHARED = prompts([75], seed=5)[0]
 FORKS = [SHARED, [*SHARED[:37], 5, 6, 7], [*SHARED, 8, 9], [*SHARED[:70], 1], SHARED[:64], SHARED, *prompts([9, 50])]
 SETTINGS: dict[str, tuple[str, ...]] = {
     "off": ("--no-enable-prefix-caching",),
-    "whole blocks": ("--no-partial-reuse",),
+    "whole blocks": ("--set=partial_reuse=false",),
     "partial": (),
 }
 

@@ -126,8 +126,8 @@ def toml(value: Any) -> str:
 @pytest.mark.parametrize("setting", [s for s in ALL.values() if s.field], ids=lambda s: s.key)
 def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_path: Path) -> None:
     value = other_value(setting, tmp_path)
-    flag = [setting.option, str(value)]
-    if setting.type is click.BOOL:
+    flag = [f"{setting.option}={str(value).lower() if setting.type is click.BOOL else value}"]
+    if setting.type is click.BOOL and setting.flag:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
     base: tuple[str, ...] = BASE if setting.key not in OF_NATIVE else ("--model", model_folder(tmp_path))
@@ -135,7 +135,7 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))
     if setting.key == "curve_secret":
-        base += ("--curve-any-client",)
+        base += ("--set=curve_any_client=true",)
     assert at(config(*flag, base=base), setting.field) == value
     assert at(config(environment={setting.variable: str(value)}, base=base), setting.field) == value
     assert at(config("--config", str(tmp_path / "c.toml"), base=base), setting.field) == value
@@ -196,8 +196,8 @@ def test_the_model_has_to_be_named() -> None:
     [
         (("--port", "70000"), "'--port': 70000 is not in the range"),
         (("--block-size", "0"), "'--block-size': 0 is not"),
-        (("--simulated-decode-tokens-per-s", "0"), "'--simulated-decode-tokens-per-s': 0.0 is not"),
-        (("--simulated-step-overhead", "nan"), "nan is not a finite number"),
+        (("--set=simulated_decode_tokens_per_s=0",), "'--set=simulated_decode_tokens_per_s': 0.0 is not"),
+        (("--set=simulated_step_overhead=nan",), "nan is not a finite number"),
         (("--drain-timeout", "inf"), "inf is not a finite number"),
         (("--log-level", "loud"), "'loud' is not one of"),
         (("--engine", "guessing"), "'guessing' is not one of"),
@@ -206,20 +206,20 @@ def test_the_model_has_to_be_named() -> None:
         (("--chat-template", "nowhere.jinja"), "'nowhere.jinja' does not exist"),
         (("--tokenizer", "."), "--tokenizer .: tokenizer.json does not exist"),
         (("--curve-clients", "."), "give --curve-secret too"),
-        (("--curve-any-client",), "--curve-any-client needs an encryption key; give --curve-secret too"),
-        (("--curve-secret", __file__, "--curve-clients", ".", "--curve-any-client"), "give one of them"),
+        (("--set=curve_any_client=true",), "curve_any_client needs an encryption key; give --curve-secret too"),
+        (("--curve-secret", __file__, "--curve-clients", ".", "--set=curve_any_client=true"), "give one of them"),
         (("--kv-secret", "short"), "--kv-secret has 5 characters, which a stranger could guess"),
         (("--kv-secret", "x" * 16, "--kv-host", "a b"), "--kv-host a b is no address"),
         (("--kv-transport", "pigeon"), "'pigeon' is not one of"),
-        (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
+        (("--set=max_waiting=0",), "'--set=max_waiting': 0 is not"),
         (("--threads", "0"), "'--threads': 0 is not"),
         (("--threads", "100000000000"), "100000000000 is not in the range 1<=x<=1024"),
         (("--max-model-len", "1"), "'--max-model-len': 1 is not in the range 2<=x"),
         (("--num-blocks", "9" * 30), f"{'9' * 30} is not in the range 1<=x<=2147483647"),
         (("--max-num-seqs", str(2**31)), "2147483648 is not in the range"),
-        (("--simulated-mean-output-tokens", str(2**31)), "2147483648 is not in the range"),
+        ((f"--set=simulated_mean_output_tokens={2**31}",), "2147483648 is not in the range"),
         (("--kv-cache-gb", "1e300"), "'--kv-cache-gb': 1e+300 is not in the range"),
-        (("--kv-cache-gb", "1e9", "--kv-bytes-per-token", "1"), "62,500,000,000,000,000 blocks; give less"),
+        (("--kv-cache-gb", "1e9", "--set=kv_bytes_per_token=1"), "62,500,000,000,000,000 blocks; give less"),
         (("--dtype", "int4"), "'int4' is not one of"),
         (("--attention", "guessing"), "'guessing' is not one of"),
         (("--model", "./nowhere"), "'--model': './nowhere' is neither a folder nor a file"),
@@ -300,7 +300,9 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes | str | None, tmp_pa
 
 def test_memory_is_divided_into_blocks() -> None:
     assert config("--kv-cache-gb", "1").engine.num_blocks == 10**9 // (16 * 131072)
-    assert config("--kv-cache-gb", "1", "--kv-bytes-per-token", "1000", "--block-size", "10").engine.num_blocks == 10**5
+    assert (
+        config("--kv-cache-gb", "1", "--set=kv_bytes_per_token=1000", "--block-size", "10").engine.num_blocks == 10**5
+    )
 
 
 def test_memory_and_number_contradict_each_other_only_in_the_same_place(tmp_path: Path) -> None:
@@ -443,7 +445,7 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
             "--model: 'unheard-of' is not a model; give smollm2, demo, a folder with its files, or ORG",
         ),
         (("--model", "."), "has no config.json"),
-        (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
+        (("--set=kv_bytes_per_token=5",), "kv_bytes_per_token 5 is only for the simulated engine; leave it out"),
         (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),
         (("--tensor-parallel-size", "3"), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
         (
@@ -515,5 +517,5 @@ def test_the_file_in_the_docs_is_accepted(tmp_path: Path) -> None:
 def test_help_shows_every_setting_in_its_group() -> None:
     shown = run("--help").output
     assert "2147483647" not in shown
-    assert all(f"  {setting.option}" in shown for setting in ALL.values())
+    assert all(f"  {setting.option if setting.flag else setting.key}" in shown for setting in ALL.values())
     assert shown.index("Cache:") < shown.index("--num-blocks") < shown.index("Events:") < shown.index("--events-port")

@@ -41,7 +41,7 @@ def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
 def test_a_parent_that_is_gone_is_missed() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    finished = run("router", "--port", "0", "--die-with-parent", WARMROUTE_PARENT_PID=str(gone.pid))
+    finished = run("router", "--port", "0", "--set=die_with_parent=true", WARMROUTE_PARENT_PID=str(gone.pid))
     assert (finished.returncode, finished.stdout) == (1, "")
 
 

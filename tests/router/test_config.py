@@ -105,8 +105,8 @@ def toml(value: Any) -> str:
 @pytest.mark.parametrize("setting", [s for s in TABLE.all.values() if s.field], ids=lambda s: s.key)
 def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_path: Path) -> None:
     value = other_value(setting, tmp_path)
-    flag = [setting.option, str(value)]
-    if setting.type is click.BOOL:
+    flag = [f"{setting.option}={str(value).lower() if setting.type is click.BOOL else value}"]
+    if setting.type is click.BOOL and setting.flag:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     base = []
     if other := WITH.get(setting.key):
@@ -141,9 +141,9 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--otlp-endpoint", "http://u@h:1"), "'http://u@h:1' is not a URL"),
         (("--cors-origin", "https://a.example/v1"), "'https://a.example/v1' has a path"),
         (("--cors-origin", "https://a.example/path"), "'https://a.example/path' has a path"),
-        (("--client-path", "/replicas"), "'/replicas' is not a path below /v1/; write it like /v1/videos"),
-        (("--client-path", "/v1/videos/"), "'/v1/videos/' is not a path below /v1/"),
-        (("--client-path", "/v1/{x}"), "'/v1/{x}' is not a path below /v1/"),
+        (("--set=client_path=/replicas",), "'/replicas' is not a path below /v1/; write it like /v1/videos"),
+        (("--set=client_path=/v1/videos/",), "'/v1/videos/' is not a path below /v1/"),
+        (("--set=client_path=/v1/{x}",), "'/v1/{x}' is not a path below /v1/"),
         (("--kubernetes-service", "llm"), "--kubernetes-service: this process has no pod service account"),
         (
             ("--kubernetes-namespace", "n"),
@@ -177,9 +177,9 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--tls-key", __file__), "--tls-key needs --tls-cert too"),
         (("--policy", "best"), "'best' is not one of 'cost', 'prefix'"),
         (("--port", "70000"), "'--port': 70000 is not in the range"),
-        (("--connect-timeout", "0"), "'--connect-timeout': 0.0 is not"),
-        (("--idle-timeout", "inf"), "inf is not a finite number"),
-        (("--accuracy-objective", "1.1"), "'--accuracy-objective': 1.1 is not in the range 0<=x<=1"),
+        (("--set=connect_timeout=0",), "'--set=connect_timeout': 0.0 is not"),
+        (("--set=idle_timeout=inf",), "inf is not a finite number"),
+        (("--set=accuracy_objective=1.1",), "'--set=accuracy_objective': 1.1 is not in the range 0<=x<=1"),
         (("--api-key", "a", "--admin-key", "a"), "--admin-key is one of the keys of --api-key"),
     ],
 )
@@ -292,7 +292,7 @@ def test_a_chat_template_is_that_of_a_named_model_or_of_the_only_one(tmp_path: P
 
 
 def test_the_cache_is_given_in_megabytes() -> None:
-    assert config("--message-cache-mb", "1.5").message_cache_bytes == 1_500_000
+    assert config("--set=message_cache_mb=1.5").message_cache_bytes == 1_500_000
 
 
 def test_the_files_in_the_docs_are_accepted() -> None:
@@ -310,8 +310,24 @@ def test_every_key_of_a_replica_is_in_the_docs() -> None:
     assert [name for name in ReplicaSpec.__struct_fields__ if f"`{name}`" not in page] == []
 
 
-def test_help_shows_every_setting_in_its_group_but_the_hidden_one() -> None:
+def test_help_shows_every_setting_in_its_group_and_those_without_an_option_at_the_end() -> None:
     shown = run("--help").output
     assert "2147483647" not in shown
-    assert all((f"  {setting.option}" in shown) != setting.hidden for setting in TABLE.all.values())
+    groups, _, keys = shown.partition("Keys of --set:")
+    for setting in TABLE.all.values():
+        assert f"  {setting.option}" in groups if setting.flag else f"  {setting.key}=" in keys
     assert shown.index("Replicas:") < shown.index("--registry") < shown.index("Access:") < shown.index("--admin-key")
+
+
+def test_set_gives_what_has_no_option_of_its_own_and_wins_over_environment_and_file(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("slow_start = 1")
+    weaker = ("--config", str(tmp_path / "c.toml"))
+    assert config("--set", "slow_start=3", *weaker, environment={"WARMROUTE_SLOW_START": "2"}).slow_start_s == 3
+    assert config("--set=slow_start=3", "--set=slow_start=4").slow_start_s == 4
+    assert config("--set=client_path=/v1/a", "--set=client_path=/v1/b").client_paths == ("/v1/a", "/v1/b")
+    assert "--set slow-start=1: 'slow-start' is not a setting; did you mean 'slow_start'?" in error(
+        "--set=slow-start=1"
+    )
+    assert "--set port=1: write --port instead" in error("--set=port=1")
+    assert "--set slow_start: write --set=slow_start=VALUE instead" in error("--set=slow_start")
+    assert "--slow-start is no option; write --set slow_start=VALUE" in error("--slow-start", "1")

@@ -11,10 +11,9 @@ from msgspec import Struct, field
 from router.members.discovery.collection import Collection, Kind
 from router.members.discovery.labels import Metadata, Values
 from router.members.discovery.objectives import PoolReference
-from router.prompts.model_rewrites import Rules, Target
+from router.prompts.model_rewrites import Rules
 
 EXACT = "Exact"
-MOST_WEIGHT = 1_000_000
 
 
 class ModelMatch(Struct):
@@ -28,7 +27,6 @@ class Match(Struct):
 
 class TargetModel(Struct, rename="camel"):
     model_rewrite: str = ""
-    weight: int | None = None
 
 
 class Rule(Struct):
@@ -54,7 +52,7 @@ class Rewrite(Struct, frozen=True):
     """The rules of one object; those without a model are for all."""
 
     name: str
-    rules: tuple[tuple[str | None, tuple[Target, ...]], ...]
+    rules: tuple[tuple[str | None, str], ...]  # models, and their targets
 
 
 def rewrites_of(namespace: str, pool_name: str, group: str) -> Collection[InferenceModelRewrite, Rewrite]:
@@ -71,42 +69,38 @@ def rewrites_of(namespace: str, pool_name: str, group: str) -> Collection[Infere
 
 def rules_of(rewrites: Iterable[Rewrite]) -> Rules:
     """Merge the rules of all objects, which come in their order."""
-    exact: dict[str, Sequence[Target]] = {}
-    otherwise: Sequence[Target] = ()
+    exact: dict[str, str] = {}
+    otherwise: str | None = None
     for rewrite in rewrites:
-        for model, targets in rewrite.rules:
+        for model, target in rewrite.rules:
             if model is not None:
-                exact.setdefault(model, targets)
-            elif not otherwise:
-                otherwise = targets
+                exact.setdefault(model, target)
+            else:
+                otherwise = otherwise or target
     return Rules(exact, otherwise)
 
 
 def _made(pool_name: str, rewrite: InferenceModelRewrite, _: Values) -> tuple[Sequence[Rewrite], Sequence[str]]:
     if rewrite.spec.pool_ref != PoolReference(pool_name):
         return (), ()
-    rules: list[tuple[str | None, tuple[Target, ...]]] = []
+    rules: list[tuple[str | None, str]] = []
     refused = []
     for number, rule in enumerate(rewrite.spec.rules or ()):
         if (why := _why_not(rule)) is not None:
             refused.append(f"has a rule that is ignored, number {number + 1}: {why}")
             continue
-        targets = tuple(Target(one.model_rewrite, one.weight or 1) for one in rule.targets or ())
-        rules += [(match.model.value, targets) for match in rule.matches] if rule.matches else [(None, targets)]
+        target = (rule.targets or [TargetModel()])[0]  # `_why_not` has found one
+        models = [match.model.value for match in rule.matches] if rule.matches else [None]
+        rules += [(model, target.model_rewrite) for model in models]
     return [Rewrite(rewrite.metadata.name, tuple(rules))], refused
 
 
 def _why_not(rule: Rule) -> str | None:
     targets, matches = rule.targets or [], rule.matches or []
-    weights = [one.weight for one in targets if one.weight is not None]
-    if not targets:
-        return "it names no targets"
-    if not all(one.model_rewrite for one in targets):
-        return "a target has no modelRewrite"
-    if weights and len(weights) < len(targets):
-        return "some of its targets have a weight, and some have none"
-    if not all(1 <= weight <= MOST_WEIGHT for weight in weights):
-        return f"a weight is not between 1 and {MOST_WEIGHT:,}"
+    if len(targets) != 1:
+        return f"it names {len(targets)} targets; a rule has one"
+    if not targets[0].model_rewrite:
+        return "its target has no modelRewrite"
     if not all(match.model.type == EXACT and match.model.value for match in matches):
         return f"a match is not the value of a model, of type {EXACT}"
     return None

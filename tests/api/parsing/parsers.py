@@ -13,9 +13,8 @@ from api.requests import ChatRequest, read
 NAMES = ("search", "get_weather", "register", "add", "f")
 
 
-def chat(names: Sequence[str] = NAMES, properties: dict[str, Any] | None = None, **fields: Any) -> ChatRequest:
-    schema = {} if properties is None else {"parameters": {"type": "object", "properties": properties}}
-    tools = [{"type": "function", "function": {"name": name, **schema}} for name in names]
+def chat(names: Sequence[str] = NAMES, **fields: Any) -> ChatRequest:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools, **fields}
     return read(json.dumps(body).encode(), ChatRequest)
 

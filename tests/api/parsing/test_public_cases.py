@@ -34,15 +34,6 @@ REGISTERED = (
     '"aliases": ["Ada", "AL"]}'
 )
 
-QWEN = (
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n"
-    "<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>"
-)
-GLM = (
-    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
-    "<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n</tool_call>"
-)
-
 CASES = {
     # vLLM: test_hermes_tool_parser
     "hermes-text": Case("hermes", "Nothing in here is a call.", content="Nothing in here is a call."),
@@ -151,69 +142,9 @@ CASES = {
     # Dynamo: fixtures/mistral.rs
     "mistral-object": Case("mistral", f'[TOOL_CALLS]{{"name":"add","arguments":{ADD}}}[/TOOL_CALLS]', (("add", ADD),)),
     "mistral-object-without-end": Case("mistral", f'[TOOL_CALLS]{{"name":"add","arguments":{ADD}}}', (("add", ADD),)),
-    # vLLM: test_qwen3coder_tool_parser
-    "qwen-text": Case("qwen3_coder", "No <function here", content="No <function here"),
-    "qwen-simple": Case("qwen3_coder", QWEN, (("get_weather", OSLO),)),
-    "qwen-content-first": Case("qwen3_coder", f"I look.\n{QWEN}", (("get_weather", OSLO),), "I look."),
-    "qwen-several": Case("qwen3_coder", f"{QWEN}\n{QWEN}", (("get_weather", OSLO), ("get_weather", OSLO))),
-    "qwen-in-one-pair": Case(
-        "qwen3_coder",
-        "<tool_call><function=f></function><function=f><parameter=a>1</parameter></function></tool_call>",
-        (("f", "{}"), ("f", '{"a": "1"}')),
-    ),
-    "qwen-without-outer-tags": Case(
-        "qwen3_coder", "<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", (("f", '{"a": "x"}'),)
-    ),
-    "qwen-lines": Case(
-        "qwen3_coder",
-        "<tool_call><function=f><parameter=code>\ndef f():\n\n    return '<b>'\n\n</parameter></function></tool_call>",
-        (("f", '{"code": "def f():\\n\\n    return \'<b>\'\\n"}'),),
-    ),
-    "qwen-unclosed-parameter": Case(
-        "qwen3_coder",
-        "<tool_call>\n<function=f>\n<parameter=a>\n1\n<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>",
-        (("f", '{"a": "1", "b": "2"}'),),
-    ),
-    "qwen-empty-value": Case("qwen3_coder", "<function=f><parameter=a></parameter></function>", (("f", '{"a": ""}'),)),
-    "qwen-until-the-end": Case("qwen3_coder", "<function=f><parameter=a>x</parameter>", (("f", '{"a": "x"}'),)),
-    "qwen-unicode": Case(
-        "qwen3_coder",
-        '<function=f><parameter=a>\n日本 "q" \\n\n</parameter></function>',
-        (("f", '{"a": "日本 \\"q\\" \\\\n"}'),),
-    ),
-    # vLLM: test_glm4_moe_tool_parser and test_glm47_moe_tool_parser
-    "glm-text": Case("glm45", "Nothing to call.", content="Nothing to call."),
-    "glm-simple": Case("glm45", GLM, (("get_weather", OSLO),)),
-    "glm-one-line": Case("glm45", GLM.replace("\n", ""), (("get_weather", OSLO),)),
-    "glm-content-first": Case("glm45", f"I look.{GLM}", (("get_weather", OSLO),), "I look."),
-    "glm-several": Case("glm45", f"{GLM}\n{GLM}", (("get_weather", OSLO), ("get_weather", OSLO))),
-    "glm-no-arguments": Case("glm45", "<tool_call>f</tool_call>", (("f", "{}"),)),
-    "glm-no-arguments-line-break": Case("glm45", "<tool_call>f\n</tool_call>", (("f", "{}"),)),
-    "glm-spaces-are-kept": Case(
-        "glm45",
-        "<tool_call>f\n<arg_key> a </arg_key>\n<arg_value>  x\n</arg_value>\n</tool_call>",
-        (("f", '{"a": "  x\\n"}'),),
-    ),
-    "glm-tags-in-value": Case(
-        "glm45",
-        "<tool_call>f<arg_key>a</arg_key><arg_value><b>1 < 2</b></arg_value></tool_call>",
-        (("f", '{"a": "<b>1 < 2</b>"}'),),
-    ),
 }
 
 DIFFERENT = {
-    # vLLM drops it.
-    "glm-unknown": Case("glm45", "<tool_call>unknown\n</tool_call>", content="<tool_call>unknown\n</tool_call>"),
-    # vLLM leaves out what stands between arguments.
-    "qwen-words-between": Case(
-        "qwen3_coder",
-        "<function=f><parameter=a>x</parameter>and</function>",
-        (("f", '{"a": "x"}'),),
-        "and</function>",
-    ),
-    # vLLM's whole answers drop a value without an end of its own.
-    "qwen-cut-short": Case("qwen3_coder", "<function=f><parameter=a>on and", (("f", '{"a": "on and'),)),
-    "qwen-unclosed-last": Case("qwen3_coder", "<function=f><parameter=a>x</function>", (("f", '{"a": "x"}'),)),
     # vLLM's whole answers drop what comes before or after calls, its streams do not. It is content here.
     "llama-content-around": Case(
         "llama3_json", f"I call {EMPTY} Shall I go on?", (("f", "{}"),), "I call Shall I go on?"

@@ -29,8 +29,8 @@ SAMPLES_PER_RUN = 720
 OUT = Path("build/soak")
 # 1,024 blocks of 16 tokens are too few for all conversations: some are evicted all the time. What is kept for replays
 # is full within minutes, instead of hours.
-POOL = ("--num-blocks", 1024, "--events-replay-mib", 1)
-SPEED = ("--simulated-prefill-tokens-per-s", 50_000, "--simulated-decode-tokens-per-s", 100)
+POOL = ("--num-blocks", 1024, "--set=events_replay_mib=1")
+SPEED = ("--set=simulated_prefill_tokens_per_s=50_000", "--set=simulated_decode_tokens_per_s=100")
 QUIET = ("--log-level", "error")
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from events.actions import Apply
 from events.analysis.lifetimes import Lifetimes
 from events.analysis.statistics import Statistics
+from events.analysis.tree import Tree
 from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent
 from events.resolver import Resolver
-from events.tree import Tree
 from events.view import CacheView
 
 

@@ -1,4 +1,4 @@
-"""Figures of outcomes: failures, warm-up, spans, goodput, hits, replicas."""
+"""Figures of outcomes: failures, warm-up, spans, hits, replicas."""
 
 from typing import Any
 
@@ -54,14 +54,6 @@ def test_failures_are_counted_by_kind_with_what_was_said_first_and_have_no_laten
     assert found.errors == {"status 429": 2, "timeout": 1}
     assert found.examples == {"status 429": "of status 429", "timeout": "of timeout"}
     assert found.ttft_s.count == found.e2e_s.count == 1
-
-
-def test_goodput_takes_a_failure_for_late() -> None:
-    found = figures([[outcome(ttft_s=0.1), outcome(ttft_s=0.3), failure("timeout"), outcome(ttft_s=0.2)]], 0.2)
-    assert found.goodput is not None
-    assert found.goodput.share == 0.5
-    assert found.goodput.requests_per_s == pytest.approx(2 / found.span_s)
-    assert figures([[outcome()]]).goodput is None
 
 
 def test_the_hit_rate_is_of_those_that_tell_both() -> None:

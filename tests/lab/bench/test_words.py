@@ -4,17 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.bench.words import CORPUS_WORDS, WORDS, Ids, Passage, Words
+from lab.bench.words import CORPUS_WORDS, WORDS, Passage, Words
 
 PASSAGES = st.lists(st.builds(Passage, st.text(max_size=8), st.integers(0, 3000)), max_size=20)
 WORDS_OF_1 = Words("1")
-IDS_OF_1 = Ids("1", 500)
 
 
 def test_equal_seeds_and_names_say_the_same() -> None:
     passages = [Passage("a", 300), Passage("b", 20)]
     assert Words("1").text(passages) == WORDS_OF_1.text(passages)
-    assert Ids("1", 500).ids(passages) == IDS_OF_1.ids(passages)
 
 
 def test_another_seed_or_name_says_something_else_from_the_first_words_on() -> None:
@@ -38,14 +36,6 @@ def test_a_text_has_the_words_that_its_tokens_come_to(passages: list[Passage], m
 def test_a_passage_cut_short_is_the_beginning_of_the_longer_one(name: str, one: int, other: int) -> None:
     short, long = sorted((one, other))
     assert WORDS_OF_1.text([Passage(name, long)]).startswith(WORDS_OF_1.text([Passage(name, short)]))
-    assert IDS_OF_1.ids([Passage(name, long)])[:short] == IDS_OF_1.ids([Passage(name, short)])
-
-
-@given(PASSAGES)
-def test_ids_are_exactly_as_many_as_wanted_and_within_the_vocabulary(passages: list[Passage]) -> None:
-    ids = IDS_OF_1.ids(passages)
-    assert len(ids) == sum(passage.tokens for passage in passages)
-    assert all(125 <= token < 500 for token in ids)
 
 
 def test_equal_prefixes_have_equal_texts() -> None:
@@ -58,4 +48,3 @@ def test_equal_prefixes_have_equal_texts() -> None:
 @pytest.mark.parametrize("tokens", [CORPUS_WORDS, 2 * CORPUS_WORDS + 7])
 def test_a_passage_may_be_longer_than_all_that_was_made_up(tokens: int) -> None:
     assert len(WORDS_OF_1.text([Passage("x", tokens)])) == tokens * 5
-    assert len(IDS_OF_1.ids([Passage("x", tokens)])) == tokens

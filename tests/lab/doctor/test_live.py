@@ -23,9 +23,9 @@ from tests.events.processes import wait_until
 pytestmark = pytest.mark.chaos
 
 FAST = (
-    *("--simulated-prefill-tokens-per-s", "1e6"),
-    *("--simulated-decode-tokens-per-s", "2000"),
-    *("--simulated-step-overhead", "0", "--log-level", "warning"),
+    "--set=simulated_prefill_tokens_per_s=1e6",
+    "--set=simulated_decode_tokens_per_s=2000",
+    *("--set=simulated_step_overhead=0", "--log-level", "warning"),
 )
 LOOK_S = 1.2
 PROMPT = 480  # tokens: thirty blocks
@@ -55,7 +55,7 @@ def _replica(name: str, *options: str) -> Any:
 
 def _router(replicas: dict[str, Command], *names: str) -> Any:
     specs = [text for name in names for text in ("--replica", f"url={replicas[name].url},name={name}")]
-    return router(*specs, "--slow-start", "0", "--log-level", "error")
+    return router(*specs, "--set=slow_start=0", "--log-level", "error")
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.recording import Recorder
-from events.records import Record
 from events.resolver import Resolver
-from events.source import Source
+from events.source import Record, Source
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feed import ReplicaFeed
 from router.placement.cost import Candidate, Question

@@ -7,7 +7,7 @@ import pytest
 
 from api.settings import Unusable
 from events.recording import Recorder, Recording, redacted_copy
-from events.records import Record
+from events.source import Record
 from lab.incident.replay import IncidentReplay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log

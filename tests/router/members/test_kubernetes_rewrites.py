@@ -9,17 +9,15 @@ import pytest
 from router.config import EXTENSION, GROUPS, Kubernetes
 from router.members.discovery.cluster import Cluster
 from router.members.discovery.rewrites import rewrites_of, rules_of
-from router.prompts.model_rewrites import NO_RULES, Rules, Target
+from router.prompts.model_rewrites import NO_RULES, Rules
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Scripted, connect, says, served
 
 
-def rule(*models: str, **targets: int | None) -> Object:
+def rule(*models: str, to: str) -> Object:
     matches = [{"model": {"value": model}} for model in models]
-    weights = {name: {} if weight is None else {"weight": weight} for name, weight in targets.items()}
-    named = [{"modelRewrite": name} | weight for name, weight in weights.items()]
-    return {"matches": matches, "targets": named}
+    return {"matches": matches, "targets": [{"modelRewrite": to, "weight": 1}]}
 
 
 def rewrite(name: str, *rules: Object, of: str = "llm", created: str = "2026-01-01T00:00:00Z") -> Object:
@@ -35,40 +33,36 @@ def rules(*objects: Object) -> Rules:
 
 
 def test_rules_are_those_of_the_pool() -> None:
-    found = rules(rewrite("a", rule("chat", "talk", old=9, new=1)), rewrite("b", rule("chat", other=1), of="another"))
-    both = (Target("old", 9), Target("new", 1))
-    assert found == Rules({"chat": both, "talk": both})
+    found = rules(rewrite("a", rule("chat", "talk", to="old")), rewrite("b", rule("chat", to="other"), of="another"))
+    assert found == Rules({"chat": "old", "talk": "old"})
     assert rules({"metadata": {"name": "none"}}) == rules(rewrite("no rules")) == NO_RULES
 
 
 def test_the_first_rule_of_the_oldest_counts_and_one_for_a_model_before_one_for_all() -> None:
     found = rules(
-        rewrite("a", rule("chat", late=1), rule(late=1), created="2026-02-01T00:00:00Z"),
-        rewrite("z", rule(rest=1), rule("chat", first=1), rule("chat", second=1), created="2026-01-01T00:00:00Z"),
+        rewrite("a", rule("chat", to="late"), rule(to="late"), created="2026-02-01T00:00:00Z"),
+        rewrite(
+            "z", rule(to="rest"), rule("chat", to="first"), rule("chat", to="second"), created="2026-01-01T00:00:00Z"
+        ),
     )
-    assert found == Rules({"chat": (Target("first", 1),)}, (Target("rest", 1),))
-
-
-def test_without_weights_targets_are_equal() -> None:
-    assert rules(rewrite("a", rule("m", x=None, y=None))).targets("m") == (Target("x", 1), Target("y", 1))
+    assert found == Rules({"chat": "first"}, "rest")
 
 
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (rule("m"), "it names no targets"),
-        (rule("m", x=1, y=None), "some of its targets have a weight, and some have none"),
-        (rule("m", x=0), "a weight is not between 1 and 1,000,000"),
-        (rule("", x=1), "a match is not the value of a model, of type Exact"),
-        (rule(x=1) | {"matches": [{"model": {"value": "m", "type": "Prefix"}}]}, "of type Exact"),
-        ({"targets": [{"weight": 1}]}, "a target has no modelRewrite"),
+        ({"targets": []}, "it names 0 targets"),
+        ({"targets": [{"modelRewrite": "x"}, {"modelRewrite": "y"}]}, "it names 2 targets; a rule has one"),
+        (rule("", to="x"), "a match is not the value of a model, of type Exact"),
+        (rule(to="x") | {"matches": [{"model": {"value": "m", "type": "Prefix"}}]}, "of type Exact"),
+        ({"targets": [{"weight": 1}]}, "its target has no modelRewrite"),
     ],
 )
 def test_a_rule_that_cannot_be_is_ignored_and_the_log_says_why(
     broken: Object, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert rules(rewrite("a", broken, rule("other", x=1))) == Rules({"other": (Target("x", 1),)})
+        assert rules(rewrite("a", broken, rule("other", to="x"))) == Rules({"other": "x"})
     assert f"the InferenceModelRewrite a has a rule that is ignored, number 1: {said}"[:60] in caplog.text
     assert said in caplog.text
 
@@ -82,7 +76,7 @@ async def test_requests_get_the_model_of_the_rule_that_counts_now(group: str) ->
         api.put(POOLS, pool("llm", ports=[replica.port]))
         own: Object = {"ports": [port("http", replica.port)], "annotations": {"warmroute/engine": "openai"}}
         api.put(PODS, pod("a", "127.0.0.1", **own))
-        api.put(rewrites, rewrite("a", rule("chat", one=1)))
+        api.put(rewrites, rewrite("a", rule("chat", to="one")))
         api.refusals.append(lambda request: (403, {}) if request.path == rewrites else None)
         told = Kubernetes(Cluster(api.url, SPACE), pool="llm", rewrites=True, group=group)
         running = await stack.enter_async_context(served(ready=False, kubernetes=told))
@@ -101,8 +95,8 @@ async def test_requests_get_the_model_of_the_rule_that_counts_now(group: str) ->
         await until(lambda: not running.router.model_rewrites.is_empty, "the rule")
         assert (await client.get("/ready")).status == 200
         assert [await model_of("chat"), await model_of("two")] == ["one", "two"]
-        api.put(rewrites, rewrite("a", rule("chat", two=1)))
-        await until(lambda: running.router.model_rewrites.targets("chat")[0].model == "two", "the change")
+        api.put(rewrites, rewrite("a", rule("chat", to="two")))
+        await until(lambda: running.router.model_rewrites.target("chat") == "two", "the change")
         assert await model_of("chat") == "two"
         api.delete(rewrites, "a")
         await until(lambda: running.router.model_rewrites.is_empty, "the end")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.router.keeping import Keeping
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, gateway
 from tests.router.scripted import CHAT, Client, Scripted, Served, connect, says, served
@@ -18,13 +17,10 @@ MESSAGES, RESPONSES, EMBEDDINGS, SCORE = "/v1/messages", "/v1/responses", "/v1/e
 RULES = """
 [[rewrites]]
 model = "chat"
-targets = {old = 1}
-[[rewrites]]
-model = "both"
-targets = {old = 50, new = 50}
+target = "old"
 [[rewrites]]
 model = "away"
-targets = {nobody = 1}
+target = "nobody"
 """
 
 
@@ -42,10 +38,6 @@ async def serving(folder: Path, text: str = RULES, **config: Any) -> AsyncIterat
         yield running, client, file
 
 
-def asked_of(running: Served) -> list[Any]:
-    return [call.json["model"] for one in running.replicas.values() for call in one.calls if call.body]
-
-
 @pytest.mark.parametrize("size", [1, 300_000], ids=["small", "large"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", MESSAGES, RESPONSES, EMBEDDINGS, SCORE])
 async def test_another_name_works_on_every_path(path: str, size: int, tmp_path: Path) -> None:
@@ -61,44 +53,8 @@ async def test_another_name_works_on_every_path(path: str, size: int, tmp_path: 
         assert (await client.post(path, body | {"model": "new"})).headers["x-warmroute-replica"] == "new"
 
 
-async def test_conversations_are_split_and_each_stays(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (_, client, _):
-        homes: dict[int, str] = {}
-        for _ in range(3):
-            for number in range(16):
-                body = {"model": "both", "messages": [{"role": "user", "content": f"{number}"}]}
-                home = (await client.post(CHAT, body)).headers["x-warmroute-replica"]
-                assert homes.setdefault(number, home) == home
-        assert {*homes.values()} == {"old", "new"}
-
-
-async def test_a_response_is_continued_by_its_model(tmp_path: Path) -> None:
-    file = tmp_path / "rewrites.toml"
-    file.write_text(RULES)
-    old, new = (Keeping(model, models=(model,)) for model in ("old", "new"))
-    async with served(old, new, model_rewrites_file=str(file)) as running, connect(running.port) as client:
-        for number in range(12):
-            first = await client.post(RESPONSES, {"model": "both", "input": f"{number}"})
-            then = {"model": "both", "input": f"and {number + 100}", "previous_response_id": first.json["id"]}
-            second = await client.post(RESPONSES, then)
-            assert (second.status, second.json["model"]) == (200, first.json["model"])
-        assert {*asked_of(running)} == {"old", "new"}
-
-
-async def test_a_replica_of_several_models_goes_on_with_the_one_that_answered(tmp_path: Path) -> None:
-    file = tmp_path / "rewrites.toml"
-    file.write_text(RULES)
-    both = Keeping("both", models=("old", "new"))
-    async with served(both, model_rewrites_file=str(file)) as running, connect(running.port) as client:
-        for number in range(12):
-            first = await client.post(RESPONSES, {"model": "both", "input": f"{number}"})
-            then = {"model": "both", "input": f"and {number + 100}", "previous_response_id": first.json["id"]}
-            assert (await client.post(RESPONSES, then)).json["model"] == first.json["model"]
-        assert {*asked_of(running)} == {"old", "new"}
-
-
 async def test_a_body_without_room_is_refused(tmp_path: Path) -> None:
-    rules = f"[[rewrites]]\nmodel = 'short'\ntargets = {{'{'long' * 100}' = 1}}"
+    rules = f"[[rewrites]]\nmodel = 'short'\ntarget = '{'long' * 100}'"
     body = json.dumps({"model": "short", "prompt": "a" * 40_000}).encode()
     async with serving(tmp_path, rules) as (running, client, _):
         running.router.bodies.limit_bytes = len(body) + 100
@@ -109,7 +65,7 @@ async def test_a_body_without_room_is_refused(tmp_path: Path) -> None:
 async def test_other_names_are_listed_while_they_stand_for_something(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, client, _):
         listed = (await client.get("/v1/models")).json["data"]
-        assert {model["id"] for model in listed} == {"old", "new", "chat", "both"}
+        assert {model["id"] for model in listed} == {"old", "new", "chat"}
         assert (await client.get("/v1/models/chat")).json["id"] == "chat"
         assert (await client.get("/v1/models/away")).status == 404
         refused = await client.post(CHAT, {"model": "away", "messages": [{"role": "user", "content": "hi"}]})
@@ -120,7 +76,9 @@ async def test_a_changed_file_counts_and_a_broken_one_does_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as (running, client, file):
-        await replace(file, RULES.replace("old = 1", "new = 1"), lambda: first_target(running) == "new")
+        await replace(
+            file, RULES.replace('"old"', '"new"'), lambda: running.router.model_rewrites.target("chat") == "new"
+        )
         body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
         assert (await client.post(CHAT, body)).headers["x-warmroute-replica"] == "new"
         await replace(file, "[[rewrites", lambda: "keeping the previous rewrites" in caplog.text)
@@ -132,11 +90,6 @@ async def replace(file: Path, text: str, seen: Callable[[], bool]) -> None:
     whole.write_text(text)
     os.replace(whole, file)
     await until(seen, "the router has read it")
-
-
-def first_target(running: Served) -> str:
-    model: str = running.router.model_rewrites.targets("chat")[0].model
-    return model
 
 
 async def test_an_explanation_is_of_the_model_that_a_request_gets(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_however_it_is_spelled(spelling: bytes) -> None:
 @pytest.mark.parametrize("spelling", [b"kv_transfer_params", b"ec_transfer\\u005fparams"])
 def test_where_vllm_looks_for_it_too(body: bytes, left: bytes, spelling: bytes) -> None:
     assert without(body % spelling) == left
-    assert without(body % spelling, PLACING) == body % spelling, "with --pass-kv-transfer-params"
+    assert without(body % spelling, PLACING) == body % spelling, "with pass_kv_transfer_params"
 
 
 @pytest.mark.parametrize(

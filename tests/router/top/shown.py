@@ -8,8 +8,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from router.top.app import Top
-from router.top.client import RouterClient
-from router.top.poller import Poller
+from router.top.poller import Poller, RouterClient
 
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
 INTERVAL_S = 0.1

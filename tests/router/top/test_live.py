@@ -16,7 +16,7 @@ from tests.router.top.shown import Shown, shown
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 SYSTEM = "You answer questions about ships, and you are never wrong. " * 30
-FAST = ("--num-blocks", 512, "--simulated-prefill-tokens-per-s", 400_000, "--simulated-step-overhead", 0)
+FAST = ("--num-blocks", 512, "--set=simulated_prefill_tokens_per_s=400_000", "--set=simulated_step_overhead=0")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ import pytest
 
 from events.publisher import Publisher
 from router.metrics import metrics_text
-from router.top.client import Refused, RouterClient, Unreachable
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, PollInterval
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, PollInterval, Refused, RouterClient, Unreachable
 from router.top.responses import totals_of
 from tests.router.loopback import Reply, Request, serving
 from tests.router.members.test_feeds import config

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.top.reasons import reason_for
 from router.top.responses import Candidate
+from router.top.rows import reason_for
 from tests.router.top.samples import a_decision
 
 WARM, COLD = Candidate("r0", 1024, 0.05), Candidate("r1", 0, 0.25)

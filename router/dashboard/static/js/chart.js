@@ -10,11 +10,11 @@ const BOTTOM = 22;
 const RIGHT = 26;
 const LEFT = 52;
 const TABLE_ROWS = 90;
+const LEAST_SPAN_S = 30;
 
 /**
  * A series is `{name, label, hue, dashed?}`; `format` writes a value with its unit; `top` fixes the axis' end; `counts`:
- * there are no halves. `picked(at)` is told of a moment that is clicked, or chosen with Enter. `moment(at)` writes one,
- * under the head `axis` of the table.
+ * there are no halves. `moment(at)` writes one, under the head `axis` of the table.
  */
 export class Chart {
   constructor({
@@ -24,8 +24,6 @@ export class Chart {
     format,
     top = null,
     counts = false,
-    picked = null,
-    leastSpanS = 30,
     moment = clock,
     axis = "Time",
   }) {
@@ -34,12 +32,8 @@ export class Chart {
     this._format = format;
     this._fixedTop = top;
     this._leastStep = counts ? 1 : 0; // of what there is no half of
-    this._picked = picked;
-    this._leastSpanS = leastSpanS;
     this._moment = moment;
     this._axis = axis;
-    this._marks = []; // {at, hue}
-    this._pinned = null;
     this._at = new Float64Array();
     this._values = new Map();
     this._cursor = null; // which point the pointer or the keyboard is at
@@ -62,18 +56,6 @@ export class Chart {
     if (this._details.open) this._fillTable();
   }
 
-  /** Moments to be seen along the top. */
-  mark(marks) {
-    this._marks = marks;
-    this._draw();
-  }
-
-  /** One moment that stays marked from top to bottom. */
-  pin(at) {
-    this._pinned = at;
-    this._draw();
-  }
-
   // ---- parts
 
   _build(about) {
@@ -89,7 +71,6 @@ export class Chart {
         on: {
           pointermove: (event) => this._point(event),
           pointerleave: () => this._moveTo(null),
-          click: () => this._pick(),
           keydown: (event) => this._key(event),
           blur: () => this._moveTo(null),
         },
@@ -183,7 +164,7 @@ export class Chart {
       return;
     }
     this._scale(width);
-    fill(this._svg, this._axes(width), this._drawn(), this._marked(), this._cursorMarks());
+    fill(this._svg, this._axes(width), this._drawn(), this._cursorMarks());
     this._showTip(width);
   }
 
@@ -199,7 +180,7 @@ export class Chart {
   }
 
   _ends() {
-    return [this._at[0], Math.max(this._at.at(-1), this._at[0] + this._leastSpanS)];
+    return [this._at[0], Math.max(this._at.at(-1), this._at[0] + LEAST_SPAN_S)];
   }
 
   _axes(width) {
@@ -248,16 +229,6 @@ export class Chart {
     return [path, alone];
   }
 
-  _marked() {
-    const marks = this._marks.map(({ at, hue }) => {
-      const x = this._x(at);
-      return svg("path", { class: "mark", d: `M${x - 4} ${TOP - 8}h8l-4 8z`, style: { "--hue": hue } });
-    });
-    if (this._pinned === null) return marks;
-    const x = this._x(this._pinned);
-    return [marks, svg("line", { class: "pinned", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM })];
-  }
-
   // ---- the cursor
 
   _cursorMarks() {
@@ -292,12 +263,7 @@ export class Chart {
     this._moveTo(nearest);
   }
 
-  _pick() {
-    if (this._picked !== null && this._cursor !== null) this._picked(this._at[this._cursor]);
-  }
-
   _key(event) {
-    if (event.key === "Enter") this._pick();
     const last = this._at.length - 1;
     const from = this._cursor ?? last;
     const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last }[event.key];

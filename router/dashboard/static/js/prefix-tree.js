@@ -9,12 +9,11 @@ import { replica } from "./places.js";
 const MOST_CHIPS = 40;
 const ROOT = "root";
 
-/** `noun` is what a bar's width counts; `hue(name)` a replica's colour; `linked`: replicas have pages. */
+/** `noun` is what a bar's width counts; `hue(name)` a replica's colour. */
 export class PrefixTree {
-  constructor({ title, noun, hue, linked = true }) {
+  constructor({ title, noun, hue }) {
     this._noun = noun;
     this._hue = hue;
-    this._linked = linked;
     this._by = "prompts";
     this._highlight = null;
     this._answer = null;
@@ -229,7 +228,7 @@ export class PrefixTree {
       );
     const items = replicas.map((name) => {
       const swatch = el("span", { class: "swatch", style: { "--hue": this._hue(name) } });
-      return el("li", {}, swatch, this._linked ? el("a", { href: replica(name) }, name) : name, slower(sources, name));
+      return el("li", {}, swatch, el("a", { href: replica(name) }, name), slower(sources, name));
     });
     const more = count > replicas.length ? el("li", {}, `and ${whole(count - replicas.length)} more`) : null;
     return el("ul", { class: "plain row" }, el("li", { class: "soft" }, "Held, with all before it, by"), items, more);
@@ -260,14 +259,14 @@ function heldBy({ held_by: count, replicas, sources }) {
   return `held by ${replicas.map((name) => name + slower(sources, name)).join(", ")}${more}`;
 }
 
-/** For how long replicas give it up last, if they do; a recording says nothing of it. */
+/** For how long replicas give it up last, if they do. */
 const kept = ({ retained_s: left }) => (left == null ? "" : `, kept ${age(left)}`);
 
 const retention = ({ retained_s: left }) =>
   left == null ? null : el("p", { class: "note" }, `Given up last for another ${age(left)}; each use renews it.`);
 
 /** How many there are, those below them included. */
-export const counted = (prefixes) => prefixes.reduce((sum, { below }) => sum + 1 + counted(below), 0);
+const counted = (prefixes) => prefixes.reduce((sum, { below }) => sum + 1 + counted(below), 0);
 
 const holdersOf = (prefixes) => prefixes.flatMap(({ replicas, below }) => [...replicas, ...holdersOf(below)]);
 

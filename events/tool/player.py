@@ -21,8 +21,7 @@ from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, SnapshotHeader, encode_native
 from events.publisher import END_OF_REPLAY
 from events.recording import Recording, feed_record
-from events.records import Record
-from events.source import Source
+from events.source import Record, Source
 from events.view import CacheView, Request
 
 SUBSCRIBED = b"\x01"
