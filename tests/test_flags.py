@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from api.options import KeyOption
 from fleet.cli import warmroute
+from tests.house import flags
 
 MOST = 14  # of a command that is not named here
 OF = {
@@ -35,7 +35,5 @@ def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize(("name", "command"), list(commands(warmroute)))
 def test_a_command_has_few_options(name: str, command: click.Command) -> None:
-    options = [
-        param for param in command.params if isinstance(param, click.Option) and not isinstance(param, KeyOption)
-    ]
-    assert len(options) <= OF.get(name, MOST), [option.opts[0] for option in options]
+    found = flags(command)
+    assert len(found) <= OF.get(name, MOST), found
