@@ -306,7 +306,7 @@ def test_when_a_worker_is_killed_only_its_streams_break_and_new_connections_are_
 
 GOOD = {
     "keys": '[keys.one]\nkey = "mine"\n',
-    "rewrites": f'[[rewrites]]\nmodel = "another"\ntargets = {{ "{MODEL}" = 1 }}\n',
+    "rewrites": f'[[rewrites]]\nmodel = "another"\ntarget = "{MODEL}"\n',
 }
 
 

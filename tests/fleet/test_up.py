@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.plan import Engine, FleetPlan, ModelPlan
-from fleet.up.announcement import announcement, remarks_on
+from fleet.up.announcement import QUESTION, announcement, remarks_on
 from fleet.up.command import up as up_command
 from fleet.up.starting import bind
 from tests.events.processes import tool, wait_until
@@ -212,7 +212,7 @@ def test_an_extra_that_is_missing_is_named_before_anything_starts(
         nothing_is_left(running)
 
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.mark.chaos

@@ -6,6 +6,7 @@ processor time of the whole process: other processes do not count, but a thread 
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -105,7 +106,9 @@ def plant(path: str) -> None:
 
     def parses_first(request: Request, exchange: Exchange) -> None:
         if exchange.scope["path"] == path:
-            json.loads(bytes(exchange.body))
+            for _ in range(3):  # once is about as long as the longest pause that is allowed
+                with contextlib.suppress(ValueError):
+                    json.loads(bytes(exchange.body))
         served(request, exchange)
 
     vars(opening)["serve_rewritten"] = parses_first

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from api.tokenizer import HfTokenizer
@@ -22,7 +23,7 @@ def network(folder: Path) -> Any:
     """Transformers' own. The benchmark has it read the file, too, which takes half a minute."""
     config, tensors = transformers.LlamaConfig.from_pretrained(folder), GgufTensors(folder / "model.gguf")
     weights = {name: tensors.get_tensor(name) for name in list(tensors.keys())}
-    return transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
+    return transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=torch.float32)
 
 
 @pytest.mark.timeout(300)

@@ -43,6 +43,8 @@ from tests.router.scripted import (
 )
 from tests.router.test_upkeep import status
 
+pytestmark = pytest.mark.chaos  # its time passes fast, so nobody may hold it up
+
 RECORD = Path(__file__).with_name("traces.json")
 MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
 LIMIT_S = 2.0  # for the first byte, and between two
