@@ -10,10 +10,10 @@ from engines.profile import EngineProfile
 PROFILES: dict[str, EngineProfile] = {
     each.PROFILE.name: each.PROFILE for each in (native, vllm, sglang, trtllm, openai)
 }
-Launched: TypeAlias = Literal["vllm", "sglang"]  # by a fleet: those with a `server`
+Launched: TypeAlias = Literal["vllm", "sglang"]  # A fleet starts those with a `server`.
 SERVERS = {name: profile.server for name, profile in PROFILES.items() if profile.server is not None}
 NATIVE, OPENAI = native.PROFILE, openai.PROFILE
-METRICS: EngineMetrics = merged(profile.metrics for profile in PROFILES.values())  # for a text of any engine
+METRICS: EngineMetrics = merged(profile.metrics for profile in PROFILES.values())  # It reads the text of any engine.
 
 
 def profile_of(engine: str) -> EngineProfile:

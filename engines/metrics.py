@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-MOST_REQUESTS = 10**6  # in one replica
-MOST_BLOCKS = 2**31  # in one replica's pool
+MOST_REQUESTS = 10**6  # One replica has no more.
+MOST_BLOCKS = 2**31  # One replica's pool has no more.
 MOST_STEPS = 4096  # lines, of all ranks
 LONGEST_LINE = 1024
 MOST_SEARCHED_BYTES = 2**20  # the lines of all ranks stand together

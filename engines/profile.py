@@ -34,7 +34,7 @@ class PromptBuilder(Protocol):
 class ServerCommand(Struct, frozen=True, kw_only=True):
     """How a fleet starts the engine."""
 
-    program: str  # what must be there: a command, or a module of Python
+    program: str  # a command, or a module of Python
     is_module: bool = False
     missing: str  # what to do if it is not there
     start: tuple[str, ...]  # between the program or Python and the model

@@ -1,4 +1,4 @@
-"""Where an engine publishes its cache events, by its own word. Pure but for the questions.
+"""Asks an engine for the sockets of its cache events. Pure but for the questions.
 
 Each sentence for a user ends with what to change.
 """

@@ -19,7 +19,7 @@ Steps: TypeAlias = Generator[None, str, T]
 
 MAX_HELD = 2**16  # characters of a call that cannot be opened yet
 MAX_NAME = 256
-STRING_STOP = re.compile(r"[\"'\\\x00-\x1f]")  # what may have a meaning within a string; the rest is passed on at once
+STRING_STOP = re.compile(r"[\"'\\\x00-\x1f]")  # Only these may mean something within a string.
 
 
 class Unexpected(Exception):
