@@ -1,11 +1,9 @@
 """`python -m tests.docs.retries`: write the router's table of retries in docs/failures.md."""
 
-from pathlib import Path
-
 from router.proxy.retries import MAX_LOST, TABLE, Row
+from tests.docs.parts import Part
 
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
-BEGIN, END = "<!-- retries -->\n", "<!-- /retries -->\n"
+PART = Part("failures.md", "retries")
 TITLES = "what happens", "repeatable", "effects unknown", "bytes sent", "the replica's health learns", "retries"
 NEXT = {
     "another": "another replica",
@@ -37,14 +35,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     return row.what, *nexts, LESSONS[row.lesson], RETRIES.get(row.retries, "")
 
 
-def written() -> str:
-    """The text between the page's marks."""
-    _, _, rest = PAGE.read_text().partition(BEGIN)
-    found, mark, _ = rest.partition(END)
-    assert mark, f"{PAGE} lacks {BEGIN.strip()} ... {END.strip()}"
-    return found
-
-
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    PART.write(table())

@@ -1,14 +1,12 @@
 """`python -m tests.hostile.route_tables`: write the tables of routes in docs/security.md."""
 
-from pathlib import Path
-
 from api.http.routes import Role, RouteTable
 from fleet.control.app import TABLE as CONTROLLER
 from replica.http.app import TABLE as REPLICA
 from router.http.routes import TABLE as ROUTER
+from tests.docs.parts import Part
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
-BEGIN, END = "<!-- routes -->\n", "<!-- /routes -->\n"
+PART = Part("security.md", "routes")
 ROUTER_CALLERS = {
     Role.ANYONE: "anyone",
     Role.CLIENT: "a client's key",
@@ -29,14 +27,5 @@ def _section(title: str, table: RouteTable, callers: dict[Role, str]) -> str:
     return "\n".join([f"### {title}", "", "| route | open to |", "| --- | --- |", *rows, ""])
 
 
-def written() -> str:
-    """Text between the page's marks."""
-    _, _, rest = PAGE.read_text().partition(BEGIN)
-    found, mark, _ = rest.partition(END)
-    assert mark, f"{PAGE} lacks {BEGIN.strip()} ... {END.strip()}"
-    return found
-
-
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + page() + END + rest.partition(END)[2])
+    PART.write(page())
