@@ -29,6 +29,7 @@ from router.http import app as router_app
 from router.http import routes as router_routes
 from router.status import FOR_ADMINISTRATORS
 from router.tenants.keys import Key, keys_from_options
+from tests.docs.pages import ROOT
 from tests.hostile import route_tables
 from tests.replica.http.test_app import SILENT_ENGINE
 from tests.replica.http.test_app import serving as replica_serving
@@ -102,7 +103,8 @@ async def test_what_only_an_administrator_sees_of_replicas_is_in_the_documents()
             assert administrator["url"] == running.member("r0").spec.url
             assert client["name"] == administrator["name"] == "r0"
             assert {name: client[name] for name in FOR_ADMINISTRATORS} == FOR_ADMINISTRATORS
-    [(said, _)] = re.findall(r"only an administrator sees ((`\w+`[, and\n]*)+)", route_tables.PAGE.read_text())
+    page = (ROOT / "docs" / "security.md").read_text()
+    [(said, _)] = re.findall(r"only an administrator sees ((`\w+`[, and\n]*)+)", page)
     assert set(re.findall(r"`(\w+)`", said)) == FOR_ADMINISTRATORS.keys()
 
 
