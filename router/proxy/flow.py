@@ -24,7 +24,7 @@ becomes of a request whose replica fails is in the table of `retries`. The flow 
 the replicas that have failed, and knows until when it may wait.
 """
 
-from enum import Enum
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, cast
 
 from msgspec import Struct
@@ -44,7 +44,7 @@ DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all
 MOST_DOUBLINGS = 16
 
 
-State = Enum("State", "READING PROMPTING WAITING PREFILLING SENT ANSWERING MOVING OVER")
+State = IntEnum("State", "READING PROMPTING WAITING PREFILLING SENT ANSWERING MOVING OVER")
 READING, PROMPTING, WAITING, PREFILLING, SENT, ANSWERING, MOVING, OVER = State
 TRANSITIONS: dict[str, dict[State, State]] = {
     "body": {READING: PROMPTING},
