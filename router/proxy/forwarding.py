@@ -219,9 +219,10 @@ class Forwarding(Request):
 
     async def _find_holder(self) -> None:
         """Find the replica that holds the response which the request is about, or continues."""
+        wanted: str | None
         if self.type.of_response:
-            wanted = str(self.exchange.scope["path"]).split("/")[3]  # of /v1/responses/ID, and perhaps /cancel
-            made = {wanted: _checked(self, wanted)}
+            response_id = self.exchange.scope["path"].split("/")[3]  # of /v1/responses/ID, and perhaps /cancel
+            wanted, made = response_id, {response_id: _checked(self, response_id)}
         else:
             named = await self._named(self._body)
             made = {response_id: _checked(self, response_id, param) for response_id, param in named}
