@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from time import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from api.errors import queue_full
 from api.http.bodies import Bodies
@@ -27,7 +27,9 @@ from router.prompts.model_rewrites import NO_RULES
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
-from router.proxy.attempt import BODY, Attempt, Owner
+from router.proxy.attempt import BODY, Attempt, AttemptListener
+from router.proxy.exchange import Exchange
+from router.proxy.flow import Flow
 from router.proxy.kept_responses import KeptResponses
 from router.proxy.request_summary import (
     RequestSummary,
@@ -56,6 +58,16 @@ HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
 
+class Waiter(Protocol):
+    """A request that waits for room."""
+
+    exchange: Exchange
+    flow: Flow
+
+    def __hash__(self) -> int: ...
+    def give_up_waiting(self) -> None: ...
+
+
 class Router:
     def __init__(
         self, config: RouterConfig, members: Members, feeds: Feeds, placement: Placement, admission: Admission
@@ -74,7 +86,7 @@ class Router:
         )
         self.rewriting = asyncio.Lock()  # of large bodies
         self.retry_budget = RetryBudget()
-        self.waiting: Waiting[Owner] = Waiting(config.queue_size)
+        self.waiting: Waiting[Waiter] = Waiting(config.queue_size)
         self.started = int(time())
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
@@ -187,15 +199,11 @@ class Router:
         model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
         return () if model is None else model.candidates
 
-    def may_wait(self, model: str) -> bool:
-        """Return whether a request may wait for a model without replicas; these get about half of the queue at most."""
-        return 2 * self.waiting.groups[model] <= self.waiting.capacity
-
     # ---- attempts
 
     def sent(
         self,
-        owner: Owner,
+        owner: AttemptListener,
         member: Member,
         decision: Decision,
         prompt: Prompt,
@@ -305,7 +313,7 @@ class Router:
     def room(self) -> None:
         """Place waiting requests at replicas that have room."""
         for request in self.waiting.with_room(self.now_s(), self.candidates_of):
-            request.exchange.guard(request.place)  # an error in one must not stop the next
+            request.exchange.guard(request.flow.place)  # an error in one must not stop the next
 
     # ---- the end
 
@@ -321,13 +329,8 @@ class Router:
 
     def _predicted_wrongly(self, name: str) -> None:
         """Read a replica's cache again if predictions of its cached tokens fail too often."""
-        member = self.members.by_name.get(name)
-        if member is not None and member.accuracy.differs_too_often:
-            self._resync(member)
-
-    def _resync(self, member: Member) -> None:
-        now_s = self.now_s()
-        if now_s < member.resync_after_s:
+        member, now_s = self.members.by_name.get(name), self.now_s()
+        if member is None or not member.accuracy.differs_too_often or now_s < member.resync_after_s:
             return
         member.resync_after_s = now_s + RESYNC_PAUSE_S
         log.warning("%s: reading its cache again, since predictions of its cached tokens fail too often", member.name)

@@ -89,12 +89,14 @@ class Front:
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
-        from router.picker.gateway import PICKED, Gateway
+        from router.picker.gateway import Gateway
+        from router.picker.picked import ByGateway
         from router.picker.server import PickerServer  # this needs an extra
 
-        openings = Openings(self.router, forwarded, PICKED)
-        gateway = Gateway(self.router, table, openings, partial(answer_of, self._app), limits)
-        return PickerServer(self.router, gateway, listen)
+        openings = Openings(self.router, forwarded, ByGateway(self.router.members, self.router.config.picker_fallbacks))
+        gateway = Gateway(table, openings, partial(answer_of, self._app), limits)
+        router = self.router
+        return PickerServer(router.config, lambda: not router.leaving and not_ready(router) is None, gateway, listen)
 
     def _tell_collector(self, endpoint: str, worker: int | None) -> None:
         from router.records.genai_metrics import GenaiMetrics

@@ -35,7 +35,7 @@ class Route(Struct, frozen=True, eq=False, kw_only=True):
     methods: tuple[str, ...]
     template: str
     who: Role
-    endpoint: Callable[..., Any]  # a method of the class that answers
+    endpoint: Any  # a method of the class that answers, or what another handler has to know
     encoded_slashes: bool = False  # whether its parameter may have slashes that were written %2F
     in_document: bool = True
 

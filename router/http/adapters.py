@@ -9,9 +9,9 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, invalid, quoted
 from router.core import Router
-from router.members.broken import Broken
+from router.members.broken import Broken, no_replica
 from router.members.fetch import fetch
-from router.members.members import Server, no_replica
+from router.members.members import Server
 from router.members.spec import ModelName
 from router.upkeep import Upkeep
 from router.workers.questions import FORGET, LEARN_AGAIN

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from router.core import Router
 from router.http.adapters import BAD_GATEWAY, MOST_AT_ONCE, MOST_SHOWN, SUCCESS, Failure
-from router.members.broken import Broken
+from router.members.broken import Broken, no_replica
 from router.members.fetch import fetch
-from router.members.members import Server, no_replica
+from router.members.members import Server
 from router.workers.questions import EXPECT_CLEAR
 
 RESET_S = 60.0  # an engine may first end its requests

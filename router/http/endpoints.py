@@ -29,7 +29,8 @@ from router.http.cache_resets import reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
 from router.http.usage import MOST_ROWS, usage_answer
-from router.members.members import Member, ServedModel, Server, no_replica
+from router.members.broken import no_replica
+from router.members.members import Member, ServedModel, Server
 from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
 from router.proxy.exchange import too_large

@@ -1,4 +1,4 @@
-"""The router's table of routes: each one's role and handler. Other routes are not served.
+"""The router's table of routes: each one's role, and its handler or type. Other routes are not served.
 
 What is passed on is named one by one. Engines add routes that change them, also below /v1: one that nobody has looked
 at is for administrators (decision 0022).
@@ -10,7 +10,18 @@ from typing import Any
 from api.http.documents import FILES, OPENAPI
 from api.http.routes import Role, Route, RouteTable
 from router.http.endpoints import Endpoints
-from router.http.opening import Openings
+from router.http.opening import (
+    BATCH,
+    CHAT_COMPLETION,
+    COMPLETION,
+    COMPUTES,
+    MESSAGES,
+    OF_MODEL,
+    OF_RESPONSE,
+    RESPONSES,
+    UNKNOWN,
+    WITHOUT_CACHE,
+)
 
 GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
 PAGE = ("GET", "HEAD")
@@ -24,41 +35,41 @@ def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **
 
 # Past the app (`opening.py`): what replicas answer.
 DIRECT_ROUTES = (
-    _route(POST, "/v1/chat/completions", CLIENT, Openings.chat),
-    _route(POST, "/v1/completions", CLIENT, Openings.completion),
-    _route(POST, "/tokenize", CLIENT, Openings.forward_as_it_is),
-    _route(POST, "/detokenize", CLIENT, Openings.forward_as_it_is),
-    _route(GET, "/tokenizer_info", CLIENT, Openings.of_model),
-    _route(POST, "/classify", CLIENT, Openings.forward),
-    _route(POST, "/inference/v1/generate", CLIENT, Openings.forward),
-    _route(POST, "/pooling", CLIENT, Openings.forward),
-    _route(POST, "/rerank", CLIENT, Openings.forward),
-    _route(POST, "/score", CLIENT, Openings.forward),
-    _route(POST, "/v1/audio/speech", CLIENT, Openings.forward_as_it_is),
-    _route(POST, "/v1/audio/transcriptions", CLIENT, Openings.forward_as_it_is),
-    _route(POST, "/v1/audio/translations", CLIENT, Openings.forward_as_it_is),
-    _route(POST, "/v1/chat/completions/batch", CLIENT, Openings.batch),
-    _route(POST, "/v1/chat/completions/render", CLIENT, Openings.forward),
-    _route(POST, "/v1/classify", CLIENT, Openings.forward),
-    _route(POST, "/v1/completions/render", CLIENT, Openings.forward),
-    _route(POST, "/v1/detokenize", CLIENT, Openings.forward_as_it_is),
-    _route(POST, "/v1/embeddings", CLIENT, Openings.forward),
-    _route(POST, "/v1/images/edits", CLIENT, Openings.forward),
-    _route(POST, "/v1/images/generations", CLIENT, Openings.forward),
-    _route(POST, "/v1/messages", CLIENT, Openings.messages),
-    _route(POST, "/v1/messages/count_tokens", CLIENT, Openings.forward),
-    _route(POST, "/v1/pooling", CLIENT, Openings.forward),
-    _route(POST, "/v1/rerank", CLIENT, Openings.forward),
-    _route(POST, "/v1/responses", CLIENT, Openings.responses),
-    _route(GET, "/v1/responses/{response_id}", CLIENT, Openings.of_response),
-    _route(DELETE, "/v1/responses/{response_id}", CLIENT, Openings.of_response),
-    _route(POST, "/v1/responses/{response_id}/cancel", CLIENT, Openings.of_response),
-    _route(POST, "/v1/score", CLIENT, Openings.forward),
-    _route(POST, "/v1/tokenize", CLIENT, Openings.forward_as_it_is),
-    _route(POST, "/v2/rerank", CLIENT, Openings.forward),
+    _route(POST, "/v1/chat/completions", CLIENT, CHAT_COMPLETION),
+    _route(POST, "/v1/completions", CLIENT, COMPLETION),
+    _route(POST, "/tokenize", CLIENT, WITHOUT_CACHE),
+    _route(POST, "/detokenize", CLIENT, WITHOUT_CACHE),
+    _route(GET, "/tokenizer_info", CLIENT, OF_MODEL),
+    _route(POST, "/classify", CLIENT, COMPUTES),
+    _route(POST, "/inference/v1/generate", CLIENT, COMPUTES),
+    _route(POST, "/pooling", CLIENT, COMPUTES),
+    _route(POST, "/rerank", CLIENT, COMPUTES),
+    _route(POST, "/score", CLIENT, COMPUTES),
+    _route(POST, "/v1/audio/speech", CLIENT, WITHOUT_CACHE),
+    _route(POST, "/v1/audio/transcriptions", CLIENT, WITHOUT_CACHE),
+    _route(POST, "/v1/audio/translations", CLIENT, WITHOUT_CACHE),
+    _route(POST, "/v1/chat/completions/batch", CLIENT, BATCH),
+    _route(POST, "/v1/chat/completions/render", CLIENT, COMPUTES),
+    _route(POST, "/v1/classify", CLIENT, COMPUTES),
+    _route(POST, "/v1/completions/render", CLIENT, COMPUTES),
+    _route(POST, "/v1/detokenize", CLIENT, WITHOUT_CACHE),
+    _route(POST, "/v1/embeddings", CLIENT, COMPUTES),
+    _route(POST, "/v1/images/edits", CLIENT, COMPUTES),
+    _route(POST, "/v1/images/generations", CLIENT, COMPUTES),
+    _route(POST, "/v1/messages", CLIENT, MESSAGES),
+    _route(POST, "/v1/messages/count_tokens", CLIENT, COMPUTES),
+    _route(POST, "/v1/pooling", CLIENT, COMPUTES),
+    _route(POST, "/v1/rerank", CLIENT, COMPUTES),
+    _route(POST, "/v1/responses", CLIENT, RESPONSES),
+    _route(GET, "/v1/responses/{response_id}", CLIENT, OF_RESPONSE),
+    _route(DELETE, "/v1/responses/{response_id}", CLIENT, OF_RESPONSE),
+    _route(POST, "/v1/responses/{response_id}/cancel", CLIENT, OF_RESPONSE),
+    _route(POST, "/v1/score", CLIENT, COMPUTES),
+    _route(POST, "/v1/tokenize", CLIENT, WITHOUT_CACHE),
+    _route(POST, "/v2/rerank", CLIENT, COMPUTES),
 )
 # Of templates that fit the first one counts: this one is the last.
-OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward_unknown)
+OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, UNKNOWN)
 
 APP_ROUTES = (
     _route(GET, "/v1/models", CLIENT, Endpoints.models),
@@ -106,4 +117,4 @@ TABLE = RouteTable(ROUTES)
 def named(client_paths: Iterable[str]) -> tuple[Route, ...]:
     """Further routes that clients may use; paths in the table keep their own row."""
     known = {route.template for route in ROUTES}
-    return tuple(_route(ANY, path, CLIENT, Openings.forward_unknown) for path in sorted({*client_paths} - known))
+    return tuple(_route(ANY, path, CLIENT, UNKNOWN) for path in sorted({*client_paths} - known))

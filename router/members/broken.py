@@ -2,6 +2,8 @@
 
 import errno
 
+from api.errors import ApiError
+
 # Faults of the network, not of the replica.
 NETWORK_FAULTS = frozenset({errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT})
 # Shortages of this machine, no fault of the replica to connect to.
@@ -27,3 +29,8 @@ class Broken(Exception):
 
 def is_one_of(error: Exception | None, numbers: frozenset[int]) -> bool:
     return isinstance(error, OSError) and error.errno in numbers
+
+
+def no_replica(why: str) -> ApiError:
+    headers = {"Retry-After": "1"}
+    return ApiError(503, f"{why}; try again", "service_unavailable", code="no_replica", headers=headers)

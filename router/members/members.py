@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
 
-from api.errors import ApiError, quoted, unknown_model
+from api.errors import quoted, unknown_model
 from engines import NATIVE, OPENAI, PROFILES, profile_of
 from engines.profile import EngineProfile
 from events.source import Source
 from router.log_lines import Report
 from router.members.accuracy import Accuracy
+from router.members.broken import no_replica
 from router.members.facts import Facts
 from router.members.health import Health
 from router.members.ranks import Rank
@@ -376,8 +377,3 @@ def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str
 def _keep_newest(by_name: dict[str, Any], most: int) -> None:
     for name in list(islice(by_name, max(0, len(by_name) - most))):
         del by_name[name]
-
-
-def no_replica(why: str) -> ApiError:
-    headers = {"Retry-After": "1"}
-    return ApiError(503, f"{why}; try again", "service_unavailable", code="no_replica", headers=headers)

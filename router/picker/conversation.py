@@ -12,8 +12,9 @@ from router.picker import wire
 from router.picker.exchange import PickedExchange, refusal
 from router.picker.gateway import Gateway
 from router.picker.messages import Message, Mode, Outcome, Refusal, Reply, RequestHeaders, ResponseHeaders
-from router.picker.picked import Picked
+from router.picker.picked import moved
 from router.picker.stream import OutOfOrder, Phase, PickerStream
+from router.proxy.request import Request
 
 LATER_S = 1.0  # than the router gives an answer up, and counts that against the replica
 
@@ -92,8 +93,8 @@ class Conversation:
         if exchange is None:
             raise OutOfOrder(f"{type(message).__name__} came before the request's headers")
         request = exchange.answerer
-        if isinstance(message, ResponseHeaders) and message.served is not None and isinstance(request, Picked):
-            exchange.guard(request.moved, message.served)
+        if isinstance(message, ResponseHeaders) and message.served is not None and isinstance(request, Request):
+            exchange.guard(moved, request, message.served)
         exchange.hear(message)
         return exchange
 

@@ -1,5 +1,6 @@
 """Opens an exchange for each request of a gateway, by the router's own table of routes and its own admission."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -10,19 +11,11 @@ from api.errors import ApiError
 from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
 from api.http.routes import Role, RouteTable
-from router.core import Router
 from router.members.upstream import Header
 from router.picker.exchange import PickedExchange
 from router.picker.messages import PICKS_BY_BODY, Mode, RequestHeaders
-from router.picker.picked import (
-    PickedConversing,
-    PickedForwarding,
-    PickedGeneration,
-    PickedOfResponse,
-)
 from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
-from router.proxy.kinds import Kinds
 
 if TYPE_CHECKING:
     from router.http.opening import Opening, Openings
@@ -30,23 +23,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PICKED = Kinds(PickedGeneration, PickedForwarding, PickedConversing, PickedOfResponse)
 MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 
 class Gateway:
     def __init__(
         self,
-        router: Router,
         table: RouteTable,
         openings: "Openings",
         answer: Callable[[Scope, Receive], Awaitable["Answer"]],
         limits: Limits,
     ) -> None:
-        """`openings`: of the kinds PICKED. `answer`: the app's, for what it answers to clients below /v1."""
+        """`openings`: of the transport ByGateway. `answer`: the app's, for what it answers to clients below /v1."""
         self.limits = limits
         self.streams = 0  # that are open
-        self._router = router
         self._table = table
         self._openings = openings
         self._app_answer = answer
@@ -80,7 +70,7 @@ class Gateway:
 
     def _answer(self, exchange: Exchange) -> None:
         """Answer in place of a replica, which knows only its own models."""
-        exchange.aside = self._router.loop.create_task(self._ask_app(exchange))
+        exchange.aside = asyncio.get_running_loop().create_task(self._ask_app(exchange))
 
     async def _ask_app(self, exchange: Exchange) -> None:
         try:

@@ -1,13 +1,13 @@
 """The picker's gRPC server: external processing for gateways, and the health of this router."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from router.core import Router
+from router.config import RouterConfig
 from router.picker.conversation import Conversation
 from router.picker.gateway import Gateway
 from router.picker.schema import (
@@ -18,7 +18,6 @@ from router.picker.schema import (
     ProcessingResponse,
 )
 from router.picker.sizes import MOST_BESIDE_BYTES
-from router.status import not_ready
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 WATCH_LOOK_S = 0.25
@@ -30,12 +29,12 @@ END_S = 1.0  # for streams that are still open
 
 
 class PickerServer:
-    def __init__(self, router: Router, gateway: Gateway, listen: str) -> None:
+    def __init__(self, config: RouterConfig, is_ready: Callable[[], bool], gateway: Gateway, listen: str) -> None:
         """Bind the address; raise OSError if that fails. Call it within a running loop."""
-        self._router = router
+        self._config = config
+        self._is_ready = is_ready
         self._gateway = gateway
         self._watchers = 0
-        config = router.config
         limits = gateway.limits
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
@@ -51,7 +50,7 @@ class PickerServer:
         await self._server.stop(END_S)
 
     def _bind(self, listen: str) -> int:
-        config = self._router.config
+        config = self._config
         try:
             if config.tls_cert is None or config.tls_key is None:
                 port: int = self._server.add_insecure_port(listen)
@@ -76,7 +75,7 @@ class PickerServer:
         )
 
     async def _process(self, _: Any, context: Any) -> None:
-        config, gateway = self._router.config, self._gateway
+        config, gateway = self._config, self._gateway
         gateway.streams += 1
         try:
             await Conversation(gateway, context, config.first_token_timeout_s, config.idle_timeout_s).run()
@@ -110,8 +109,7 @@ class PickerServer:
             return SERVING
         if service not in ("", READINESS, SERVICE):
             return SERVICE_UNKNOWN
-        is_ready = not self._router.leaving and not_ready(self._router) is None
-        return SERVING if is_ready else NOT_SERVING
+        return SERVING if self._is_ready() else NOT_SERVING
 
 
 def _options(most_bytes: int) -> list[tuple[str, int]]:

@@ -175,7 +175,11 @@ class Admission:
             refused = "is only for clients on the router's own machine; start it with --admin-key"
         if who in (ANYONE, Role.READER):
             return False
-        raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
+        raise (
+            unauthorized()
+            if self._admin_exists and key is None
+            else ApiError(403, f"{path} {refused}", code="admin_key_required")
+        )
 
 
 def watched_keys(path: str, beside: Sequence[Key] = ()) -> LastGood[list[Key]]:
@@ -234,10 +238,6 @@ def is_loopback(host: str) -> bool:
 
 
 # ---- refusals
-
-
-def _forbidden(message: str) -> ApiError:
-    return ApiError(403, message, code="admin_key_required")
 
 
 def _headers_too_large(size: int, count: int) -> ApiError:

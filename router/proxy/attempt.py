@@ -5,7 +5,7 @@ Methods called by a connection raise nothing: a mistake of ours must not stop th
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -32,50 +32,28 @@ SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
 HEAD, BODY = 1, 2  # of an answer, as signs of life
 
 
-class Owner:
-    """The interface of a request to its attempts, and to the queue for room."""
+class AttemptListener(Protocol):
+    """What is told of an attempt: a request, or the prefill half of one."""
 
-    __slots__ = ()
     exchange: "Exchange"
 
     @property
-    def model_name(self) -> str | None:
-        """The model that its replica has to serve; None: any replica will do."""
-        raise NotImplementedError
-
-    def begun(self, attempt: "Attempt") -> None:
-        """Handle a successful response; its head may be sent on."""
-        raise NotImplementedError
-
-    def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
-        raise NotImplementedError
-
+    def model_name(self) -> str | None: ...
+    def begun(self, attempt: "Attempt") -> None: ...
+    def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
     def holds(self, pending_bytes: int) -> bool:
         """Claim memory for an unfinished frame; return whether there is room."""
-        raise NotImplementedError
 
     def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
         """Handle a response of status 400 or more, with all of its body or the beginning."""
-        raise NotImplementedError
 
-    def failed(self, attempt: "Attempt", broken: Broken) -> None:
-        raise NotImplementedError
-
+    def failed(self, attempt: "Attempt", broken: Broken) -> None: ...
     def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool:
         """Return whether the request could continue at one of these replicas instead of waiting for its own."""
-        raise NotImplementedError
-
-    def place(self) -> None:
-        """Choose a replica again, now that one has room."""
-        raise NotImplementedError
-
-    def give_up_waiting(self) -> None:
-        """Give up waiting for room."""
-        raise NotImplementedError
 
 
 class Attempt(Struct, eq=False):
-    owner: Owner
+    owner: AttemptListener
     member: "Member"
     placed: Placed
     sent_order: int  # its number in `Router.order`
@@ -156,7 +134,10 @@ class Attempt(Struct, eq=False):
         try:
             self.spoken = BODY
             if self._refusal is not None:
-                self._received_refusal(self._refusal, body, complete)
+                self._refusal += body
+                if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
+                    refusal, self._refusal = bytes(self._refusal), None
+                    self.owner.refused(self, refusal, complete)
             elif self._frames is not None:
                 self._received_frames(self._frames, body, complete)
             else:
@@ -177,12 +158,6 @@ class Attempt(Struct, eq=False):
         log.exception("A request failed")
         self.cancel()
         self.owner.exchange.fail()
-
-    def _received_refusal(self, refusal: bytearray, body: bytes, complete: bool) -> None:
-        refusal += body
-        if complete or len(refusal) > MAX_REFUSAL_BYTES:
-            self._refusal = None
-            self.owner.refused(self, bytes(refusal), complete)
 
     def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
         try:

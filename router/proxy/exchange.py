@@ -25,7 +25,6 @@ NONE_EXPECTED = Bodies(0)
 class Answerer(Protocol):
     """The producer of an exchange's response; it gets the client's actions."""
 
-    def client_left(self) -> None: ...
     def client_full(self) -> None:
         """Pause: the client's buffer is full."""
 
@@ -256,9 +255,7 @@ class Exchange(Struct, eq=False):
         aside, self.aside = self.aside, None
         if aside is not None:
             aside.cancel()
-        answerer, self.answerer = self.answerer, None
-        if self.disconnected and answerer is not None:
-            answerer.client_left()
+        self.answerer = None
         on_end, self.on_end = self.on_end, None  # no cycles of references: they would wait for the collector
         if on_end is not None:
             on_end(self)

@@ -19,7 +19,7 @@ from router.placement.prices import LEAST_PULLED_TOKENS
 from router.placement.pulls import can_read
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.admission import Admitted
-from router.proxy.attempt import Attempt, Owner
+from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.handover import (
     HELD_S,
@@ -89,7 +89,7 @@ def split_of(
 
 
 @dataclass(slots=True, eq=False)
-class Prefill(Owner):
+class Prefill:
     """The first half of one request; `go_on` places the request when it has ended."""
 
     router: "Router"
@@ -98,6 +98,10 @@ class Prefill(Owner):
     api: str  # its name
     peek: Peek
     go_on: Callable[[], None] | None  # None: the request has ended
+    session: str | None
+    came_s: float
+    notes: Notes | None
+    trace: Any
     split: Split | None = None  # the last choice
     outcome: PrefillOutcome | None = None  # None: none was sent, or it is under way
     hit: PredictedHit = field(default_factory=PredictedHit)  # at the prefill replica
@@ -114,46 +118,30 @@ class Prefill(Owner):
     def model_name(self) -> str | None:
         return self.peek.model
 
-    def begin(
-        self,
-        decode: Decision,
-        model: ServedModel,
-        prompt: Prompt,
-        body: bytes,
-        *,
-        session: str | None,
-        came_s: float,
-        attempts: list[Attempt],
-        notes: Notes | None,
-        trace: Any = None,
-    ) -> bool:
-        """Send the prompt to a prefill replica, if that gains; return False if the request is to be sent as it is."""
+    def begin(self, decode: Decision, model: ServedModel, prompt: Prompt, body: bytes) -> Attempt | None:
+        """Send the prompt to a prefill replica, if that gains; None: the request is to be sent as it is."""
         if self._is_given_up or self._handed is not None or self._prefills >= MOST_PREFILLS:
-            return False
+            return None
         assert decode.chosen is not None, "its caller has looked"
         needs_tokens = self.router.members.by_name[decode.chosen.name].profile.takes_envelope
         if (why_not := why_whole(self.api, prompt, body, needs_tokens=needs_tokens)) is not None:
             self.split = Split(False, why_not)
-            return False
-        found, matches = split_of(self.router, model, prompt, decode, session, came_s)
+            return None
+        found, matches = split_of(self.router, model, prompt, decode, self.session, self.came_s)
         self.split = found
         if not found.elsewhere or found.prefill is None or found.prefill.chosen is None:
-            return False
+            return None
         member = self.router.members.by_name[found.prefill.chosen.name]
-        if notes is not None:
-            notes.decided(next(self.router.order), found.prefill, model.members, self.router.feeds)
-        self._predict(member, found.prefill, prompt, matches)
-        attempts.append(self._send(member, found.prefill, prompt, body, trace))
-        return True
-
-    def _predict(self, member: Member, decision: Decision, prompt: Prompt, matches: Mapping[int, Matches]) -> None:
+        if self.notes is not None:
+            self.notes.decided(next(self.router.order), found.prefill, model.members, self.router.feeds)
         router, hit = self.router, self.hit
         hit.member, hit.reported_tokens, hit.index_doubt = member, None, router.doubt(member)
-        hit.prediction = predict(prompt, decision, member.block_size, matches)
+        hit.prediction = predict(prompt, found.prefill, member.block_size, matches)
         hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
         self._prompt = prompt
+        return self._send(member, found.prefill, prompt, body)
 
-    def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes, trace: Any) -> Attempt:
+    def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes) -> Attempt:
         speed, profile = member.candidate.prefill_tokens_per_s, member.profile
         assert profile.hand_over is not None, "its engine was asked"
         enveloped = profile.takes_envelope
@@ -168,8 +156,8 @@ class Prefill(Owner):
         if enveloped:
             types = NATIVE_TYPE
             envelope = prefill_envelope(prompt, decision, self.router.now_s())
-        if trace is not None:
-            passed, types = TRACED[passed], types + trace.line()
+        if self.trace is not None:
+            passed, types = TRACED[passed], types + self.trace.line()
         whole = prefill_body(self.api, body, profile.hand_over)
         request, rest = request_to(member, self.exchange, self.admitted, passed, types, whole, envelope=envelope)
         attempt.sending = member.upstream.send(request, attempt, body=rest)
@@ -223,15 +211,12 @@ class Prefill(Owner):
         self.router.attempt_over(attempt)
         self.duration_s = attempt.ended_s - attempt.placed.sent_s
         self._is_given_up = outcome != "handed"
-        self._tell(attempt.member, outcome)
+        self.outcome = outcome
+        attempt.member.prefills[outcome] += 1
+        if outcome == "handed":
+            attempt.member.prefill_s.observe(self.duration_s)
         if self.go_on is not None:
             self.go_on()
-
-    def _tell(self, member: Member, outcome: PrefillOutcome) -> None:
-        self.outcome = outcome
-        member.prefills[outcome] += 1
-        if outcome == "handed":
-            member.prefill_s.observe(self.duration_s)
 
     def _pause(self, member: Member, why: str) -> None:
         now_s = self.router.now_s()

@@ -108,10 +108,6 @@ class _Event(Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
-def _payload(event: bytes) -> bytes | None:
-    return next((line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")), None)
-
-
 class Repetition:
     """For each replica: `begin`, then `read` its stream."""
 
@@ -163,7 +159,7 @@ class Repetition:
 
     def _read(self, event: bytes) -> tuple[bytes, str | None]:
         """The part of an event that the client lacks, and the reason if the replica is lost with it."""
-        payload = _payload(event)
+        payload = next((line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")), None)
         if payload is None or payload == DONE:
             return (b"" if self._missing else event), None
         try:

@@ -1,94 +1,90 @@
-"""One client request for a replica: it is placed, waits for room, is sent, and ends.
+"""The shell of one request: it does what the request's flow asks, with the router's parts and the client's exchange.
 
-All methods are called by the client's exchange, by attempts, or by the router when there is room; none blocks. A
-request alone writes its fields; when it is over, the router gets a summary.
+All methods are called by the client's exchange, by attempts, by the flow, or by the router when there is room; none
+blocks. A request alone writes its fields; when it is over, the router gets a summary.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from api.errors import ApiError, class_refused, queue_full, too_long
+from api.errors import ApiError, class_refused, too_long
 from router.members.broken import Broken
-from router.members.members import no_replica
 from router.placement.classes import ServiceClass
-from router.placement.cost import NONE_TRIED, Candidate, Tenant
+from router.placement.cost import Tenant
 from router.placement.decision import Decision
 from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
 from router.placement.objectives import Outlook
 from router.placement.prompt import Prompt
 from router.placement.waiting import STEP_S
+from router.prompts.prompt import Peek
+from router.prompts.prompt import Prompt as ReadPrompt
 from router.proxy.admission import Admitted
-from router.proxy.attempt import Attempt, Owner
+from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
+from router.proxy.flow import OVER, Flow, RequestType
+from router.proxy.handover import Beginning
 from router.proxy.headers import TO_CLIENT, length_of, lines
 from router.proxy.kept_answer import KeptAnswer, SentEvents
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
 from router.proxy.request_summary import RequestSummary
-from router.proxy.retries import LATE, MAX_LOST, MOST_MOVES, NOT_REACHED, SILENT, Next, Row, loss, refusal
+from router.proxy.retries import NOT_REACHED, Row, loss, refusal
+from router.proxy.transport import DIRECT, Transport
 from router.proxy.withheld import PLACING, PRIORITY, TRANSFER, withhold
 from router.tenants.keys import Key
 from router.tenants.limits import Use
 
 if TYPE_CHECKING:
-    from router.core import Router
-    from router.members.members import Member
+    from router.core import Router, Waiter
+    from router.members.members import Member, ServedModel
 
 log = logging.getLogger(__name__)
 
 MOST_TENANT_BYTES = 100  # of the name that a gateway gives
-PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
-DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
 
 
 @dataclass(slots=True, eq=False)
-class Request(Owner):
+class Request:
     router: "Router"
     exchange: Exchange
     admitted: Admitted
     arrived_s: float
+    type: RequestType
+    transport: Transport = DIRECT
+    flow: Flow = field(init=False)
     came_s: float = field(init=False)  # all of its body
     first_byte_s: float = 0.0
     ended_s: float = 0.0
     prompt: Prompt = field(init=False)
-    decision: Decision | None = None
+    model: "ServedModel | None" = None
     attempt: Attempt | None = None  # that is under way
     attempts: list[Attempt] = field(default_factory=list)
     hit: PredictedHit = field(default_factory=PredictedHit)
     notes: Notes | None = None  # for the request log
-    tried: frozenset[str] = NONE_TRIED  # replicas that have failed it
-    unfit: frozenset[str] = NONE_TRIED  # of these, those that cannot go on with it, or took too long
-    retries: int = 0
-    resumes: int = 0
-    is_over: bool = False
     why: str = ""  # it ended without an answer
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
-    waited_s: float = 0.0  # for room
-    _paused_s: float = 0.0  # for peers
-    _queued_s: float = 0.0  # when it began to wait; 0: it does not
-    _since_s: float = 0.0  # when it first began to wait
-    _waits_until_s: float = 0.0  # 0: it has not waited since a replica answered
-    _fruitless: int = 0  # attempts since a replica answered
     _body: bytes = b""
     _client_is_full: bool = False
-    _is_new: bool = True  # from its first choice on it is not refused for its class's sake
     _outlook: Outlook | None = None  # None: it has no class
     _priority: int | None = None  # that its client asked for, where the router is to obey it
-    _lost: int = 0  # replicas, and errors after which another one was asked
-    _moves: int = 0  # away from replicas that fell silent
     _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
+    _beginning: Beginning | None = None  # of an answer that may turn out to be an error
     _kept: KeptAnswer | None = None  # of a whole answer, which another replica can repeat
 
     def __post_init__(self) -> None:
+        router, exchange = self.router, self.exchange
         self.came_s = self.arrived_s
-        self.exchange.answerer = self
-        self.exchange.on_end = self._over
+        self.flow = Flow(self, router.retry_budget, router.config.queue_timeout_s, self.transport.is_single)
+        exchange.answerer = self
+        exchange.on_end = self._over
         if self.admitted.charge is not None:
-            self.exchange.more_lines = self._limit_lines
+            exchange.more_lines = self._limit_lines
 
     # ---- overridden by each kind of request
 
@@ -97,8 +93,12 @@ class Request(Owner):
         raise NotImplementedError
 
     @property
-    def _may_repeat(self) -> bool:
-        """Tell whether several replicas may answer it, of which one is heard: it has no other effect."""
+    def model_name(self) -> str | None:
+        """The model that its replica has to serve; None: any replica will do."""
+        raise NotImplementedError
+
+    @property
+    def may_repeat(self) -> bool:
         return True
 
     @property
@@ -106,7 +106,7 @@ class Request(Owner):
         return "prompt"
 
     def _is_ready(self) -> bool:
-        """Check the model once more before a replica is chosen; return False if other work comes first."""
+        """Check the model once more before a replica is chosen; return False if the prompt is made again first."""
         return True
 
     def _choose(self) -> Decision:
@@ -120,6 +120,10 @@ class Request(Owner):
         """Send the prompt to another replica first, if that gains; return False if it does not."""
         return False
 
+    def _why_not_resumed(self) -> str | None:
+        """The reason why no other replica can go on with half an answer; None if one can."""
+        return "its answer has begun"
+
     def expected_use(self) -> Use | None:
         """The tokens of the prompt at the replica that was just chosen; None: they are known only afterwards."""
         return None
@@ -129,6 +133,29 @@ class Request(Owner):
         raise NotImplementedError
 
     def summary(self) -> RequestSummary:
+        flow = self.flow
+        return RequestSummary(
+            exchange=self.exchange,
+            admitted=self.admitted,
+            arrived_s=self.arrived_s,
+            ended_s=self.ended_s,
+            first_byte_s=self.first_byte_s,
+            waited_s=flow.waited_s,
+            retries=flow.retries,
+            why=self.why,
+            model=self.model,
+            attempts=self.attempts,
+            prefill=None if self.prefill is None else self.prefill.summary(),
+            notes=self.notes,
+            used=self.used(),
+        )
+
+    def prompted(self, prompt: ReadPrompt) -> None:
+        """Go on with the prompt, which is made."""
+        raise NotImplementedError
+
+    def _open(self, attempt: Attempt, streams: bool) -> None:
+        """Start the answer."""
         raise NotImplementedError
 
     @property
@@ -151,41 +178,59 @@ class Request(Owner):
         """The request's class; None: there are no classes."""
         return key.classes[0] if key.classes else None
 
-    # ---- to a replica
+    # ---- its prompt
 
-    def place_in_turn(self) -> None:
-        """Place the request once the peers that got one at the same moment, and whose turn is earlier, have chosen."""
-        self._paused_s = self.router.placement.pause_s(self._candidates())
-        if self._paused_s:
-            self.router.loop.call_later(self._paused_s, self.exchange.guard, self.place)
+    def _draft(self, model: "ServedModel", api: str, body: bytes, peek: Peek, salt: str | None) -> None:
+        """Make the prompt: at once where that delays no other client, else on a thread."""
+        draft = partial(model.tokens.draft, api, body, peek, model.lora, salt, model.max_model_len)
+        if not model.tokens.is_quick(body):
+            self.router.in_thread(lambda: draft().finish(), len(body), self._made)
+            return
+        drafted = draft()
+        if drafted.is_quick:
+            self.prompted(drafted.finish())
         else:
-            self.place()
+            self.router.in_thread(drafted.finish, len(body), self._made)
 
-    def place(self) -> None:
-        """Choose a replica and send the request there, or wait until one has room."""
+    def _made(self, made: "asyncio.Future[ReadPrompt]") -> None:
+        """Handle the prompt made by a thread."""
+        if made.cancelled() or self.flow.state is OVER:
+            return
         try:
-            while not self.is_over and self._is_ready():
-                decision = self.decision = self._choose()
-                if self._is_new:
-                    self._is_new = False
-                    self.router.retry_budget.requests += 1
-                    self._check_class(decision)
-                if decision.chosen is None:
-                    self._wait(decision)
-                    return
-                member = self.router.members.by_name[decision.chosen.name]
-                if self.admitted.charge is not None:
-                    self._charge_prompt()
-                if self._computes_elsewhere(decision) or self._send(member, decision):
-                    return
-                self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
+            self.prompted(made.result())
         except ApiError as error:
-            self.give_up(error)
+            self.refuse(error)
+        except Exception:
+            log.exception("A prompt could not be made")
+            self.exchange.fail()
+        finally:
+            del made  # its error refers to this frame: a cycle, which would keep the body until it is collected
 
-    def _check_class(self, decision: Decision) -> None:
+    # ---- what its flow asks
+
+    @property
+    def has_begun(self) -> bool:
+        return self.exchange.response_started
+
+    def choose(self) -> Decision | None:
+        flow = self.flow
+        if flow.is_single:
+            beyond = self.transport.beyond(self.exchange)
+            flow.tried, flow.unfit = flow.tried | beyond, flow.unfit | beyond
+        if not self._is_ready():
+            return None
+        decision = self._choose()
+        if flow.is_new:
+            self.router.retry_budget.requests += 1
+            if decision.question.tenant is not None:
+                self._check_class(decision, decision.question.tenant)
+        if decision.rejection == "too_long":
+            raise too_long(decision.refusal(), self.prompt_field)
+        return decision
+
+    def _check_class(self, decision: Decision, tenant: Tenant) -> None:
         """Raise ApiError 503 if its class, or one above, cannot be served in time."""
-        tenant = decision.question.tenant
-        if tenant is None or (service := tenant.service) is None or decision.rejection not in (None, "full"):
+        if (service := tenant.service) is None or decision.rejection not in (None, "full"):
             return
         router, question = self.router, decision.question
         room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)
@@ -194,11 +239,14 @@ class Request(Owner):
             router.history.counts.classes.refused(service)
             raise class_refused(service.name, wait_s)
 
-    def _charge_prompt(self) -> None:
-        """Charge the key for the prompt; raise ApiError 429 if that is more than its limits leave."""
+    def send(self, decision: Decision) -> bool:
+        assert decision.chosen is not None, "else it waits"
+        member = self.router.members.by_name[decision.chosen.name]
         charge = self.admitted.charge
         if charge is not None and not charge.is_prompted and (use := self.expected_use()) is not None:
-            charge.take_prompt(use, self.router.now_s())
+            charge.take_prompt(use, self.router.now_s())  # raises ApiError 429 if that is more than its limits leave
+        may_split = self.model is not None and self.model.splits and not self.flow.is_single
+        return (may_split and self._computes_elsewhere(decision)) or self._send(member, decision)
 
     def _limit_lines(self) -> bytes:
         """The headers about the key's limits, once it is charged for what was used so far."""
@@ -207,39 +255,22 @@ class Request(Owner):
             return b""
         return charge.lines(self.router.now_s(), self.used())
 
-    def _wait(self, decision: Decision) -> None:
-        """Queue the request: full replicas will have room, and silent or missing ones may come back."""
-        if decision.rejection == "too_long":
-            raise too_long(decision.refusal(), self.prompt_field)
-        if decision.rejection == "tried" and all(
-            one.name in self.unfit for one in decision.candidates if one.role != "prefill"
-        ):
-            raise no_replica(decision.refusal())
-        router = self.router
-        now_s, begun = router.now_s(), self.exchange.response_started
-        self._queued_s = self._queued_s or now_s
-        # A request that waits again keeps its place, and a begun answer goes before new requests.
-        self._since_s = self._since_s or (self.came_s if begun else now_s)
-        self._waits_until_s = self._waits_until_s or now_s + router.config.queue_timeout_s
-        again_s = 0.0
-        if self.tried:
-            again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**self._fruitless)
-            self._fruitless = min(self._fruitless + 1, 16)
-        if decision.rejection != "full":
-            self.tried = self.unfit  # the others may be asked again once they are back
-        refused: Owner | None = self
-        group = self.model_name or ""
-        if now_s < self._waits_until_s and (begun or decision.rejection == "full" or router.may_wait(group)):
-            refused = router.waiting.offer(
+    def queue(self, decision: Decision, since_s: float, until_s: float, not_before_s: float) -> None:
+        waiting, group, now_s = self.router.waiting, self.model_name or "", self.router.now_s()
+        refused: Waiter | None = self
+        # Those for a model without replicas get about half of the queue at most.
+        may_wait = self.has_begun or decision.rejection == "full" or 2 * waiting.groups[group] <= waiting.capacity
+        if now_s < until_s and may_wait:
+            refused = waiting.offer(
                 self,
                 decision.question.behind_s / STEP_S,
                 now_s,
-                self._waits_until_s,
-                since_s=self._since_s,
+                until_s,
+                since_s=since_s,
                 group=group,
                 tokens=self._tokens,
-                tried=self.tried,
-                not_before_s=again_s,
+                tried=self.flow.tried,
+                not_before_s=not_before_s,
                 stands_back=decision.question.stands_back,
             )
         if refused is not None:
@@ -252,80 +283,89 @@ class Request(Owner):
 
     def give_up_waiting(self) -> None:
         """Give up after waiting in vain."""
-        if self.decision is None or self.decision.rejection == "full":
-            wait_s = self.router.waiting.estimated_wait_s(self.router.now_s())
-            why = "every replica is at its limit, and the queue is full or moves too slowly; try again"
-            self.give_up(queue_full(why, wait_s))
-        else:
-            self.give_up(no_replica(self.decision.refusal()))
+        self.flow.no_room_in_time(self.router.waiting.estimated_wait_s(self.router.now_s()))
 
-    def _sent(self, member: "Member", decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
-        """Record the attempt that is about to be sent."""
-        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
-        self.attempts.append(attempt)
-        if self._queued_s:
-            self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
-        return attempt
+    def learn(self, row: Row, reason: str) -> None:
+        if self.attempt is not None:
+            self.router.learn(self.attempt, row, reason)
 
-    def _first_byte(self) -> None:
-        now_s = self.first_byte_s = self.router.now_s()
-        if self._outlook is not None:
-            self.router.placement.came(self.tenant, self._outlook, now_s - self.came_s)
+    def end_attempt(self) -> None:
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            self.router.attempt_over(attempt)
 
-    def _is_answered(self) -> None:
-        self._waits_until_s, self._fruitless = 0.0, 0
-
-    def _others(self, attempt: Attempt) -> bool:
-        """Return whether another replica could take the request, now or when it has room."""
-        found = obstacles(self._candidates(), self._tokens, self.tried | attempt.member.server.names)
+    def others(self) -> bool:
+        tried = self.flow.tried
+        if self.attempt is not None:
+            tried = tried | self.attempt.member.server.names
+        found = obstacles(self.router.candidates_of(self.model_name or ""), self._tokens, tried)
         return not {None, "full"}.isdisjoint(found)
 
-    def _candidates(self) -> Sequence[Candidate]:
-        return self.router.candidates_of(self.model_name or "")
+    def complete(self) -> tuple[bool, str | None]:
+        if self._events is not None and self._events.is_complete:
+            self.exchange.finish()
+            return True, None
+        return False, self._why_not_resumed()
 
-    def _end_attempt(self, attempt: Attempt) -> None:
-        self.attempt = None
-        self.router.attempt_over(attempt)
+    def refuse(self, error: ApiError) -> None:
+        self.why = error.message
+        self.router.history.counts.refused[error.code or str(error.status)] += 1
+        if self.flow.state is not OVER:
+            self.exchange.refuse(error)
 
-    # ---- what goes wrong, by the table of `retries`
+    def break_off(self, why: str) -> None:
+        """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
+        self.why = why
+        if self._events is None:
+            self.exchange.cut()
+            return
+        error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
+        error.type, error.code = "server_error", "broken_stream"
+        self.exchange.send(self._events.error_event(error))
+        self.exchange.finish()
 
-    def _next(self, row: Row) -> Next:
-        if self.exchange.response_started:
-            return row.sent
-        return row.repeatable if self._may_repeat else row.effects
+    def wake_in(self, delay_s: float) -> None:
+        self.router.loop.call_later(delay_s, self.exchange.guard, self.flow.place)
+
+    # ---- to a replica
+
+    def record_sent(self, member: "Member", decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
+        """Record the attempt that is about to be sent."""
+        if self.flow.is_single:
+            envelope = member.profile.takes_envelope  # a gateway adds a header, in its place
+        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
+        self.attempts.append(attempt)
+        self.flow.sent(attempt.placed.sent_s)
+        return attempt
+
+    # ---- what its attempt tells
+
+    def begun(self, attempt: Attempt) -> None:
+        """Handle a successful response; its head may be sent on."""
+        raise NotImplementedError
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        raise NotImplementedError
+
+    def holds(self, pending_bytes: int) -> bool:
+        """Claim memory for an unfinished frame; return whether there is room."""
+        if self._kept is None:
+            self._kept = KeptAnswer(self.router.held)
+        return self._kept.hold_beside(pending_bytes)
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         if self._has_not_fetched(attempt):
             self._compute_here(attempt)
             return
         row, reason = refusal(attempt.status, body)
-        self.router.learn(attempt, row, reason)
-        if self._may_ask_another(attempt, row):
-            attempt.cancel()
-            self._end_attempt(attempt)
-            self._again(attempt.member)
-        elif self.exchange.response_started:  # the client has half an answer already
-            attempt.cancel()
-            self._end_attempt(attempt)
-            self._break_off(f"{attempt.member.name} would not go on with it: {reason}")
-        else:
+        if self.flow.refused(attempt, row, reason, self.router.now_s()):
             self._pass_on(attempt, body, complete)
-
-    def _may_ask_another(self, attempt: Attempt, row: Row) -> bool:
-        """Count a refusal; return whether to ask another replica."""
-        if self._next(row) not in ("another", "resume") or not self._others(attempt):
-            return False
-        if row.retries == "both":
-            if self._lost >= MAX_LOST:
-                return False
-            self._lost += 1
-        return row.retries == "any" or self.router.retry_budget.take(self.router.now_s())
 
     def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         """Pass a refusal on; the rest of a long one comes like that of an answer."""
         self._start_answer(attempt, length_of(attempt.headers) or (len(body) if complete else None))
         if complete:
-            self._end_attempt(attempt)
+            self.end_attempt()
             self.exchange.finish(body)
         else:
             self.exchange.send(body)
@@ -334,54 +374,17 @@ class Request(Owner):
         head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
         self.exchange.start(attempt.status, head, length=length)
 
+    def _first_byte(self) -> None:
+        now_s = self.first_byte_s = self.router.now_s()
+        if self._outlook is not None:
+            self.router.placement.came(self.tenant, self._outlook, now_s - self.came_s)
+
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Go on at another replica after a loss, from the start or from where the answer was cut."""
-        exchange, row = self.exchange, loss(broken)
-        self._broke(attempt, row, str(broken))
         if self._kept is not None:
             self._kept.take()  # another replica repeats it
-        self._moves += row is SILENT
-        self._lost += row.retries == "three"
-        if row is LATE:
-            self.unfit = self.unfit | {attempt.member.name}
-        if self._events is not None and self._events.is_complete:
-            exchange.finish()
-        elif (why_not := self._why_not_again(attempt, row)) is not None:
-            if exchange.response_started:
-                self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
-            else:
-                message = f"{attempt.member.name} was lost before it answered: {broken}; {why_not}"
-                self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
-        elif (ending := self._ending(attempt.member)) is not None:
-            exchange.finish(ending)
-        elif self._lost >= MAX_LOST:
-            why = f"{self._lost} replicas in a row were lost while they answered it"
-            self.give_up(no_replica(f"no replica could answer: {why}"))
-        else:
-            self.resumes += attempt.framed or exchange.sent_bytes > 0
-            if row is SILENT and not attempt.member.server.suspicion:
-                self.retries += 1
-                self.place()  # it is heard again, by other connections
-            elif self._lost == MAX_LOST - 1 and row.retries == "three":
-                self.router.loop.call_later(DYING_S, exchange.guard, self._again, attempt.member)
-            else:
-                self._again(attempt.member)
-
-    def _broke(self, attempt: Attempt, row: Row, reason: str) -> None:
-        self.router.learn(attempt, row, reason)
-        self._end_attempt(attempt)
-        if row in NOT_REACHED and attempt.placed.fetched_tokens and self.prefill is not None:
+        if self.prefill is not None and attempt.placed.fetched_tokens and loss(broken) in NOT_REACHED:
             self.prefill.give_back()
-
-    def _why_not_again(self, attempt: Attempt, row: Row) -> str | None:  # noqa: ARG002
-        """The reason why no other replica may take the request over; None if one may."""
-        if self.exchange.response_started:
-            return "its answer has begun"
-        return None if self._next(row) == "another" else "it may have had effects"
-
-    def _ending(self, member: "Member") -> bytes | None:  # noqa: ARG002
-        """The missing end of a stream that lacks nothing else, so that no replica is needed; None: it lacks more."""
-        return None
+        self.flow.broke(attempt, broken, has_bytes=self.exchange.sent_bytes > 0)
 
     def _lose(self, attempt: Attempt, body: bytes, broken: Broken) -> None:
         """Treat the replica as lost, since its answer has failed after this part of it."""
@@ -393,23 +396,14 @@ class Request(Owner):
         self.failed(attempt, broken)
 
     def may_move(self, attempt: Attempt, members: "Sequence[Member]") -> bool:
-        able = self._moves < MOST_MOVES and self._why_not_again(attempt, SILENT) is None
+        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
+        if not self.flow.may_leave() or (self.has_begun and self._why_not_resumed() is not None):
+            return False
         name = self.model_name
-        return able and any(
+        return any(
             one is not attempt.member and one.spec.role != "prefill" and (name is None or one.serves(name))
             for one in members
         )
-
-    def _break_off(self, why: str) -> None:
-        """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
-        self.why = why
-        if self._events is None:
-            self.exchange.cut()
-            return
-        error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
-        error.type, error.code = "server_error", "broken_stream"
-        self.exchange.send(self._events.error_event(error))
-        self.exchange.finish()
 
     # ---- fields that only the router may set
 
@@ -426,70 +420,71 @@ class Request(Owner):
 
     # ---- a prompt that is computed elsewhere
 
-    @property
-    def _source(self) -> "Member | None":
-        """The replica that holds the KV of its prompt for the one that will generate; None: nothing is held."""
-        return None if self.prefill is None else self.prefill.source
-
     def _with_kv(self, member: "Member", decision: Decision, body: bytes) -> bytes:
         """The body for this replica, with the parameters to fetch the prompt's KV if it can do so."""
         if self.prefill is None or not fetches(decision.question, member.candidate):
             return body
         return self.prefill.hand_over(body)
 
-    @staticmethod
-    def _may_resend(member: "Member", decision: Decision) -> bool:
-        """Return False if the request names KV that is read once: it must not arrive twice."""
-        return member.profile.shares_cache or not fetches(decision.question, member.candidate)
+    def _prefills(
+        self,
+        decision: Decision,
+        model: "ServedModel",
+        api: str,
+        peek: Peek,
+        prompt: ReadPrompt,
+        body: bytes,
+        session: str | None,
+        trace: Any = None,
+    ) -> bool:
+        """Send the prompt to another replica first, if that gains."""
+        if self.prefill is None:
+            given = self.exchange, self.admitted, api, peek, self.flow.computed, session, self.came_s, self.notes, trace
+            self.prefill = Prefill(self.router, *given)
+        attempt = self.prefill.begin(decision, model, prompt, body)
+        if attempt is None:
+            return False
+        self.attempts.append(attempt)
+        self.flow.elsewhere()
+        return True
 
-    def _compute_here(self, attempt: Attempt) -> None:
-        """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
-        attempt.cancel()
-        self._end_attempt(attempt)
-        if self.prefill is not None:
-            self.prefill.unread()
-        self.retries += 1
-        self.place()
+    def _begin_fetched(self, attempt: Attempt, beginning: Beginning, body: bytes, complete: bool) -> bytes | None:
+        """Start the answer once it has a token; None: not yet, or it is an error and the request was sent again."""
+        held = beginning.feed(body, complete)
+        if held is None:
+            return None
+        if beginning.has_failed:
+            self._compute_here(attempt)
+            return None
+        self._beginning = None
+        self.router.placement.fetched(attempt.placed, self.router.now_s())
+        self._open(attempt, True)
+        return held
 
     def _has_not_fetched(self, attempt: Attempt) -> bool:
         """Tell whether a refusal is vLLM's answer to KV that it could not fetch."""
         return attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started
 
-    def _again(self, member: "Member") -> None:
-        """Retry at another address: the fault of one rank may be that of all behind it."""
-        self.retries += 1
-        self.tried = self.tried | member.server.names | {member.name}
-        self.place()
+    def _compute_here(self, attempt: Attempt) -> None:
+        """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
+        if self.prefill is not None:
+            self.prefill.unread()
+        self.flow.unread(attempt)
 
     # ---- the end
 
-    def give_up(self, error: ApiError) -> None:
-        """End the request, which no replica could answer."""
-        if self.exchange.response_started:
-            self._break_off(error.message)
-        else:
-            self.refuse(error)
-
-    def refuse(self, error: ApiError) -> None:
-        self.why = error.message
-        self.router.history.counts.refused[error.code or str(error.status)] += 1
-        if not self.is_over:
-            self.exchange.refuse(error)
-
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
-        self.is_over = True
-        if (attempt := self.attempt) is not None:  # it ended before its attempt did
-            attempt.cancel()
-            self._end_attempt(attempt)
+        self.ended_s = self.router.now_s()
+        self.flow.over(self.ended_s)
+        if self.attempt is not None:  # it ended before its attempt did
+            self.attempt.cancel()
+            self.end_attempt()
         if self._kept is not None:
             self._kept.take()
         if self.prefill is not None:
             self.prefill.close()
         self._body = b""
         self.router.waiting.cancel(self)
-        self.ended_s = self.router.now_s()
-        if self._queued_s:
-            self.waited_s += self.ended_s - self._queued_s
         self.router.over(self.summary())
         # Attempts refer to the request: a cycle, which would keep the body until it is collected.
         self.attempts, self.notes = [], None
@@ -512,9 +507,6 @@ class Request(Owner):
         exchange.aside = self.router.loop.create_task(watched())
 
     # ---- what the client does
-
-    def client_left(self) -> None:
-        """Do nothing: the attempt ends in `_over`."""
 
     def client_full(self) -> None:
         self._client_is_full = True

@@ -24,7 +24,8 @@ from router.members.members import Member, Server
 from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.upstream import Upstream
-from router.picker.gateway import PICKED, Gateway
+from router.picker.gateway import Gateway
+from router.picker.picked import ByGateway
 from router.picker.schema import ProcessingRequest
 from router.proxy.admission import Admission
 from router.tenants.keys import Key, digest_of
@@ -60,9 +61,8 @@ class World:
         self.router.members.arrange()
         table = RouteTable(ROUTES)
         app = build_app(self.router, upkeep, table)
-        self.gateway = Gateway(
-            self.router, table, Openings(self.router, FORWARDED, PICKED), partial(answer_of, app), LIMITS
-        )
+        openings = Openings(self.router, FORWARDED, ByGateway(self.router.members, CONFIG.picker_fallbacks))
+        self.gateway = Gateway(table, openings, partial(answer_of, app), LIMITS)
 
     def _add(self, number: int, endpoint: str) -> None:
         native = number == 0

@@ -12,6 +12,7 @@ from api.native import pack_ids, unpack_ids
 from events.native import Load
 from router.members.spec import ReplicaSpec
 from router.placement.cost import ASSUMED_TOKENS_PER_S
+from router.placement.decision import Decision
 from router.placement.effects import PATIENCE
 from router.proxy.generation import Generation
 from router.tenants.keys import Key, digest_of
@@ -1059,16 +1060,16 @@ async def test_a_body_that_cannot_be_read_for_continuing_with_its_answer_is_refu
         await running.idle()
 
 
-@pytest.mark.parametrize("stage", ["place", "begun", "take", "prompted"])
+@pytest.mark.parametrize("stage", ["choose", "begun", "take", "prompted"])
 async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
     stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = getattr(Generation, stage)
 
-    def wrong(routing: Generation, *arguments: object) -> None:
+    def wrong(routing: Generation, *arguments: object) -> Any:
         if routing.peek.user == "unlucky":
             raise ZeroDivisionError
-        right(routing, *arguments)
+        return right(routing, *arguments)
 
     monkeypatch.setattr(Generation, stage, wrong)
     async with served(named("r0")) as running, connect(running.port) as client:
@@ -1089,14 +1090,14 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
         await until(lambda: len(running.router.waiting) == 1, "one request waits")
         last.send("POST", CHAT, chat())
         await until(lambda: len(running.router.waiting) == 2, "two requests wait")
-        right = Generation.place
+        right = Generation.choose
 
-        def wrong(routing: Generation) -> None:
+        def wrong(routing: Generation) -> Decision | None:
             if routing.peek.user == "unlucky":
                 raise ZeroDivisionError
-            right(routing)
+            return right(routing)
 
-        monkeypatch.setattr(Generation, "place", wrong)
+        monkeypatch.setattr(Generation, "choose", wrong)
         script.calls[0].answer(GOOD)
         assert [(await one.answer()).status for one in (first, unlucky, last)] == [200, 500, 200]
 
