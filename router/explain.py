@@ -12,7 +12,7 @@ from rich.text import Text
 from events.tool.words import printable
 from router.asking import Client
 from router.formatting import brings, decoded, duration, plain_console, told_portions
-from router.responses import Candidate, Explanation
+from router.responses import Explanation, Verdict
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
 
@@ -85,10 +85,10 @@ def heading(explanation: Explanation) -> str:
     return f"{head}\nIts cached tokens are an estimate: {printable(explanation.why_inexact)}"
 
 
-def ranked(explanation: Explanation) -> list[Candidate]:
+def ranked(explanation: Explanation) -> list[Verdict]:
     """The candidates: the chosen one first, then available ones by cost, then the others."""
 
-    def place(each: Candidate) -> tuple[bool, bool, float, str]:
+    def place(each: Verdict) -> tuple[bool, bool, float, str]:
         return (
             each.name != explanation.chosen,
             not each.available,
@@ -116,7 +116,7 @@ def table_of(explanation: Explanation, *, plain: bool, width: int) -> Table:
     return table
 
 
-def numbers_of(each: Candidate) -> list[str]:
+def numbers_of(each: Verdict) -> list[str]:
     slower_tokens = each.lower_tokens - each.matched_tokens
     cached = f"{each.matched_tokens:,.0f}" + (f"+{slower_tokens:,.0f}" if slower_tokens > 0 else "")
     if not each.available:

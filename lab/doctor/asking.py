@@ -13,8 +13,7 @@ from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
 from router.asking import Client, Server, Unreachable, options, reason_of
 from router.doctor.figures import DifferingShape
 from router.doctor.samples import BadMetrics, Samples
-from router.responses import ReplicaList
-from router.top.responses import Decision, DecisionList
+from router.responses import DecisionList, DecisionRecord, ReplicaList
 
 ROUTER_TIMEOUT_S = 10.0
 REPLICA_TIMEOUT_S = 3.0
@@ -104,7 +103,7 @@ def router_metrics(router: Client) -> Samples:
     return samples
 
 
-def decisions(router: Client) -> list[Decision] | None:
+def decisions(router: Client) -> list[DecisionRecord] | None:
     """Return the router's decisions; None if the key may not read them."""
     path = f"/decisions?limit={DECISIONS}"
     try:

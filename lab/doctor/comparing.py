@@ -16,8 +16,7 @@ from router.doctor.figures import (
     RoutingFigures,
 )
 from router.doctor.samples import Samples
-from router.responses import ReplicaStatus
-from router.top.responses import Decision
+from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
 GPU = "GPU"
@@ -42,7 +41,7 @@ class Loaded(Struct, frozen=True):
 class OfRouter(NamedTuple):
     metrics: Samples
     replicas: list[ReplicaStatus]
-    decisions: list[Decision] | None  # None: they may not be read
+    decisions: list[DecisionRecord] | None  # None: they may not be read
     differing: tuple[DifferingShape, ...] = ()
 
 
@@ -171,7 +170,7 @@ def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
     )
 
 
-def _new(before: list[Decision] | None, now: list[Decision] | None) -> list[Decision] | None:
+def _new(before: list[DecisionRecord] | None, now: list[DecisionRecord] | None) -> list[DecisionRecord] | None:
     """Recognize earlier decisions by id, since clocks may differ."""
     if now is None:
         return None
@@ -179,7 +178,7 @@ def _new(before: list[Decision] | None, now: list[Decision] | None) -> list[Deci
     return [one for one in now if one.request_id not in old]
 
 
-def _held(decision: Decision) -> tuple[float, float]:
+def _held(decision: DecisionRecord) -> tuple[float, float]:
     """Return the prompt tokens that the chosen replica held, and the best of the other eligible ones."""
     ours = [one.matched_tokens for one in decision.candidates if one.name == decision.chosen]
     others = [
@@ -188,7 +187,7 @@ def _held(decision: Decision) -> tuple[float, float]:
     return sum(ours), max(others, default=0.0)
 
 
-def _choice(decision: Decision) -> DecisionSample:
+def _choice(decision: DecisionRecord) -> DecisionSample:
     ours, others = _held(decision)
     at_s = decision.ts - decision.duration_s
     return DecisionSample(at_s=at_s, replica=decision.chosen or "", cached=ours > others)

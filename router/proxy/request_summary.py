@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from router.members.feed import Moment
@@ -14,10 +14,11 @@ from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
-from router.placement.decision import CostParts, Decision, Portion
+from router.placement.decision import Decision
 from router.placement.elsewhere import Split
 from router.placement.prediction import Prediction
 from router.prompts.prompt import is_billed
+from router.responses import Considered, DecisionRecord, PrefillRecord
 from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import Counts
 
@@ -204,32 +205,6 @@ def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
 # ---- the list of decisions
 
 
-class Considered(Struct, frozen=True):
-    """One replica in a decision."""
-
-    name: str
-    matched_tokens: int
-    cost_s: float | None  # None: it could not take the request
-    parts: CostParts | None = None  # of its cost
-
-
-class PrefillRecord(Struct, frozen=True, gc=False):
-    """The place where the prompt was computed: the chosen replica, or another one that handed its KV over."""
-
-    elsewhere: bool
-    why: str
-    replica: str | None  # that was to compute it; None: no other was looked for
-    outcome: PrefillOutcome | None
-    here_s: float
-    here_harm_s: float
-    there_s: float
-    there_harm_s: float
-    transfer_s: float
-    duration_s: float
-    predicted_cached_tokens: int | None
-    reported_cached_tokens: int | None
-
-
 def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
     found, half = prefill.split, prefill.generation
     predicted = None if half is None else half.prediction
@@ -247,38 +222,6 @@ def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
         None if predicted is None else predicted.blocks * predicted.block_size,
         None if half is None else half.reported_tokens,
     )
-
-
-class DecisionRecord(Struct, frozen=True):
-    """A decision in the answer of /decisions, without a word of the prompt."""
-
-    ts: float
-    request_id: str
-    model: str
-    policy: str
-    chosen: str | None
-    prompt_tokens: int
-    exact: bool
-    predicted_cached_tokens: int | None
-    reported_cached_tokens: int | None
-    estimated_ttft_s: float | None
-    ttft_s: float | None
-    duration_s: float
-    waited_s: float
-    retries: int
-    resumes: int
-    status: int
-    why: str | None  # the reason if it was not answered
-    candidates: list[Considered]
-    tokens_exact: bool  # the same as `exact`
-    index_exact: bool
-    prediction_exact: bool
-    why_inexact: str | None
-    session: str | None = None
-    portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
-    prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
-    service_class: str | None = field(name="class", default=None)
-    behind_s: float = 0.0  # it counted as come so much later, by its class and by what its key had been given
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -303,9 +246,22 @@ class PastDecision(Struct, frozen=True, gc=False):
     prefill: PrefillRecord | None = None
     harms_s: "array[float] | None" = None  # parallel to the candidates: 4 bytes each, where effects have three lists
 
-    def record(self) -> DecisionRecord:
+    def considered(self) -> list[Considered]:
+        decision, matched = self.decision, self.decision.question.matched
+        return [
+            Considered(
+                one.name,
+                int(matched.get(one.slot, 0)),
+                None if decision.costs[index] == INFINITE else round(decision.costs[index], 6),
+                decision.parts_of(index, harm_s),
+            )
+            for index, (one, harm_s) in enumerate(zip(decision.candidates, self.harms_s or repeat(0.0), strict=False))
+        ]
+
+    def record(self, *, briefly: bool = False) -> DecisionRecord:
+        """Build the record; `briefly`: without its candidates, of which there may be a thousand."""
         decision = self.decision
-        matched, tenant = decision.question.matched, decision.question.tenant
+        tenant = decision.question.tenant
         return DecisionRecord(
             ts=self.ts,
             request_id=self.request_id,
@@ -324,17 +280,7 @@ class PastDecision(Struct, frozen=True, gc=False):
             resumes=self.resumes,
             status=self.status,
             why=self.why or None,
-            candidates=[
-                Considered(
-                    one.name,
-                    int(matched.get(one.slot, 0)),
-                    None if decision.costs[index] == INFINITE else round(decision.costs[index], 6),
-                    decision.parts_of(index, harm_s),
-                )
-                for index, (one, harm_s) in enumerate(
-                    zip(decision.candidates, self.harms_s or repeat(0.0), strict=False)
-                )
-            ],
+            candidates=[] if briefly else self.considered(),
             tokens_exact=self.exactness.tokens,
             index_exact=self.exactness.index,
             prediction_exact=self.exactness.prediction,

@@ -13,9 +13,9 @@ import msgspec
 from events.tool.words import printable
 from router.asking import checked, options, reason_of
 from router.prompts.prefixes.shared import Shared
-from router.responses import ReplicaList, ReplicaStatus
+from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
 from router.top.history import History
-from router.top.responses import Decision, DecisionList, Totals, totals_of
+from router.top.responses import Totals, totals_of
 
 TIMEOUT_S = 10.0
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
@@ -118,7 +118,7 @@ class Poller:
         self.client = client
         self.replicas: list[ReplicaStatus] = []
         self.shared: Shared | None = None
-        self.decisions: list[Decision] = []
+        self.decisions: list[DecisionRecord] = []
         self.totals: Totals | None = None
         self.refused: dict[str, str] = {}  # reason by path
         self.unreachable: str | None = None  # reason

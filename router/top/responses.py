@@ -1,57 +1,9 @@
-"""The router's responses, as far as they are shown. Unknown fields are ignored, and most fields are optional."""
+"""The router's /metrics, as far as they are shown."""
 
 import re
 from collections import defaultdict
 
 from msgspec import Struct
-
-from router.responses import Portion
-
-
-class Candidate(Struct, frozen=True):
-    name: str
-    matched_tokens: int = 0
-    cost_s: float | None = None  # None: not eligible
-
-
-class Prefill(Struct, frozen=True):
-    """The half of a request at a replica that computed its prompt for another one."""
-
-    replica: str | None = None
-    outcome: str | None = None
-    why: str = ""
-    duration_s: float = 0.0
-
-
-class Decision(Struct, frozen=True):
-    """A decision in GET /decisions."""
-
-    ts: float
-    request_id: str
-    model: str = ""
-    policy: str = ""
-    chosen: str | None = None
-    prompt_tokens: int = 0
-    exact: bool = True
-    predicted_cached_tokens: int | None = None
-    reported_cached_tokens: int | None = None
-    estimated_ttft_s: float | None = None
-    ttft_s: float | None = None
-    duration_s: float = 0.0
-    waited_s: float = 0.0
-    retries: int = 0
-    resumes: int = 0
-    status: int = 0
-    why: str | None = None
-    candidates: list[Candidate] = []
-    prediction_exact: bool | None = None  # None: an older router
-    why_inexact: str | None = None
-    portions: list[Portion] = []  # none: an older router
-    prefill: Prefill | None = None
-
-
-class DecisionList(Struct, frozen=True):
-    decisions: list[Decision]
 
 
 class Totals(Struct, frozen=True):
