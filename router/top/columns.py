@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from events.tool.words import printable
-from router.formatting import ago, bar, duration, percent, rate, short
+from router.formatting import Column, ago, bar, duration, percent, rate, short
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
 from router.responses import DecisionRecord
 from router.top.rows import (
@@ -24,7 +24,7 @@ from router.top.rows import (
     text_of,
     tokens_or_none,
 )
-from router.top.table import Column, Table
+from router.top.table import Table
 
 BAD = "bold red"
 DIM = "dim"
