@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from router.doctor.engine_metrics import MetricsDelta, engine_figures
 from router.doctor.figures import (
+    SAID,
     DecisionSample,
     DifferingShape,
     EngineFigures,
@@ -20,7 +21,6 @@ from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
 GPU = "GPU"
-TOLD = ("available", "why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
 COUNTERS = {  # of the router, by their fields of RoutingFigures
     **{name: name for name in ("resyncs", "faults", "predictions", "wrong_predictions", "requests", "new_salts")},
     **{name: name for name in ("prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks")},
@@ -116,7 +116,7 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
         return reading.total(f"{ROUTER}{metric}", replica=name) or 0.0
 
     told: dict[str, Any] = {
-        **{field: getattr(known, field) for field in TOLD},
+        **{field: getattr(known, field) for field in ("available", *SAID)},
         **{field: change.added(f"{ROUTER}{counter}_total", replica=name) for field, counter in COUNTERS.items()},
     }
     there = [reading for reading in readings if reading.total(f"{ROUTER}replica_up", replica=name) is not None]

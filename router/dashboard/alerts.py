@@ -17,7 +17,7 @@ from router.core import Router
 from router.dashboard.pauses import paused
 from router.dashboard.replica_metrics import ReplicaMetrics
 from router.dashboard.rows import Fleet, Row
-from router.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
+from router.doctor.figures import SAID, DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
 from router.members.members import Member, approximate_prompts
@@ -253,19 +253,12 @@ def _counted(router: Router, member: Member) -> Counter[str]:
 def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Seen) -> RoutingFigures:
     return RoutingFigures(
         available=row.why is None,
-        why=row.why,
-        breaker=row.breaker,
-        state=row.state,
-        inexact=row.inexact,
         overclaim=row.overclaim,
-        unknown={},
-        trust=row.trust,
-        honesty=row.honesty,
-        taken_names=row.taken_names,
         has_events=row.lag_batches is not None and row.state != "approximate",
         lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
         index_blocks=now.gpu_blocks,
         busy=tuple(one.busy for one in readings),
         queued_tokens=tuple(one.queued_tokens for one in readings),
+        **{name: getattr(row, name) for name in SAID},
         **(now.counted - before),  # without those that fell, as they were reset
     )

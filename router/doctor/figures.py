@@ -34,6 +34,10 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     cpu_wait_s: float | None = None  # could run, and had no processor
 
 
+# What a router says of a replica, by the same names in its answers, in the dashboard's rows and in these figures.
+SAID = ("why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
+
+
 class RoutingFigures(Struct, frozen=True, kw_only=True):
     """A router's figures of one replica."""
 
