@@ -109,18 +109,8 @@ def _prefill(
             if member.spec.role in TAKES["prefill"]:
                 verdict.why = why_not_from(member, generating, now_s) or verdict.why
                 candidates.append(_told(verdict, _sure(matches, member.slot) * (member.block_size or 1)))
-    return PrefillChoice(
-        elsewhere=found.elsewhere,
-        why=found.why,
-        replica=found.replica,
-        here_s=found.here_s,
-        here_harm_s=found.here_harm_s,
-        there_s=found.there_s,
-        there_harm_s=found.there_harm_s,
-        transfer_s=found.transfer_s,
-        threshold_s=found.threshold_s,
-        candidates=candidates,
-    )
+    weighed = {name: getattr(found, name) for name in PrefillChoice.__struct_fields__ if name != "candidates"}
+    return PrefillChoice(**weighed, candidates=candidates)
 
 
 def _told(verdict: Verdict, sure_tokens: float) -> Verdict:

@@ -208,18 +208,14 @@ def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
 def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
     found, half = prefill.split, prefill.generation
     predicted = None if half is None else half.prediction
+    weighed_s = (found.here_s, found.here_harm_s, found.there_s, found.there_harm_s, found.transfer_s)
     return PrefillRecord(
         found.elsewhere,
         found.why,
         found.replica,
         prefill.outcome,
-        round(found.here_s, 6),
-        round(found.here_harm_s, 6),
-        round(found.there_s, 6),
-        round(found.there_harm_s, 6),
-        round(found.transfer_s, 6),
-        round(prefill.duration_s, 6),
-        None if predicted is None else predicted.blocks * predicted.block_size,
+        *(round(seconds, 6) for seconds in (*weighed_s, prefill.duration_s)),
+        None if predicted is None else predicted.tokens,
         None if half is None else half.reported_tokens,
     )
 
@@ -307,7 +303,7 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         generation.exactness,
         # The costs include the effects.
         decision if decision.effects is None else replace(decision, effects=None),
-        None if predicted is None else predicted.blocks * predicted.block_size,
+        None if predicted is None else predicted.tokens,
         generation.reported_tokens,
         summary.retries,
         summary.resumes,

@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeAlias
 
 from router.proxy.attempt import Attempt
 from router.proxy.request_summary import GenerationSummary, RequestSummary
-from router.records.genai import PROVIDER, attempt_error, operation
 
 Attributes: TypeAlias = dict[str, str | int]
 
+PROVIDER = "warmroute"  # none of the conventions' names is that of a server's own models
 MOST_MODELS = 100  # with a name of their own
 MOST_SERIES = 2000  # of one instrument, as in OpenTelemetry's SDK
 OTHER = "_OTHER"
@@ -176,6 +176,15 @@ class GenaiMetrics:
             self.tokens.observe(labels_at(last, labels, token_type="output"), summary.output_tokens, now_ns)
         if prompt_tokens and knows_cached(summary, generation):
             self.cached_tokens.observe(labels_at(last, labels, modality="unknown"), summary.used.cached, now_ns)
+
+
+def operation(summary: RequestSummary) -> str:
+    return "text_completion" if summary.chat is False else "chat"
+
+
+def attempt_error(attempt: Attempt) -> str:
+    """The `error.type` of an attempt that has failed."""
+    return str(attempt.status) if attempt.status >= 400 else "replica_lost"
 
 
 def labels_at(

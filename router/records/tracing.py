@@ -20,7 +20,7 @@ from router.members.upstream import Header
 from router.proxy.attempt import Attempt
 from router.proxy.headers import value_of
 from router.proxy.request_summary import GenerationSummary, RequestSummary
-from router.records.genai import PROVIDER, attempt_error, operation
+from router.records.genai_metrics import PROVIDER, attempt_error, operation
 from router.records.otlp import CLOSE_LIMIT_S, EXPORT_LIMIT_S, TRACES_PATH, Collector
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
@@ -178,7 +178,7 @@ def answer_attributes(summary: RequestSummary, generation: GenerationSummary) ->
         attributes["warmroute.replica"] = chosen.name
         attributes["warmroute.matched_tokens"] = int(decision.question.matched.get(chosen.slot, 0))
     if (predicted := generation.prediction) is not None:
-        attributes["warmroute.predicted_cached_tokens"] = predicted.blocks * predicted.block_size
+        attributes["warmroute.predicted_cached_tokens"] = predicted.tokens
     if generation.reported_tokens is not None:
         attributes["gen_ai.usage.cache_read.input_tokens"] = generation.reported_tokens
     if summary.ttft_s is not None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from events.tool.words import printable
 from router.formatting import NONE, duration
 from router.prompts.prefixes.shared import Prefix
-from router.responses import Considered, DecisionRecord, ReplicaStatus
+from router.responses import DecisionRecord, ReplicaStatus
 from router.top.history import Rates
 from router.top.poller import Poller
 
@@ -156,23 +156,11 @@ def _chosen(decision: DecisionRecord) -> str:
         return ""
     if not able:
         return "the only eligible replica"
-    return _against(chosen, max(able.values(), key=lambda one: one.matched_tokens), decision)
-
-
-def _against(chosen: Considered, fullest: Considered, decision: DecisionRecord) -> str:
-    ahead = chosen.matched_tokens - fullest.matched_tokens
+    fullest = max(able.values(), key=lambda one: one.matched_tokens)
+    ahead, dearer_s = chosen.matched_tokens - fullest.matched_tokens, (fullest.cost_s or 0.0) - (chosen.cost_s or 0.0)
     if ahead > 0:
         return f"most cached, +{ahead:,}"
     if ahead < 0:
-        return f"{fullest.name} has +{-ahead:,}, but costs {_dearer(fullest, chosen)} more"
-    where = "tied" if chosen.matched_tokens else "cold"
-    return f"{where}: {'lowest cost' if _is_cheapest(chosen, decision) else 'at random'}"
-
-
-def _dearer(one: Considered, than: Considered) -> str:
-    return duration((one.cost_s or 0.0) - (than.cost_s or 0.0))
-
-
-def _is_cheapest(chosen: Considered, decision: DecisionRecord) -> bool:
-    costs = [one.cost_s for one in decision.candidates if one.cost_s is not None]
-    return chosen.cost_s == min(costs)
+        return f"{fullest.name} has +{-ahead:,}, but costs {duration(dearer_s)} more"
+    is_cheapest = all((chosen.cost_s or 0.0) <= (one.cost_s or 0.0) for one in able.values())
+    return f"{'tied' if chosen.matched_tokens else 'cold'}: {'lowest cost' if is_cheapest else 'at random'}"

@@ -86,14 +86,11 @@ class Table(Generic[T]):
 
     def layout(self, width: int) -> list[Placed[T]]:
         if self._layout is None or self._layout[0] != width:
-            self._layout = width, self._lay_out(width)
+            widths = {one.title: self._width(one, width) for one in self.columns}
+            columns = fitting(self.columns, self.all, lambda one: widths[one.title] or LEAST_TEXT, width)
+            remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
+            self._layout = width, [Placed(one, widths[one.title] or max(0, remaining)) for one in columns]
         return self._layout[1]
-
-    def _lay_out(self, width: int) -> list[Placed[T]]:
-        widths = {one.title: self._width(one, width) for one in self.columns}
-        columns = fitting(self.columns, self.all, lambda one: widths[one.title] or LEAST_TEXT, width)
-        remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
-        return [Placed(one, widths[one.title] or max(0, remaining)) for one in columns]
 
     def _width(self, column: Column[T], width: int) -> int:
         if not column.fit:
