@@ -16,6 +16,7 @@ from api.errors import ApiError, draining, invalid, not_found, quoted
 from api.http import documents
 from api.http.bodies import Bodies, declared_size
 from api.http.inflater import inflated
+from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import json_response
 from api.messages.models import listed, shown
 from api.responses import Model
@@ -31,7 +32,7 @@ from router.http.explaining import explained
 from router.http.usage import MOST_ROWS, usage_answer
 from router.members.members import Member, ServedModel, Server, no_replica
 from router.members.spec import BadSpec, spec_of
-from router.metrics import CONTENT_TYPE, metrics_text
+from router.metrics import metrics_text
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
 from router.sharing import shared

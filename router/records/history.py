@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from api.errors import ApiError
+from api.http.prometheus import Histogram
 from router.config import RouterConfig
 from router.members.predictions import Predictions
-from router.members.tally import DECISION_S, Histogram
+from router.members.tally import DECISION_S
 from router.placement.index import PrefixIndex
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompts.prefixes.retained import RetainedPrefixes
