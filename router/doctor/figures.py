@@ -132,7 +132,7 @@ class DecisionSample(Struct, frozen=True, kw_only=True):
 class DifferingShape(Struct, frozen=True, kw_only=True):
     """A kind of request whose prompt the router builds otherwise than a replica."""
 
-    model: str
+    model: str = ""
     shape: str
     replica: str
     token: int  # the first that differs

@@ -3,10 +3,10 @@
 Names, units, descriptions and bounds are those of the semantic conventions (decision 0040); tests compare them.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
+from api.http.prometheus import Histogram
 from router.proxy.attempt import Attempt
 from router.proxy.request_summary import GenerationSummary, RequestSummary
 
@@ -49,26 +49,20 @@ class Labels(NamedTuple):
         return {key: value for key, value in found.items() if value is not None}
 
 
-class Series:
+class Series(Histogram):
     """The values of one instrument with equal attributes; a counter has no bounds, and shows the total."""
 
-    __slots__ = ("attributes", "bounds", "counts", "greatest", "least", "since_ns", "total", "used_ns")
+    __slots__ = ("attributes", "greatest", "least", "since_ns", "used_ns")
 
     def __init__(self, bounds: tuple[float, ...], attributes: Attributes, since_ns: int) -> None:
+        super().__init__(bounds)
         self.attributes = attributes
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
         self.least, self.greatest = float("inf"), float("-inf")
         self.since_ns = self.used_ns = since_ns
 
     def add(self, value: float, now_ns: int) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-        if value < self.least:
-            self.least = value
-        if value > self.greatest:
-            self.greatest = value
+        self.observe(value)
+        self.least, self.greatest = min(self.least, value), max(self.greatest, value)
         self.used_ns = now_ns
 
 
