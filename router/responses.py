@@ -4,6 +4,7 @@ Fields of newer routers are ignored, and most have a default, for the sake of ol
 those of /explain. Fields are written in this order.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -145,7 +146,7 @@ class PrefillRecord(Struct, frozen=True, gc=False):
     reported_cached_tokens: int | None = None
 
 
-class DecisionRecord(Struct, frozen=True):
+class DecisionRecord(Struct, frozen=True, gc=False):
     """A decision and the outcome of its request, without a word of the prompt."""
 
     ts: float
@@ -165,7 +166,7 @@ class DecisionRecord(Struct, frozen=True):
     resumes: int = 0
     status: int = 0
     why: str | None = None  # the reason if it was not answered
-    candidates: list[Considered] = []
+    candidates: Sequence[Considered] = ()
     tokens_exact: bool | None = None  # the same as `exact`; None, as in the next two: an older router
     index_exact: bool | None = None
     prediction_exact: bool | None = None

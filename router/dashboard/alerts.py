@@ -178,9 +178,10 @@ class Alerts:
         async for one in paused(self._decided_since(first.newest), by=_choices_at_a_time(self._router)):
             ours, others = held(one)
             missed += max(0.0, others - ours)
-            tokens += one.tokens
-            begun_s = one.ts - one.duration_s
-            choices.append(DecisionSample(at_s=begun_s, replica=one.chosen or "", cached=ours > others))
+            outcome = one.outcome
+            tokens += outcome.prompt_tokens
+            begun_s = outcome.ts - outcome.duration_s
+            choices.append(DecisionSample(at_s=begun_s, replica=outcome.chosen or "", cached=ours > others))
         return RouterFigures(
             policy=self._router.config.policy,
             requests=sum(
@@ -202,7 +203,7 @@ class Alerts:
         for one in islice(reversed(self._router.history.decisions), most):
             if one is before:
                 break
-            if one.chosen is not None:
+            if one.outcome.chosen is not None:
                 decided.append(one)
         return decided
 
@@ -218,7 +219,7 @@ def held(one: PastDecision) -> tuple[float, float]:
     ours, others = 0.0, 0.0
     for candidate, cost in zip(decision.candidates, decision.costs, strict=True) if matched else ():
         tokens = matched.get(candidate.slot, 0)
-        if candidate.name == one.chosen:
+        if candidate.name == one.outcome.chosen:
             ours = tokens
         elif tokens > others and cost != INFINITE:
             others = tokens

@@ -233,7 +233,7 @@ def _shown(one: PastDecision) -> dict[str, Any]:
     record = one.record(briefly=True)
     shown = {name: getattr(record, name) for name in SHOWN}
     is_split = record.prefill is not None and record.prefill.outcome is not None
-    return {"at": round(one.ts, 3), **shown, "prefill": record.prefill if is_split else None}
+    return {"at": round(record.ts, 3), **shown, "prefill": record.prefill if is_split else None}
 
 
 def _too_many(said: str) -> ApiError:

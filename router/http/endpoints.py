@@ -230,7 +230,9 @@ class Endpoints:
 
     async def decision(self, request: Request) -> Response:
         wanted = request.path_params["request_id"]
-        found = next((one for one in reversed(self._router.history.decisions) if one.request_id == wanted), None)
+        found = next(
+            (one for one in reversed(self._router.history.decisions) if one.outcome.request_id == wanted), None
+        )
         if found is None:
             message = f"no decision about a request {quoted(wanted)} is remembered; see GET /decisions"
             raise ApiError(404, message, code="decision_not_found")

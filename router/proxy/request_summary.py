@@ -221,94 +221,65 @@ def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
 
 
 class PastDecision(Struct, frozen=True, gc=False):
-    """The data of a DecisionRecord, which is built on demand: per request, only references are kept."""
+    """A decision whose request is over. What takes a look at each candidate is told on demand, from references."""
 
-    ts: float
-    duration_s: float
-    ttft_s: float | None
-    waited_s: float
-    request_id: str
-    model: str
-    chosen: str | None
-    tokens: int
-    exactness: Exactness
+    outcome: DecisionRecord  # as far as the decision does not say it
     decision: Decision
-    predicted_tokens: int | None
-    reported_tokens: int | None
-    retries: int
-    resumes: int
-    status: int
-    why: str
-    prefill: PrefillRecord | None = None
     harms_s: "array[float] | None" = None  # parallel to the candidates: 4 bytes each, where effects have three lists
 
-    def considered(self) -> list[Considered]:
-        decision, matched = self.decision, self.decision.question.matched
-        return [
-            Considered(
-                one.name,
-                int(matched.get(one.slot, 0)),
-                None if decision.costs[index] == INFINITE else round(decision.costs[index], 6),
-                decision.parts_of(index, harm_s),
-            )
-            for index, (one, harm_s) in enumerate(zip(decision.candidates, self.harms_s or repeat(0.0), strict=False))
-        ]
-
     def record(self, *, briefly: bool = False) -> DecisionRecord:
-        """Build the record; `briefly`: without its candidates, of which there may be a thousand."""
-        decision = self.decision
-        tenant = decision.question.tenant
-        return DecisionRecord(
-            ts=self.ts,
-            request_id=self.request_id,
-            model=self.model,
+        """Complete the record; `briefly`: without its candidates, of which there may be a thousand."""
+        decision, question, outcome = self.decision, self.decision.question, self.outcome
+        tenant = question.tenant
+        candidates = zip(() if briefly else decision.candidates, self.harms_s or repeat(0.0), strict=False)
+        return replace(
+            outcome,
             policy=decision.policy,
-            chosen=self.chosen,
-            prompt_tokens=self.tokens,
-            exact=self.exactness.tokens,
-            predicted_cached_tokens=self.predicted_tokens,
-            reported_cached_tokens=self.reported_tokens,
             estimated_ttft_s=round(decision.ttft_s, 6),
-            ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
-            duration_s=round(self.duration_s, 6),
-            waited_s=round(self.waited_s, 6),
-            retries=self.retries,
-            resumes=self.resumes,
-            status=self.status,
-            why=self.why or None,
-            candidates=[] if briefly else self.considered(),
-            tokens_exact=self.exactness.tokens,
-            index_exact=self.exactness.index,
-            prediction_exact=self.exactness.prediction,
-            why_inexact=self.exactness.why_not,
-            session=decision.question.session,
+            ttft_s=None if outcome.ttft_s is None else round(outcome.ttft_s, 6),
+            duration_s=round(outcome.duration_s, 6),
+            waited_s=round(outcome.waited_s, 6),
+            candidates=[
+                Considered(
+                    one.name,
+                    int(question.matched.get(one.slot, 0)),
+                    None if decision.costs[index] == INFINITE else round(decision.costs[index], 6),
+                    decision.parts_of(index, harm_s),
+                )
+                for index, (one, harm_s) in enumerate(candidates)
+            ],
+            session=question.session,
             portions=decision.chosen_portions,
-            prefill=self.prefill,
             service_class=None if tenant is None or tenant.service is None else tenant.service.name,
-            behind_s=round(decision.question.behind_s, 6),
+            behind_s=round(question.behind_s, 6),
         )
 
 
 def past_decision(summary: RequestSummary, generation: GenerationSummary) -> PastDecision:
-    decision, predicted = generation.decision, generation.prediction
+    decision, predicted, exact = generation.decision, generation.prediction, generation.exactness
+    outcome = DecisionRecord(
+        ts=time.time(),
+        request_id=summary.admitted.request_id,
+        model=generation.peek.model,
+        chosen=None if generation.member is None else generation.member.name,
+        prompt_tokens=generation.prompt.all_tokens,
+        exact=exact.tokens,
+        predicted_cached_tokens=None if predicted is None else predicted.tokens,
+        reported_cached_tokens=generation.reported_tokens,
+        ttft_s=summary.ttft_s,
+        duration_s=summary.duration_s,
+        waited_s=summary.waited_s,
+        retries=summary.retries,
+        resumes=summary.resumes,
+        status=summary.exchange.status,
+        why=summary.why or None,
+        tokens_exact=exact.tokens,
+        index_exact=exact.index,
+        prediction_exact=exact.prediction,
+        why_inexact=exact.why_not,
+        prefill=None if summary.prefill is None else prefill_record(summary.prefill),
+    )
+    # The costs include the effects.
     return PastDecision(
-        time.time(),
-        summary.duration_s,
-        summary.ttft_s,
-        summary.waited_s,
-        summary.admitted.request_id,
-        generation.peek.model,
-        None if generation.member is None else generation.member.name,
-        generation.prompt.all_tokens,
-        generation.exactness,
-        # The costs include the effects.
-        decision if decision.effects is None else replace(decision, effects=None),
-        None if predicted is None else predicted.tokens,
-        generation.reported_tokens,
-        summary.retries,
-        summary.resumes,
-        summary.exchange.status,
-        summary.why,
-        None if summary.prefill is None else prefill_record(summary.prefill),
-        decision.harms_s(),
+        outcome, decision if decision.effects is None else replace(decision, effects=None), decision.harms_s()
     )
