@@ -12,6 +12,7 @@ import msgspec
 
 from events.tool.words import printable
 from router.asking import checked, options, reason_of
+from router.doctor.samples import BadMetrics
 from router.prompts.prefixes.shared import Shared
 from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
 from router.top.history import History
@@ -204,7 +205,7 @@ class Poller:
     async def _get_metrics(self) -> None:
         try:
             self.totals = totals_of(await self.client.text(METRICS))
-        except ValueError as error:
+        except BadMetrics as error:
             raise Unreachable(f"no answer of a router: {METRICS}: {error}") from error
         if self.totals is None:
             raise Unreachable(f"no answer of a router: its {METRICS} has no warmroute_router:open_requests")
