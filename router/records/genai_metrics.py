@@ -10,7 +10,8 @@ from api.http.prometheus import Histogram
 from router.proxy.attempt import Attempt
 from router.proxy.request_summary import GenerationSummary, RequestSummary
 
-Attributes: TypeAlias = dict[str, str | int]
+Attributes: TypeAlias = dict[str, str | int | float | bool]
+Known: TypeAlias = dict[str, str | int | float | bool | None]  # None: nothing is to be told
 
 PROVIDER = "warmroute"  # none of the conventions' names is that of a server's own models
 MOST_MODELS = 100  # with a name of their own
@@ -35,18 +36,23 @@ class Labels(NamedTuple):
     modality: str | None = None  # of tokens
 
     def attributes(self) -> Attributes:
-        found: dict[str, str | int | None] = {
-            "gen_ai.operation.name": self.operation,
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": self.model,
-            "gen_ai.response.model": self.model if self.error is None else None,
-            "error.type": self.error,
-            "server.address": self.host,
-            "server.port": self.port or None,
-            "gen_ai.token.type": self.token_type,
-            "gen_ai.token.modality": self.modality,
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        return known(
+            {
+                "gen_ai.operation.name": self.operation,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": self.model,
+                "gen_ai.response.model": self.model if self.error is None else None,
+                "error.type": self.error,
+                "server.address": self.host,
+                "server.port": self.port or None,
+                "gen_ai.token.type": self.token_type,
+                "gen_ai.token.modality": self.modality,
+            }
+        )
+
+
+def known(attributes: Known) -> Attributes:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 class Series(Histogram):
