@@ -101,7 +101,14 @@ class Alerts:
         self._metrics.forget()
 
     async def see(self, fleet: Fleet) -> None:
-        self._readings.append({row.name: _reading(row) async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)})
+        self._readings.append(
+            {
+                row.name: Reading(
+                    max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0
+                )
+                async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)
+            }
+        )
         if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
             self._looks.append(await self._look(fleet.at_s))
             await self._judge(fleet)
@@ -175,7 +182,8 @@ class Alerts:
     async def _of_router(self, first: Look, last: Look) -> RouterFigures:
         choices: list[DecisionSample] = []
         missed = tokens = 0.0
-        async for one in paused(self._decided_since(first.newest), by=_choices_at_a_time(self._router)):
+        at_a_time = max(1, CONSIDERED_AT_A_TIME // max(1, len(self._router.members)))
+        async for one in paused(self._decided_since(first.newest), by=at_a_time):
             ours, others = held(one)
             missed += max(0.0, others - ours)
             outcome = one.outcome
@@ -208,10 +216,6 @@ class Alerts:
         return decided
 
 
-def _choices_at_a_time(router: Router) -> int:
-    return max(1, CONSIDERED_AT_A_TIME // max(1, len(router.members)))
-
-
 def held(one: PastDecision) -> tuple[float, float]:
     """Tokens of the prompt that the chosen replica held, and the most that another eligible replica held."""
     decision = one.decision
@@ -227,10 +231,6 @@ def held(one: PastDecision) -> tuple[float, float]:
 
 
 # ---- one replica
-
-
-def _reading(row: Row) -> Reading:
-    return Reading(max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0)
 
 
 def _counted(router: Router, member: Member) -> Counter[str]:
