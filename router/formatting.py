@@ -11,9 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from events.tool.words import printable
-from router.responses import Portion
-
 NONE = "-"
 PIPED_COLUMNS = 200
 GAP = 2  # between the columns of a table
@@ -76,26 +73,6 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return NONE
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
-
-
-# On the wire an engine's own KV cache is called GPU, on a machine without one, too.
-PLACES = {"GPU": "in its KV cache", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
-
-
-def told_portions(portions: Sequence[Portion]) -> list[str]:
-    """`2,048 in its KV cache`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
-    told = []
-    for one in portions:
-        names = " or ".join(map(printable, one.neighbours)) or "a neighbour"
-        place = PLACES.get(one.source, f"from {names}")
-        took = f" in {duration(one.seconds)}" if one.seconds else ""
-        told.append(f"{one.tokens:,.0f} {place}{took}")
-    return told
-
-
-def brings(portions: Sequence[Portion]) -> bool:
-    """Return whether a part comes neither from its KV cache nor from computing."""
-    return any(one.source not in ("GPU", "COMPUTE") for one in portions)
 
 
 def count(number: float, noun: str) -> str:

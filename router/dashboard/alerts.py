@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -252,7 +252,12 @@ def _counted(router: Router, member: Member) -> Counter[str]:
 
 
 def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Seen) -> RoutingFigures:
+    told: dict[str, Any] = {
+        **{name: getattr(row, name) for name in SAID},
+        **(now.counted - before),  # without those that fell, as they were reset
+    }
     return RoutingFigures(
+        **told,
         available=row.why is None,
         overclaim=row.overclaim,
         has_events=row.lag_batches is not None and row.state != "approximate",
@@ -260,6 +265,4 @@ def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Se
         index_blocks=now.gpu_blocks,
         busy=tuple(one.busy for one in readings),
         queued_tokens=tuple(one.queued_tokens for one in readings),
-        **{name: getattr(row, name) for name in SAID},
-        **(now.counted - before),  # without those that fell, as they were reset
     )

@@ -43,8 +43,8 @@ class OtherWorkers:
     def _add(self, before: Figures, now: Figures) -> None:
         self.unserved += now.unserved - (before.unserved if before.unserved <= now.unserved else 0)
         for name, one in now.replicas.items():
-            last = before.replicas.get(name)
+            last, counts = before.replicas.get(name), one.counts
             # Counts that fell have begun anew, at a worker or a replica that has.
-            is_new = last is None or last.counts.requests > one.counts.requests
-            more = one.counts if is_new else one.counts.since(before.replicas[name].counts)
-            self._counts.setdefault(name, ReplicaCounts()).add(more)
+            if last is not None and last.counts.requests <= counts.requests:
+                counts = counts.since(last.counts)
+            self._counts.setdefault(name, ReplicaCounts()).add(counts)

@@ -19,6 +19,7 @@ from router.placement.holders import slots_of
 from router.placement.index import Matches
 from router.placement.prediction import predict
 from router.placement.roles import TAKES
+from router.placement.verdict import Verdict
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
@@ -30,7 +31,7 @@ from router.proxy.prompted_request import peek_into
 from router.proxy.request_summary import Exactness, exactness
 from router.proxy.rewriting import rewritten_apart
 from router.proxy.sessions import session_of
-from router.responses import Explanation, PrefillChoice, Verdict
+from router.responses import Explanation, PrefillChoice
 
 
 class _Asked(Struct):

@@ -25,7 +25,7 @@ from router.placement.cost import (
 from router.placement.effects import LOSS_WEIGHT, Effects
 from router.placement.eligibility import in_words, obstacles
 from router.placement.prices import GPU, PULL, PULL_S
-from router.responses import CostParts, Portion, Verdict
+from router.placement.verdict import CostParts, Portion, Verdict
 
 MOST_TOLD = 10  # replicas, in an error
 COMPUTE = "COMPUTE"  # as the source of a portion

@@ -208,15 +208,17 @@ def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
 def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
     found, half = prefill.split, prefill.generation
     predicted = None if half is None else half.prediction
-    weighed_s = (found.here_s, found.here_harm_s, found.there_s, found.there_harm_s, found.transfer_s)
+    names = ("here_s", "here_harm_s", "there_s", "there_harm_s", "transfer_s")
+    weighed: dict[str, Any] = {name: round(getattr(found, name), 6) for name in names}
     return PrefillRecord(
-        found.elsewhere,
-        found.why,
-        found.replica,
-        prefill.outcome,
-        *(round(seconds, 6) for seconds in (*weighed_s, prefill.duration_s)),
-        None if predicted is None else predicted.tokens,
-        None if half is None else half.reported_tokens,
+        elsewhere=found.elsewhere,
+        why=found.why,
+        replica=found.replica,
+        outcome=prefill.outcome,
+        **weighed,
+        duration_s=round(prefill.duration_s, 6),
+        predicted_cached_tokens=None if predicted is None else predicted.tokens,
+        reported_cached_tokens=None if half is None else half.reported_tokens,
     )
 
 

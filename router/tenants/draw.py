@@ -56,7 +56,7 @@ def _ttft(line: Line) -> str:
     return duration(line.first_token_s / line.first_tokens if line.first_tokens else None)
 
 
-COLUMNS = (
+COLUMNS: tuple[Column[Line], ...] = (
     Column("day", lambda line: line.day, right=False),
     Column("key", lambda line: line.key, right=False),
     Column("model", lambda line: line.model, right=False),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from router.explain import bar_of, draw
 from router.formatting import duration
-from router.responses import Explanation, Verdict
+from router.placement.verdict import Verdict
+from router.responses import Explanation
 
 ANSWER: dict[str, Any] = {
     "model": "demo",
