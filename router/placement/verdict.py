@@ -1,4 +1,4 @@
-"""What is said of one replica in a decision, as it leaves the process: see `router.responses`."""
+"""The figures and the reason of one replica in a decision, as they leave the process: see `router.responses`."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""What leaves the process of a decision, to the byte: /decisions, the dashboard's stream and /explain."""
+"""The texts that leave the process, to the byte: a decision in /decisions, in the dashboard's stream, in /explain."""
 
 from pathlib import Path
 from types import SimpleNamespace
