@@ -11,8 +11,9 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import Client
-from router.formatting import brings, decoded, duration, plain_console, told_portions
-from router.responses import Candidate, Explanation
+from router.formatting import decoded, duration, plain_console
+from router.placement.verdict import Portion, Verdict
+from router.responses import Explanation
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
 
@@ -85,10 +86,10 @@ def heading(explanation: Explanation) -> str:
     return f"{head}\nIts cached tokens are an estimate: {printable(explanation.why_inexact)}"
 
 
-def ranked(explanation: Explanation) -> list[Candidate]:
+def ranked(explanation: Explanation) -> list[Verdict]:
     """The candidates: the chosen one first, then available ones by cost, then the others."""
 
-    def place(each: Candidate) -> tuple[bool, bool, float, str]:
+    def place(each: Verdict) -> tuple[bool, bool, float, str]:
         return (
             each.name != explanation.chosen,
             not each.available,
@@ -116,7 +117,7 @@ def table_of(explanation: Explanation, *, plain: bool, width: int) -> Table:
     return table
 
 
-def numbers_of(each: Candidate) -> list[str]:
+def numbers_of(each: Verdict) -> list[str]:
     slower_tokens = each.lower_tokens - each.matched_tokens
     cached = f"{each.matched_tokens:,.0f}" + (f"+{slower_tokens:,.0f}" if slower_tokens > 0 else "")
     if not each.available:
@@ -133,3 +134,23 @@ def bar_of(hits: Sequence[tuple[int, int]], blocks: int, cells: int, *, plain: b
         held = sum(max(0, min(last + 1, after) - max(start, first)) for start, last in hits)
         bar += full if held >= after - first else part if held else none
     return bar
+
+
+# On the wire an engine's own KV cache is called GPU, on a machine without one, too.
+PLACES = {"GPU": "in its KV cache", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
+
+
+def told_portions(portions: Sequence[Portion]) -> list[str]:
+    """`2,048 in its KV cache`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
+    told = []
+    for one in portions:
+        names = " or ".join(map(printable, one.neighbours)) or "a neighbour"
+        place = PLACES.get(one.source, f"from {names}")
+        took = f" in {duration(one.seconds)}" if one.seconds else ""
+        told.append(f"{one.tokens:,.0f} {place}{took}")
+    return told
+
+
+def brings(portions: Sequence[Portion]) -> bool:
+    """Return whether a part comes neither from its KV cache nor from computing."""
+    return any(one.source not in ("GPU", "COMPUTE") for one in portions)

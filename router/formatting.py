@@ -1,18 +1,19 @@
-"""Short texts for numbers, shares and durations, and the drawing of responses on a console."""
+"""Short texts for numbers, shares and durations, and the drawing of responses and tables on a console."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 import click
 import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-
-from events.tool.words import printable
+from rich.table import Table
+from rich.text import Text
 
 NONE = "-"
 PIPED_COLUMNS = 200
+GAP = 2  # between the columns of a table
 
 T = TypeVar("T")
 
@@ -74,39 +75,6 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
 
 
-class Portion(Protocol):
-    """A part of a prompt, as `router.responses` has it."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def tokens(self) -> float: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def neighbours(self) -> Sequence[str]: ...
-
-
-# On the wire an engine's own KV cache is called GPU, on a machine without one, too.
-PLACES = {"GPU": "in its KV cache", "CPU": "from host memory", "STORAGE": "from disk", "COMPUTE": "computed"}
-
-
-def told_portions(portions: Sequence[Portion]) -> list[str]:
-    """`2,048 in its KV cache`, `1,024 from host memory in 10 ms`, `808 computed in 101 ms`."""
-    told = []
-    for one in portions:
-        names = " or ".join(map(printable, one.neighbours)) or "a neighbour"
-        place = PLACES.get(one.source, f"from {names}")
-        took = f" in {duration(one.seconds)}" if one.seconds else ""
-        told.append(f"{one.tokens:,.0f} {place}{took}")
-    return told
-
-
-def brings(portions: Sequence[Portion]) -> bool:
-    """Return whether a part comes neither from its KV cache nor from computing."""
-    return any(one.source not in ("GPU", "COMPUTE") for one in portions)
-
-
 def count(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
@@ -128,6 +96,52 @@ def cut(text: str, width: int, *, middle: bool = False) -> str:
 def padded(text: str, width: int, *, right: bool = False) -> str:
     missing = " " * (width - cell_len(text))
     return missing + text if right else text + missing
+
+
+# ---- tables
+
+
+class Column(NamedTuple, Generic[T]):
+    title: str
+    text: Callable[[T], str]
+    sort: Callable[[T], Any] = str
+    width: int = 0  # 0: takes the remaining width
+    right: bool = True
+    drop_order: int = 0  # in a narrow table the highest is left out first; 0: never
+    style: Callable[[T], str] = lambda _: ""
+    fit: bool = False  # as wide as its longest text, between `width` and a name's most
+    cut_middle: bool = False  # for names, which differ at their ends
+    descending: bool = False  # sorted largest first
+    sorted_text: Callable[[T], str] | None = None  # instead of `text` in a sorted table
+    is_shown: Callable[[Sequence[T]], bool] | None = None  # by all rows
+
+
+def fitting(
+    columns: Sequence[Column[T]], items: Sequence[T], width_of: Callable[[Column[T]], int], room: int
+) -> list[Column[T]]:
+    """Leave out columns that these rows do not need, and then the most dispensable ones until the others fit."""
+    kept = [one for one in columns if one.is_shown is None or one.is_shown(items)]
+    while sum(width_of(one) + GAP for one in kept) - GAP > room:
+        least = max(kept, key=lambda one: one.drop_order)
+        if not least.drop_order:
+            break
+        kept.remove(least)
+    return kept
+
+
+def table_of(columns: Sequence[Column[T]], items: Sequence[T], room: int, header_style: str = "") -> Table:
+    """Draw the columns that fit, each as wide as its texts; where even the last ones do not fit, names are folded."""
+
+    def width_of(column: Column[T]) -> int:
+        return max(map(cell_len, (column.title, *map(column.text, items))))
+
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=header_style)
+    kept = fitting(columns, items, width_of, room)
+    for number, one in enumerate(kept):
+        table.add_column(one.title, justify="right" if one.right else "left", no_wrap=number > 0, overflow="fold")
+    for item in items:
+        table.add_row(*(Text(one.text(item), one.style(item)) for one in kept))
+    return table
 
 
 # ---- drawings of one line

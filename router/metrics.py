@@ -1,27 +1,24 @@
 """The router's /metrics; docs/metrics.md has the table, and a test compares the two.
 
 A metric is a row in one of the tables below. Nothing is counted here: the numbers are kept where they arise, and read
-on request. Nothing is global: a process can have several routers. The text is written here rather than by
-prometheus_client, which takes ten times as long and never pauses: a thousand replicas make 60,000 lines.
+on request. Nothing is global: a process can have several routers. A thousand replicas make 60,000 lines, so they are
+written in parts, between which requests have their turn.
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
+from api.http.prometheus import Histogram, head, histogram, labels, line, metric
 from router.core import Router
 from router.members.members import Member, Members, approximate_prompts
-from router.members.tally import Histogram, Tally
+from router.members.tally import Tally
 from router.placement.inbox import InboxCounts
 from router.placement.roles import TAKES
 from router.responses import FeedState
 from router.tenants.class_totals import ClassCounts
 from router.tenants.usage import Counts
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX = "warmroute_router:"
 SLICE_S = 0.002  # of work, before requests have their turn
 
@@ -143,18 +140,18 @@ CLASS_COUNTERS: tuple[Metric[ClassCounts], ...] = (
 )
 
 # Metrics with a writing function of their own: name and meaning.
-MODEL_QUEUE = "model_queue_length", "Those of one model, also while it has no replica."
-REFUSED = "refused", "Requests refused by the router itself."
-APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not their tokens."
-DECISION = "decision_seconds", "CPU time of choosing a replica."
-BLOCKS = "index_blocks", "Blocks in the index."
-UNKNOWN = "event_unknown_parts", "Event types and fields that are not read, by name."
-SOURCES = "source_tokens", "Prompt tokens by where the replica was to take them from."
-REQUESTS = "requests", "Requests by the status of their answer."
-FIRST_TOKEN = "time_to_first_token_seconds", "From a request's arrival to its first byte."
-PREFILLS = "prefills", "Prompts computed for other replicas, by their outcome."
-PREFILL = "prefill_seconds", "From sending a prompt to its KV being held for another replica."
-WHOLE = "request_seconds", "From a request's arrival to the end of its answer."
+MODEL_QUEUE = f"{PREFIX}model_queue_length", "Those of one model, also while it has no replica."
+REFUSED = f"{PREFIX}refused", "Requests refused by the router itself."
+APPROXIMATE_PROMPTS = f"{PREFIX}approximate_prompts", "Prompts routed by their bytes, not their tokens."
+DECISION = f"{PREFIX}decision_seconds", "CPU time of choosing a replica."
+BLOCKS = f"{PREFIX}index_blocks", "Blocks in the index."
+UNKNOWN = f"{PREFIX}event_unknown_parts", "Event types and fields that are not read, by name."
+SOURCES = f"{PREFIX}source_tokens", "Prompt tokens by where the replica was to take them from."
+REQUESTS = f"{PREFIX}requests", "Requests by the status of their answer."
+FIRST_TOKEN = f"{PREFIX}time_to_first_token_seconds", "From a request's arrival to its first byte."
+PREFILLS = f"{PREFIX}prefills", "Prompts computed for other replicas, by their outcome."
+PREFILL = f"{PREFIX}prefill_seconds", "From sending a prompt to its KV being held for another replica."
+WHOLE = f"{PREFIX}request_seconds", "From a request's arrival to the end of its answer."
 
 
 async def metrics_text(router: Router, *, shows_keys: bool = True) -> bytes:
@@ -174,85 +171,69 @@ def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
     members = list(router.members)
     blocks = [(member, router.placement.index.blocks(member.slot)) for member in members]  # a slot may be reused later
     yield from _rows(ROUTER_GAUGES, ROUTER_COUNTERS, [("", router)])
-    yield _of_models_that_wait(router)
-    yield from _by_reason(router)
+    groups = router.waiting.groups
+    names = dict.fromkeys((*router.members.expected, *router.members.models, *groups))
+    yield metric("gauge", *MODEL_QUEUE, ((labels(model=name), groups[name]) for name in names))
+    refused = router.history.counts.refused.items()
+    yield metric("counter", *REFUSED, ((labels(code=code), count) for code, count in refused))
+    approximate = approximate_prompts(router.members.models.values()).items()
+    by_reason = ((labels(model=model, reason=reason), count) for (model, reason), count in approximate)
+    yield metric("counter", *APPROXIMATE_PROMPTS, by_reason)
     if shows_keys:
-        of_keys = [(_labels(key=key), counts) for key, counts in router.ledger.totals()]
+        of_keys = [(labels(key=key), counts) for key, counts in router.ledger.totals()]
         yield from _rows((), KEY_COUNTERS, of_keys)
-    of_classes = [
-        (_labels(**{"class": name}), counts) for name, counts in router.history.counts.classes.by_name.items()
-    ]
+    of_classes = [(labels(**{"class": name}), counts) for name, counts in router.history.counts.classes.by_name.items()]
     yield from _rows((), CLASS_COUNTERS, of_classes)
     yield from _histograms(DECISION, [("", router.history.counts.decision_s)])
-    named = [(_labels(replica=member.name), member) for member in members]
+    named = [(labels(replica=member.name), member) for member in members]
     yield from _rows(MEMBER_GAUGES, MEMBER_COUNTERS, named)
-    yield _head(*BLOCKS, "gauge")
+    yield head(*BLOCKS, "gauge")
     for member, count_of in blocks:
-        yield "".join(
-            _line("index_blocks", _labels(replica=member.name, medium=each), count_of[each]) for each in count_of
-        )
-    states = [(labels, router.feeds.state(member.name)) for labels, member in named]
-    yield from _rows(FEED_GAUGES, FEED_COUNTERS, [(labels, state) for labels, state in states if state is not None])
-    yield _head(*UNKNOWN, "counter")
-    for member, (_, state) in zip(members, states, strict=True):
-        unknown = {} if state is None else state.unknown
-        yield "".join(
-            _line("event_unknown_parts_total", _labels(replica=member.name, name=each), unknown[each])
-            for each in unknown
-        )
-    yield _head(*PREFILLS, "counter")
-    for labels, member in named:
-        by_outcome = member.prefills
-        yield "".join(
-            _line("prefills_total", f'{labels},outcome="{each}"', by_outcome[each]) for each in list(by_outcome)
-        )
-    prefilling = [(labels, member) for labels, member in named if member.spec.role in TAKES["prefill"]]
-    yield from _histograms(PREFILL, [(labels, member.prefill_s) for labels, member in prefilling])
+        yield "".join(line(BLOCKS[0], labels(replica=member.name, medium=each), count_of[each]) for each in count_of)
+    states = [(labelled, router.feeds.state(member.name)) for labelled, member in named]
+    yield from _rows(FEED_GAUGES, FEED_COUNTERS, [(labelled, state) for labelled, state in states if state is not None])
+    yield from _by_name(
+        UNKNOWN, "name", ((labelled, {} if state is None else state.unknown) for labelled, state in states)
+    )
+    yield from _by_name(PREFILLS, "outcome", ((labelled, member.prefills) for labelled, member in named))
+    prefilling = [(labelled, member) for labelled, member in named if member.spec.role in TAKES["prefill"]]
+    yield from _histograms(PREFILL, [(labelled, member.prefill_s) for labelled, member in prefilling])
     tallies = [
-        (_labels(model=model, replica=member.name), tally)
+        (labels(model=model, replica=member.name), tally)
         for member in members
         for model, tally in member.tallies.items()
     ]
-    yield _head(*REQUESTS, "counter")
-    for labels, tally in tallies:
-        lines = (_line("requests_total", f'{labels},status="{each}"', tally.statuses[each]) for each in tally.statuses)
-        yield "".join(lines)
+    yield from _by_name(REQUESTS, "status", ((labelled, tally.statuses) for labelled, tally in tallies))
     yield from _rows((), TALLY_COUNTERS, tallies)
-    yield _head(*SOURCES, "counter")
-    for labels, tally in tallies:
-        found = tally.source_tokens
-        yield "".join(_line("source_tokens_total", f'{labels},source="{each}"', found[each]) for each in found)
-    yield from _histograms(FIRST_TOKEN, [(labels, tally.first_token_s) for labels, tally in tallies])
-    yield from _histograms(WHOLE, [(labels, tally.request_s) for labels, tally in tallies])
+    yield from _by_name(SOURCES, "source", ((labelled, tally.source_tokens) for labelled, tally in tallies))
+    yield from _histograms(FIRST_TOKEN, [(labelled, tally.first_token_s) for labelled, tally in tallies])
+    yield from _histograms(WHOLE, [(labelled, tally.request_s) for labelled, tally in tallies])
 
 
 def _rows(
     gauges: Iterable[Metric[T]], counters: Iterable[Metric[T]], labelled: Sequence[tuple[str, T]]
 ) -> Iterator[str]:
-    for gauge in gauges:
-        yield _head(gauge.name, gauge.meaning, "gauge")
-        yield from (_line(gauge.name, labels, gauge.value(one)) for labels, one in labelled)
-    for counter in counters:
-        yield _head(counter.name, counter.meaning, "counter")
-        yield from (_line(f"{counter.name}_total", labels, counter.value(one)) for labels, one in labelled)
+    for kind, rows in (("gauge", gauges), ("counter", counters)):
+        for row in rows:
+            name = f"{PREFIX}{row.name}"
+            yield head(name, row.meaning, kind)
+            whole = f"{name}_total" if kind == "counter" else name
+            yield from (line(whole, labels, row.value(one)) for labels, one in labelled)
 
 
-def _of_models_that_wait(router: Router) -> str:
-    members, groups = router.members, router.waiting.groups
-    names = dict.fromkeys((*members.expected, *members.models, *groups))
-    lines = (_line(MODEL_QUEUE[0], _labels(model=name), groups[name]) for name in names)
-    return _head(*MODEL_QUEUE, "gauge") + "".join(lines)
+def _by_name(named: tuple[str, str], label: str, labelled: Iterable[tuple[str, Mapping[Any, float]]]) -> Iterator[str]:
+    """A counter of which each replica, or model there, has several by another label."""
+    yield head(*named, "counter")
+    for before, counts in labelled:
+        lines = (
+            line(f"{named[0]}_total", f"{before},{labels(**{label: str(each)})}", counts[each]) for each in list(counts)
+        )
+        yield "".join(lines)
 
 
-def _by_reason(router: Router) -> Iterator[str]:
-    refused = [(_labels(code=code), count) for code, count in router.history.counts.refused.items()]
-    yield _head(*REFUSED, "counter") + "".join(_line("refused_total", labels, count) for labels, count in refused)
-    approximate = [
-        (_labels(model=model, reason=reason), count)
-        for (model, reason), count in approximate_prompts(router.members.models.values()).items()
-    ]
-    lines = (_line("approximate_prompts_total", labels, count) for labels, count in approximate)
-    yield _head(*APPROXIMATE_PROMPTS, "counter") + "".join(lines)
+def _histograms(named: tuple[str, str], labelled: Iterable[tuple[str, Histogram]]) -> Iterator[str]:
+    yield head(*named, "histogram")
+    yield from (histogram(named[0], labels, one) for labels, one in labelled)
 
 
 def told(router: Router) -> InboxCounts:
@@ -263,35 +244,3 @@ def message_cache_bytes(members: Members) -> int:
     """The bytes of all message caches; adapters share the cache of their base model."""
     caches = {served.tokens.cache for served in members.models.values()}
     return sum(cache.used_bytes for cache in caches if cache is not None)
-
-
-# ---- the format (Prometheus' text format, 0.0.4)
-
-
-def _head(name: str, meaning: str, kind: str) -> str:
-    whole = f"{PREFIX}{name}{'_total' if kind == 'counter' else ''}"
-    return f"# HELP {whole} {meaning}\n# TYPE {whole} {kind}\n"
-
-
-def _line(name: str, labels: str, value: float) -> str:
-    number = float(value)
-    text = repr(number) if math.isfinite(number) else {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")
-    return f"{PREFIX}{name}{{{labels}}} {text}\n" if labels else f"{PREFIX}{name} {text}\n"
-
-
-def _histograms(named: tuple[str, str], labelled: Iterable[tuple[str, Histogram]]) -> Iterator[str]:
-    name, _ = named
-    yield _head(*named, "histogram")
-    for labels, one in labelled:
-        buckets, before = one.buckets(), f"{labels}," if labels else ""
-        lines = [_line(f"{name}_bucket", f'{before}le="{bound}"', count) for bound, count in buckets]
-        lines += _line(f"{name}_count", labels, buckets[-1][1]), _line(f"{name}_sum", labels, one.total)
-        yield "".join(lines)
-
-
-def _labels(**values: str) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

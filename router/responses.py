@@ -1,12 +1,15 @@
-"""Responses of GET /replicas, POST /explain and /retain, as the router writes and its clients read them.
+"""Responses of GET /replicas and /decisions, POST /explain and /retain, as the router writes and its clients read them.
 
 Fields of newer routers are ignored, and most have a default, for the sake of older ones. docs/router-api.md describes
-those of /explain.
+those of /explain. Fields are written in this order.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from router.placement.verdict import CostParts, Portion, Verdict
 
 # ---- GET /replicas
 
@@ -96,42 +99,72 @@ class ReplicaList(Struct, frozen=True):
     replicas: list[ReplicaStatus]
 
 
-# ---- POST /explain
+# ---- GET /decisions
 
 
-class Portion(Struct, frozen=True):
-    """A part of a prompt, and where a replica takes it from."""
+class Considered(Struct, frozen=True):
+    """One replica in a decision."""
 
-    source: str  # GPU, CPU, STORAGE, PULL (from a neighbour) or COMPUTE
-    tokens: float = 0
-    seconds: float = 0.0
-    neighbours: list[str] = []  # to read it from, the best first
-
-
-class CostParts(Struct):
-    """A cost by its reasons, in seconds; their sum is the cost."""
-
-    compute_s: float = 0
-    queue_s: float = 0
-    harm_s: float = 0
-
-
-class Candidate(Struct):
     name: str
-    matched_tokens: float = 0
-    lower_tokens: float = 0  # with those in slower memory; never less than `matched_tokens`
-    sure_tokens: float = 0
-    uncached_tokens: float = 0
-    queued_tokens: float = 0
-    running: int = 0
-    in_flight: int = 0
-    lost_tokens: float | None = 0
+    matched_tokens: int = 0
+    cost_s: float | None = None  # None: it could not take the request
+    parts: CostParts | None = None  # of its cost
+
+
+class PrefillRecord(Struct, frozen=True, gc=False):
+    """The place where the prompt was computed: the chosen replica, or another one that handed its KV over."""
+
+    elsewhere: bool = False
+    why: str = ""
+    replica: str | None = None  # that was to compute it; None: no other was looked for
+    outcome: str | None = None  # see `router.proxy.request_summary`
+    here_s: float = 0.0
+    here_harm_s: float = 0.0
+    there_s: float = 0.0
+    there_harm_s: float = 0.0
+    transfer_s: float = 0.0
+    duration_s: float = 0.0
+    predicted_cached_tokens: int | None = None
+    reported_cached_tokens: int | None = None
+
+
+class DecisionRecord(Struct, frozen=True, gc=False):
+    """A decision and the outcome of its request, without a word of the prompt."""
+
+    ts: float
+    request_id: str
+    model: str = ""
+    policy: str = ""
+    chosen: str | None = None
+    prompt_tokens: int = 0
+    exact: bool = True
+    predicted_cached_tokens: int | None = None
+    reported_cached_tokens: int | None = None
+    estimated_ttft_s: float | None = None
     ttft_s: float | None = None
-    cost: float | None = None  # in seconds; None: it cannot take the prompt
-    available: bool = True
-    why: str = ""  # why it was chosen, lost, or cannot be chosen
-    portions: list[Portion] = []  # where it would take the prompt's tokens from; none: an older router
-    parts: CostParts | None = None  # of its cost; None: it has none, or an older router
+    duration_s: float = 0.0
+    waited_s: float = 0.0
+    retries: int = 0
+    resumes: int = 0
+    status: int = 0
+    why: str | None = None  # the reason if it was not answered
+    candidates: Sequence[Considered] = ()
+    tokens_exact: bool | None = None  # the same as `exact`; None, as in the next two: an older router
+    index_exact: bool | None = None
+    prediction_exact: bool | None = None
+    why_inexact: str | None = None
+    session: str | None = None
+    portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
+    prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
+    service_class: str | None = field(name="class", default=None)
+    behind_s: float = 0.0  # it counted as come so much later, by its class and by what its key had been given
+
+
+class DecisionList(Struct, frozen=True):
+    decisions: list[DecisionRecord]
+
+
+# ---- POST /explain
 
 
 class PrefillChoice(Struct, kw_only=True):
@@ -146,7 +179,7 @@ class PrefillChoice(Struct, kw_only=True):
     there_harm_s: float = 0
     transfer_s: float = 0
     threshold_s: float = 0
-    candidates: list[Candidate] = []  # those that may compute it
+    candidates: list[Verdict] = []  # those that may compute it
 
 
 class Explanation(Struct, kw_only=True):
@@ -158,7 +191,7 @@ class Explanation(Struct, kw_only=True):
     block_size: int = 0
     blocks: int = 0
     chosen: str | None
-    candidates: list[Candidate]
+    candidates: list[Verdict]
     hits: dict[str, list[tuple[int, int]]] = {}  # ranges of blocks by replica, both ends included
     tokens_exact: bool = False  # the same as `exact`
     index_exact: bool = False  # the chosen replica's cache is known completely

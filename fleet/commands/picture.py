@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.commands.words import age_of, happened, short
-from router.formatting import duration
+from router.formatting import Column, duration, table_of
 
 STYLES = {
     "placing": "yellow",
@@ -28,42 +27,9 @@ UNKNOWN = "-"
 INCARNATION_LETTERS = 8
 LAST_WORDS = 6
 MOST_IDLE = 5  # with a line each
-UNLIMITED = 10_000  # columns
 
 
 NONE_IDLE: Mapping[str, str] = MappingProxyType({})
-
-
-class Column(NamedTuple):
-    title: str
-    cell: Callable[[ReplicaView, float], str]  # of a replica, at a Unix time
-    right: bool = True
-    dispensable: int = 0  # the highest goes first where the columns do not fit; 0: never
-    usual: Sequence[str] | None = None  # left out when all say the same, if that is one of these; empty: whatever it is
-
-
-COLUMNS = (
-    Column("replica", lambda each, _: each.name, right=False),
-    Column("node", lambda each, _: each.node or UNKNOWN, right=False, dispensable=3, usual=()),
-    Column("pid", lambda each, _: str(each.pid or UNKNOWN), dispensable=5, usual=(UNKNOWN,)),
-    Column(
-        "incarnation",
-        lambda each, _: (each.incarnation or UNKNOWN)[:INCARNATION_LETTERS],
-        right=False,
-        dispensable=6,
-        usual=(UNKNOWN,),
-    ),
-    Column("state", lambda each, _: each.life, right=False),
-    Column("for", lambda each, now_s: age_of(now_s - each.since) if each.since else UNKNOWN, dispensable=1),
-    Column("starts", lambda each, _: str(each.starts or UNKNOWN), dispensable=4, usual=(UNKNOWN, "1")),
-    Column("cached", lambda each, _: cached(each), usual=(UNKNOWN,)),
-    Column("hits", lambda each, _: hits(each), dispensable=2, usual=(UNKNOWN,)),
-    Column("run", lambda each, _: figure(each, each.load.running)),
-    Column("wait", lambda each, _: figure(each, each.load.waiting)),
-    Column("tok/s", lambda each, _: figure(each, each.generated_tokens_per_s), dispensable=1, usual=(UNKNOWN, "0")),
-    Column("each", lambda each, _: duration(each.token_s or None), dispensable=2, usual=(UNKNOWN,)),
-    Column("queued", lambda each, _: figure(each, each.load.queued_prefill_tokens)),
-)
 
 
 class Picture:
@@ -85,7 +51,7 @@ class Picture:
         yield from sentences(console, heading(self._view))
         if self._view.replicas:
             yield Text()
-            yield fitting(self._view, self._now_s, console, options)
+            yield table_in(self._view, self._now_s, options.max_width)
         below = (trouble(self._view), idleness(self._view, self._idle))
         for lines in (*below, [Text(self._remark, style="bold red")] if self._remark else []):
             if lines:
@@ -141,38 +107,47 @@ def autoscaled(model: ModelView) -> str:
 # ---- the table
 
 
-def fitting(view: View, now_s: float, console: Console, options: ConsoleOptions) -> Table:
-    """Drop columns with equal values, and as many others as do not fit."""
+def columns_at(now_s: float) -> tuple[Column[ReplicaView], ...]:
+    """The columns at a Unix time; those that tell nothing are left out."""
+
+    def column(title: str, text: Callable[[ReplicaView], str], *usual: str, **how: Any) -> Column[ReplicaView]:
+        """`usual`: left out when all say the same, if that is one of these."""
+        return Column(title, text, is_shown=lambda replicas: bool({*map(text, replicas)} - {*usual}), **how)
+
+    return (
+        Column("replica", lambda each: each.name, right=False),
+        Column(
+            "node",
+            lambda each: each.node or UNKNOWN,
+            right=False,
+            drop_order=3,
+            is_shown=lambda replicas: len({each.node for each in replicas} - {None, ""}) > 1,
+        ),
+        column("pid", lambda each: str(each.pid or UNKNOWN), UNKNOWN, drop_order=5),
+        column(
+            "incarnation",
+            lambda each: (each.incarnation or UNKNOWN)[:INCARNATION_LETTERS],
+            UNKNOWN,
+            right=False,
+            drop_order=6,
+        ),
+        Column("state", lambda each: each.life, right=False, style=lambda each: STYLES.get(each.life, "")),
+        Column("for", lambda each: age_of(now_s - each.since) if each.since else UNKNOWN, drop_order=1),
+        column("starts", lambda each: str(each.starts or UNKNOWN), UNKNOWN, "1", drop_order=4),
+        column("cached", cached, UNKNOWN),
+        column("hits", hits, UNKNOWN, drop_order=2),
+        Column("run", lambda each: figure(each, each.load.running)),
+        Column("wait", lambda each: figure(each, each.load.waiting)),
+        column("tok/s", lambda each: figure(each, each.generated_tokens_per_s), UNKNOWN, "0", drop_order=1),
+        column("each", lambda each: duration(each.token_s or None), UNKNOWN, drop_order=2),
+        Column("queued", lambda each: figure(each, each.load.queued_prefill_tokens)),
+    )
+
+
+def table_in(view: View, now_s: float, room: int) -> Table:
     names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
     replicas = [replica for name in names for replica in view.of(name)]
-    columns = [column for column in COLUMNS if tells(column, replicas, now_s)]
-    unlimited = options.update(width=UNLIMITED)
-    while True:
-        table = table_of(columns, replicas, now_s)
-        least = max(columns, key=lambda column: column.dispensable)
-        if not least.dispensable or Measurement.get(console, unlimited, table).maximum <= options.max_width:
-            return table
-        columns.remove(least)
-
-
-def tells(column: Column, replicas: Sequence[ReplicaView], now_s: float) -> bool:
-    if column.usual is None:
-        return True
-    cells = {column.cell(replica, now_s) for replica in replicas} - {UNKNOWN}
-    return len(cells) > 1 or (bool(column.usual) and bool(cells - set(column.usual)))
-
-
-def table_of(columns: Sequence[Column], replicas: Sequence[ReplicaView], now_s: float) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for number, column in enumerate(columns):
-        table.add_column(column.title, justify="right" if column.right else "left", no_wrap=number > 0, overflow="fold")
-    for replica in replicas:
-        style = STYLES.get(replica.life, "")
-        cells = [
-            Text(column.cell(replica, now_s), style=style if column.title == "state" else "") for column in columns
-        ]
-        table.add_row(*cells)
-    return table
+    return table_of(columns_at(now_s), replicas, room, header_style="dim")
 
 
 def cached(replica: ReplicaView) -> str:

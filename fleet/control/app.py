@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,6 +21,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from api.errors import QUOTED_CHARACTERS, ApiError, invalid, unauthorized
+from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import error_response, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, guarded
 from fleet.control.controller import Controller

@@ -1,14 +1,11 @@
 """The controller's state as people, programs (docs/fleet.md) and Prometheus (docs/metrics.md, "The fleet") read it."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 
+from api.http.prometheus import labels, metric
 from fleet.control.controller import Controller
 from fleet.control.reconcile import Replica
 from fleet.host.report import Said
@@ -81,41 +78,31 @@ def life(replica: Replica) -> str:
 
 # ---- for Prometheus
 
+PREFIX = "warmroute_fleet:"
 LIVES = ("placing", "starting", "ready", "failing", "draining", "leaving", "lost", "ended")
 
 
 def metrics_text(controller: Controller) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(controller))
-    return generate_latest(registry)
-
-
-class _Collector:
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def collect(self) -> Iterator[Metric]:
-        reconciler = self._controller.reconciler
-        names = [model.name for model in reconciler.plan.models]
-        wanted = GaugeMetricFamily(
-            "warmroute_fleet:wanted_replicas", "Replicas that there should be.", labels=["model"]
+    reconciler = controller.reconciler
+    names = [model.name for model in reconciler.plan.models]
+    counts = Counter((each.task.plan.name, life(each)) for each in reconciler.replicas.values())
+    wanted = [(labels(model=name), reconciler.count(name)) for name in names]
+    by_life = [(labels(life=each, model=name), counts[name, each]) for name in names for each in LIVES]
+    started = [
+        (labels(replica=each.task.name), each.report.starts)
+        for each in reconciler.replicas.values()
+        if each.report is not None
+    ]
+    return "".join(
+        (
+            metric("gauge", f"{PREFIX}wanted_replicas", "Replicas that there should be.", wanted),
+            metric("gauge", f"{PREFIX}replicas", "Replicas by their state.", by_life),
+            metric("counter", f"{PREFIX}starts", "Starts of a replica's process, the first one included.", started),
+            metric(
+                "counter",
+                f"{PREFIX}hosts_replaced",
+                "Hosts that were lost and started again.",
+                [("", controller.replaced)],
+            ),
         )
-        for name in names:
-            wanted.add_metric([name], reconciler.count(name))
-        yield wanted
-        counts = Counter((each.task.plan.name, life(each)) for each in reconciler.replicas.values())
-        replicas = GaugeMetricFamily("warmroute_fleet:replicas", "Replicas by their state.", labels=["model", "life"])
-        for name in names:
-            for each in LIVES:
-                replicas.add_metric([name, each], counts[name, each])
-        yield replicas
-        starts = CounterMetricFamily(
-            "warmroute_fleet:starts", "Starts of a replica's process, the first one included.", labels=["replica"]
-        )
-        for replica in reconciler.replicas.values():
-            if replica.report is not None:
-                starts.add_metric([replica.task.name], replica.report.starts)
-        yield starts
-        yield CounterMetricFamily(
-            "warmroute_fleet:hosts_replaced", "Hosts that were lost and started again.", value=self._controller.replaced
-        )
+    ).encode()

@@ -21,7 +21,7 @@ from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
 from router.asking import Client
 from router.formatting import duration, plain_console
-from router.top.responses import DecisionList
+from router.responses import DecisionList
 
 GUIDE = files("router.dashboard") / "static" / "lighthouse.txt"  # a sample of the playground's, too
 TASK = "Answer from this guide, in one sentence:"

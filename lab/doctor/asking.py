@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import TypeVar
 
 import click
 import httpx2
@@ -13,8 +14,7 @@ from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
 from router.asking import Client, Server, Unreachable, options, reason_of
 from router.doctor.figures import DifferingShape
 from router.doctor.samples import BadMetrics, Samples
-from router.responses import ReplicaList
-from router.top.responses import Decision, DecisionList
+from router.responses import DecisionList, ReplicaList
 
 ROUTER_TIMEOUT_S = 10.0
 REPLICA_TIMEOUT_S = 3.0
@@ -22,19 +22,13 @@ AT_ONCE = 16
 DECISIONS = 2000  # more than most routers remember
 READ_EVERY_S = 0.5  # queues, between the two looks
 
+T = TypeVar("T")
+
 REPLICA = Server("replica", "see --replica", "see --api-key")
 
 
-class Differing(msgspec.Struct):
-    shape: str
-    replica: str
-    token: int
-    here: str = ""
-    there: str = ""
-
-
 class ShapesStatus(msgspec.Struct):
-    differing: list[Differing] = []
+    differing: list[DifferingShape] = []
 
 
 class ModelStatus(msgspec.Struct):
@@ -69,7 +63,10 @@ class Asking(ExitStack):
         if self._router is not None:
             metrics = router_metrics(self._router)
             replicas = self._router.get("/replicas", ReplicaList).replicas
-            router = OfRouter(metrics, replicas, decisions(self._router), differing(self._router))
+            decided = allowed(self._router, f"/decisions?limit={DECISIONS}", DecisionList)
+            router = OfRouter(
+                metrics, replicas, None if decided is None else decided.decisions, differing(self._router)
+            )
         known = [one.url.rstrip("/") for one in router.replicas if one.url] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -104,36 +101,23 @@ def router_metrics(router: Client) -> Samples:
     return samples
 
 
-def decisions(router: Client) -> list[Decision] | None:
-    """Return the router's decisions; None if the key may not read them."""
-    path = f"/decisions?limit={DECISIONS}"
+def allowed(router: Client, path: str, kind: type[T]) -> T | None:
+    """Return the router's answer; None if the key may not read it."""
     try:
         content = router.ask("GET", path)
     except Unreachable:
         raise
     except click.ClickException:
         return None
-    return router.decode(path, content, DecisionList).decisions
+    return router.decode(path, content, kind)
 
 
 def differing(router: Client) -> tuple[DifferingShape, ...]:
     """Return the shapes of requests whose prompts differ at a replica; none if the key may not read them."""
-    path = "/debug/index"
-    try:
-        content = router.ask("GET", path)
-    except Unreachable:
-        raise
-    except click.ClickException:
-        return ()
-    models = router.decode(path, content, IndexStatus).models
-    found = ((name, one.shapes) for name, one in models.items() if one.shapes is not None)
-    return tuple(
-        DifferingShape(
-            model=name, shape=each.shape, replica=each.replica, token=each.token, here=each.here, there=each.there
-        )
-        for name, shapes in found
-        for each in shapes.differing
-    )
+    found = allowed(router, "/debug/index", IndexStatus)
+    models = {} if found is None else found.models
+    shapes = ((name, each) for name, one in models.items() if one.shapes is not None for each in one.shapes.differing)
+    return tuple(msgspec.structs.replace(each, model=name) for name, each in shapes)
 
 
 def _loaded(answer: httpx2.Response) -> Loaded | None:

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from router.doctor.engine_metrics import MetricsDelta, engine_figures
 from router.doctor.figures import (
+    SAID,
     DecisionSample,
     DifferingShape,
     EngineFigures,
@@ -16,12 +17,10 @@ from router.doctor.figures import (
     RoutingFigures,
 )
 from router.doctor.samples import Samples
-from router.responses import ReplicaStatus
-from router.top.responses import Decision
+from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
 GPU = "GPU"
-TOLD = ("available", "why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
 COUNTERS = {  # of the router, by their fields of RoutingFigures
     **{name: name for name in ("resyncs", "faults", "predictions", "wrong_predictions", "requests", "new_salts")},
     **{name: name for name in ("prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks")},
@@ -42,7 +41,7 @@ class Loaded(Struct, frozen=True):
 class OfRouter(NamedTuple):
     metrics: Samples
     replicas: list[ReplicaStatus]
-    decisions: list[Decision] | None  # None: they may not be read
+    decisions: list[DecisionRecord] | None  # None: they may not be read
     differing: tuple[DifferingShape, ...] = ()
 
 
@@ -117,7 +116,7 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
         return reading.total(f"{ROUTER}{metric}", replica=name) or 0.0
 
     told: dict[str, Any] = {
-        **{field: getattr(known, field) for field in TOLD},
+        **{field: getattr(known, field) for field in ("available", *SAID)},
         **{field: change.added(f"{ROUTER}{counter}_total", replica=name) for field, counter in COUNTERS.items()},
     }
     there = [reading for reading in readings if reading.total(f"{ROUTER}replica_up", replica=name) is not None]
@@ -171,7 +170,7 @@ def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
     )
 
 
-def _new(before: list[Decision] | None, now: list[Decision] | None) -> list[Decision] | None:
+def _new(before: list[DecisionRecord] | None, now: list[DecisionRecord] | None) -> list[DecisionRecord] | None:
     """Recognize earlier decisions by id, since clocks may differ."""
     if now is None:
         return None
@@ -179,7 +178,7 @@ def _new(before: list[Decision] | None, now: list[Decision] | None) -> list[Deci
     return [one for one in now if one.request_id not in old]
 
 
-def _held(decision: Decision) -> tuple[float, float]:
+def _held(decision: DecisionRecord) -> tuple[float, float]:
     """Return the prompt tokens that the chosen replica held, and the best of the other eligible ones."""
     ours = [one.matched_tokens for one in decision.candidates if one.name == decision.chosen]
     others = [
@@ -188,7 +187,7 @@ def _held(decision: Decision) -> tuple[float, float]:
     return sum(ours), max(others, default=0.0)
 
 
-def _choice(decision: Decision) -> DecisionSample:
+def _choice(decision: DecisionRecord) -> DecisionSample:
     ours, others = _held(decision)
     at_s = decision.ts - decision.duration_s
     return DecisionSample(at_s=at_s, replica=decision.chosen or "", cached=ours > others)

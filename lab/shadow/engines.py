@@ -9,7 +9,7 @@ from msgspec import Struct
 from engines import METRICS
 from engines.metrics import scraped_pools
 from router.core import Router
-from router.doctor.engine_metrics import MetricsDelta, relevant_lines
+from router.doctor.engine_metrics import MetricsDelta
 from router.doctor.samples import BadMetrics, Samples
 from router.learning import ask
 from router.members.broken import Broken
@@ -80,7 +80,7 @@ def sample_of(metrics: bytes) -> Sample | None:
     of_all = pools.pop(None, None)  # there may be no ranks
     capacity = max((pool.blocks * pool.block_tokens for pool in pools.values() or filter(None, [of_all])), default=0)
     try:
-        return Sample(Samples(relevant_lines(metrics, READ)), capacity)
+        return Sample(Samples(metrics.decode(errors="replace"), READ), capacity)
     except BadMetrics:
         return None
 

@@ -28,6 +28,7 @@ from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Generati
 from api.http import documents
 from api.http.bodies import Bodies
 from api.http.keys import shown_key
+from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import JSON_TYPE, json_response
 from api.http.routes import Gate, Role, RouteMatch, RouteTable, served
 from api.messages.answers import MessageAnswer, TokenCount
@@ -51,7 +52,7 @@ from replica.http.conversation_forms import form_of
 from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
 from replica.http.errors import error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
-from replica.http.metrics import CONTENT_TYPE, Metrics
+from replica.http.metrics import Metrics
 from replica.http.request_reader import Reader
 from replica.http.retaining import retain
 from replica.http.scripted_answers import ScriptedAnswers

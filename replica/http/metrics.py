@@ -4,20 +4,13 @@ A metric is a line in one of the tables below. The HTTP process measures what a 
 comes from its latest `Stats`. Nothing is global: a process can have several of these.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.registry import Collector
-
+from api.http.prometheus import Histogram, head, histogram, labels, metric
 from replica.messages import NeighbourSnapshot, Stats, TierSnapshot
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 # vLLM's own bounds, so that its dashboards' heat maps keep their rows.
 FIRST_TOKEN_S = (
@@ -39,7 +32,7 @@ CONSTRAINT_LIMITS = ("waiting", "time", "size", "step")
 DIRECTIONS = ("read", "pulled")  # by neighbours, and from them
 REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 
-# Numbers of the engine: the metric, its meaning, and where `Stats` has it.
+# The metric, its meaning, and where `Stats` has it, or for histograms `Metrics`.
 Row: TypeAlias = tuple[str, str, str]
 
 GAUGES: tuple[Row, ...] = (
@@ -161,51 +154,36 @@ NEIGHBOUR_COUNTERS: tuple[Row, ...] = (
 )
 
 
-class Distribution:
-    """One histogram: counts between bounds. Plain lists, as one is touched for every token."""
-
-    def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
-        self.name = name
-        self.meaning = meaning
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def family(self, model: str) -> Metric:
-        family = HistogramMetricFamily(self.name, self.meaning, labels=["model_name"])
-        total = 0
-        buckets = []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family.add_metric([model], buckets, self._sum)
-        return family
+HISTOGRAMS: tuple[Row, ...] = (
+    ("vllm:time_to_first_token_seconds", "Until the first token.", "first_token_s"),
+    ("vllm:inter_token_latency_seconds", "From a token to the next one.", "between_tokens_s"),
+    ("vllm:e2e_request_latency_seconds", "From arrival to the last token.", "request_s"),
+    ("vllm:request_decode_time_seconds", "From the first token to the last.", "decode_s"),
+    ("vllm:request_time_per_output_token_seconds", "Mean time per token of a choice.", "per_token_s"),
+    ("vllm:request_prompt_tokens", "Prompt tokens of a choice.", "prompt_tokens"),
+    ("vllm:request_generation_tokens", "Tokens generated for a choice.", "output_tokens"),
+    ("vllm:request_params_max_tokens", "max_tokens of a choice.", "max_tokens"),
+    ("vllm:request_params_n", "n of an HTTP request.", "choices"),
+    (
+        "vllm:time_per_output_token_seconds",
+        "The inter-token latency, under vLLM's old name.",
+        "between_tokens_s",
+    ),
+)
 
 
-class Metrics(Collector):
+class Metrics:
     """The HTTP process's own counts, and a window on the engine's."""
 
     def __init__(self, model: str, block_size: int, stats: Callable[[], Stats]) -> None:
         self._model = model
         self._block_size = block_size
         self._stats = stats
-        self.first_token_s = Distribution("vllm:time_to_first_token_seconds", "Until the first token.", FIRST_TOKEN_S)
-        self.between_tokens_s = Distribution(
-            "vllm:inter_token_latency_seconds", "From a token to the next one.", BETWEEN_TOKENS_S
-        )
-        self.request_s = Distribution("vllm:e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
-        self.decode_s = Distribution("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S)
-        self.per_token_s = Distribution(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token of a choice.", BETWEEN_TOKENS_S
-        )
-        self.prompt_tokens = Distribution("vllm:request_prompt_tokens", "Prompt tokens of a choice.", TOKENS)
-        self.output_tokens = Distribution("vllm:request_generation_tokens", "Tokens generated for a choice.", TOKENS)
-        self.max_tokens = Distribution("vllm:request_params_max_tokens", "max_tokens of a choice.", TOKENS)
-        self.choices = Distribution("vllm:request_params_n", "n of an HTTP request.", CHOICES)
+        self.first_token_s = Histogram(FIRST_TOKEN_S)
+        self.between_tokens_s, self.per_token_s = Histogram(BETWEEN_TOKENS_S), Histogram(BETWEEN_TOKENS_S)
+        self.request_s, self.decode_s = Histogram(REQUEST_S), Histogram(REQUEST_S)
+        self.prompt_tokens, self.output_tokens, self.max_tokens = (Histogram(TOKENS) for _ in range(3))
+        self.choices = Histogram(CHOICES)
         self.tokens_generated = 0
         self.client_disconnects = 0
         self.open_requests = 0
@@ -213,11 +191,9 @@ class Metrics(Collector):
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
         self.constraint_limits: Counter[str] = Counter(dict.fromkeys(CONSTRAINT_LIMITS, 0))
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def text(self) -> bytes:
-        return generate_latest(self._registry)
+        return "".join(self._parts()).encode()
 
     def choice_begun(self, prompt_tokens: int, max_tokens: int) -> None:
         """The engine has given its first output."""
@@ -233,77 +209,44 @@ class Metrics(Collector):
         if tokens > 1:
             self.per_token_s.observe((last_s - first_s) / (tokens - 1))
 
-    def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
-        one = {"model_name": self._model}
-        tiers = stats.tiers or {"CPU": TierSnapshot()}
-        cache = one | {"block_size": str(self._block_size), "num_gpu_blocks": str(stats.pool.total)}
-        gauges = [
-            *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in GAUGES),
-            ("warmroute:open_requests", "HTTP requests in progress.", self.open_requests),
-            ("warmroute:draining", "1 while no new work is taken.", self.draining),
-        ]
-        counters = [
-            *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in COUNTERS),
-            ("vllm:generation_tokens", "Tokens generated.", self.tokens_generated),
-            ("warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects),
-        ]
-        finished = [(one | {"finished_reason": reason}, count) for reason, count in self.finished.items()]
-        limits = self.constraint_limits | Counter(step=stats.constraint_failures)
-        reached = [(one | {"limit": limit}, limits[limit]) for limit in CONSTRAINT_LIMITS]
-        refused = [(one | {"reason": reason}, count) for reason, count in self.refused.items()]
-        for name, meaning, value in gauges:
-            yield family(GaugeMetricFamily, name, meaning, (one, value))
-        yield family(
-            GaugeMetricFamily, "vllm:cache_config_info", "1; its labels say how large the cache is.", (cache, 1)
-        )
-        for name, meaning, value in counters:
-            yield family(CounterMetricFamily, name, meaning, (one, value))
-        for kind, rows in ((GaugeMetricFamily, TIER_GAUGES), (CounterMetricFamily, TIER_COUNTERS)):
+    def _parts(self) -> Iterator[str]:
+        stats, one = self._stats(), labels(model_name=self._model)
+        for kind, rows in (("gauge", GAUGES), ("counter", COUNTERS)):
             for name, meaning, path in rows:
-                by_medium = ((one | {"medium": medium}, getattr(tier, path)) for medium, tier in tiers.items())
-                yield family(kind, name, meaning, *by_medium)
-        yield from self._neighbours(stats)
-        yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
-        not_taken = "Refused HTTP requests for an answer."
-        yield family(CounterMetricFamily, "warmroute:requests_refused", not_taken, *refused)
-        too_costly = "Constrained requests that met a limit."
-        yield family(CounterMetricFamily, "warmroute:constraint_limits", too_costly, *reached)
-        yield from (distribution.family(self._model) for distribution in self._distributions())
-        yield self._old_name_of_between_tokens()
-
-    def _neighbours(self, stats: Stats) -> Iterator[Metric]:
+                yield metric(kind, name, meaning, [(one, attrgetter(path)(stats))])
+        for kind, name, meaning, value in (
+            ("gauge", "warmroute:open_requests", "HTTP requests in progress.", self.open_requests),
+            ("gauge", "warmroute:draining", "1 while no new work is taken.", self.draining),
+            ("counter", "vllm:generation_tokens", "Tokens generated.", self.tokens_generated),
+            ("counter", "warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects),
+        ):
+            yield metric(kind, name, meaning, [(one, value)])
+        cache = labels(block_size=str(self._block_size), model_name=self._model, num_gpu_blocks=str(stats.pool.total))
+        yield metric("gauge", "vllm:cache_config_info", "1; its labels say how large the cache is.", [(cache, 1)])
+        tiers = stats.tiers or {"CPU": TierSnapshot()}
+        for kind, rows in (("gauge", TIER_GAUGES), ("counter", TIER_COUNTERS)):
+            for name, meaning, path in rows:
+                by_medium = ((f"{labels(medium=medium)},{one}", getattr(tier, path)) for medium, tier in tiers.items())
+                yield metric(kind, name, meaning, by_medium)
         sides = [
-            ({"model_name": self._model, "direction": direction}, stats.neighbours.get(direction, NeighbourSnapshot()))
+            (f"{labels(direction=direction)},{one}", stats.neighbours.get(direction, NeighbourSnapshot()))
             for direction in DIRECTIONS
         ]
         for name, meaning, path in NEIGHBOUR_COUNTERS:
-            yield family(CounterMetricFamily, name, meaning, *((labels, getattr(side, path)) for labels, side in sides))
-        ended = CounterMetricFamily(
-            "warmroute:neighbour_failures",
-            "Pulls, or connections of neighbours, that failed, by reason.",
-            labels=["model_name", "direction", "reason"],
+            yield metric("counter", name, meaning, ((labelled, getattr(side, path)) for labelled, side in sides))
+        failed = "Pulls, or connections of neighbours, that failed, by reason."
+        failures = (
+            (f"{labelled},{labels(reason=reason)}", count)
+            for labelled, side in sides
+            for reason, count in side.failures.items()
         )
-        for labels, side in sides:
-            for reason, count in side.failures.items():
-                ended.add_metric([*labels.values(), reason], count)
-        yield ended
-
-    def _distributions(self) -> list[Distribution]:
-        return [value for value in vars(self).values() if isinstance(value, Distribution)]
-
-    def _old_name_of_between_tokens(self) -> Metric:
-        family = self.between_tokens_s.family(self._model)
-        renamed = HistogramMetricFamily(
-            "vllm:time_per_output_token_seconds", "The inter-token latency, under vLLM's old name."
-        )
-        for sample in family.samples:
-            renamed.samples.append(sample._replace(name=sample.name.replace(family.name, renamed.name)))
-        return renamed
-
-
-def family(kind: Any, name: str, meaning: str, *samples: tuple[dict[str, str], float]) -> Any:
-    made: Any = kind(name, meaning, labels=samples[0][0])
-    for labels, value in samples:
-        made.add_metric(labels.values(), value)
-    return made
+        yield metric("counter", "warmroute:neighbour_failures", failed, failures)
+        finished = ((f"{labels(finished_reason=reason)},{one}", count) for reason, count in self.finished.items())
+        yield metric("counter", "vllm:request_success", "Choices completed.", finished)
+        refused = ((f"{one},{labels(reason=reason)}", count) for reason, count in self.refused.items())
+        yield metric("counter", "warmroute:requests_refused", "Refused HTTP requests for an answer.", refused)
+        limits = self.constraint_limits | Counter(step=stats.constraint_failures)
+        reached = ((f"{labels(limit=limit)},{one}", limits[limit]) for limit in CONSTRAINT_LIMITS)
+        yield metric("counter", "warmroute:constraint_limits", "Constrained requests that met a limit.", reached)
+        for name, meaning, path in HISTOGRAMS:
+            yield head(name, meaning, "histogram") + histogram(name, one, getattr(self, path))

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from router.core import Router
 from router.dashboard.pauses import paused
 from router.dashboard.replica_metrics import ReplicaMetrics
 from router.dashboard.rows import Fleet, Row
-from router.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
+from router.doctor.figures import SAID, DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
 from router.members.members import Member, approximate_prompts
@@ -101,7 +101,14 @@ class Alerts:
         self._metrics.forget()
 
     async def see(self, fleet: Fleet) -> None:
-        self._readings.append({row.name: _reading(row) async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)})
+        self._readings.append(
+            {
+                row.name: Reading(
+                    max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0
+                )
+                async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)
+            }
+        )
         if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
             self._looks.append(await self._look(fleet.at_s))
             await self._judge(fleet)
@@ -175,12 +182,14 @@ class Alerts:
     async def _of_router(self, first: Look, last: Look) -> RouterFigures:
         choices: list[DecisionSample] = []
         missed = tokens = 0.0
-        async for one in paused(self._decided_since(first.newest), by=_choices_at_a_time(self._router)):
+        at_a_time = max(1, CONSIDERED_AT_A_TIME // max(1, len(self._router.members)))
+        async for one in paused(self._decided_since(first.newest), by=at_a_time):
             ours, others = held(one)
             missed += max(0.0, others - ours)
-            tokens += one.tokens
-            begun_s = one.ts - one.duration_s
-            choices.append(DecisionSample(at_s=begun_s, replica=one.chosen or "", cached=ours > others))
+            outcome = one.outcome
+            tokens += outcome.prompt_tokens
+            begun_s = outcome.ts - outcome.duration_s
+            choices.append(DecisionSample(at_s=begun_s, replica=outcome.chosen or "", cached=ours > others))
         return RouterFigures(
             policy=self._router.config.policy,
             requests=sum(
@@ -202,13 +211,9 @@ class Alerts:
         for one in islice(reversed(self._router.history.decisions), most):
             if one is before:
                 break
-            if one.chosen is not None:
+            if one.outcome.chosen is not None:
                 decided.append(one)
         return decided
-
-
-def _choices_at_a_time(router: Router) -> int:
-    return max(1, CONSIDERED_AT_A_TIME // max(1, len(router.members)))
 
 
 def held(one: PastDecision) -> tuple[float, float]:
@@ -218,7 +223,7 @@ def held(one: PastDecision) -> tuple[float, float]:
     ours, others = 0.0, 0.0
     for candidate, cost in zip(decision.candidates, decision.costs, strict=True) if matched else ():
         tokens = matched.get(candidate.slot, 0)
-        if candidate.name == one.chosen:
+        if candidate.name == one.outcome.chosen:
             ours = tokens
         elif tokens > others and cost != INFINITE:
             others = tokens
@@ -226,10 +231,6 @@ def held(one: PastDecision) -> tuple[float, float]:
 
 
 # ---- one replica
-
-
-def _reading(row: Row) -> Reading:
-    return Reading(max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0)
 
 
 def _counted(router: Router, member: Member) -> Counter[str]:
@@ -251,21 +252,17 @@ def _counted(router: Router, member: Member) -> Counter[str]:
 
 
 def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Seen) -> RoutingFigures:
+    told: dict[str, Any] = {
+        **{name: getattr(row, name) for name in SAID},
+        **(now.counted - before),  # without those that fell, as they were reset
+    }
     return RoutingFigures(
+        **told,
         available=row.why is None,
-        why=row.why,
-        breaker=row.breaker,
-        state=row.state,
-        inexact=row.inexact,
         overclaim=row.overclaim,
-        unknown={},
-        trust=row.trust,
-        honesty=row.honesty,
-        taken_names=row.taken_names,
         has_events=row.lag_batches is not None and row.state != "approximate",
         lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
         index_blocks=now.gpu_blocks,
         busy=tuple(one.busy for one in readings),
         queued_tokens=tuple(one.queued_tokens for one in readings),
-        **(now.counted - before),  # without those that fell, as they were reset
     )

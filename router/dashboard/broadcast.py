@@ -32,6 +32,11 @@ MOST_OF_ONE = 8  # of a reader's key, or of an address where readers have none
 RETRY_S = 5
 MOST_DECISIONS = 20
 MOST_MODELS = 100
+SHOWN = (  # of a decision's record
+    *("request_id", "model", "chosen", "prompt_tokens", "exact", "index_exact", "prediction_exact", "why_inexact"),
+    *("predicted_cached_tokens", "reported_cached_tokens", "ttft_s", "duration_s", "status", "retries", "resumes"),
+    "why",
+)
 
 
 class FeedQuery(NamedTuple):
@@ -225,26 +230,10 @@ def decided(router: Router) -> list[dict[str, Any]]:
 
 
 def _shown(one: PastDecision) -> dict[str, Any]:
-    return {
-        "at": round(one.ts, 3),
-        "request_id": one.request_id,
-        "model": one.model,
-        "chosen": one.chosen,
-        "prompt_tokens": one.tokens,
-        "exact": one.exactness.tokens,
-        "index_exact": one.exactness.index,
-        "prediction_exact": one.exactness.prediction,
-        "why_inexact": one.exactness.why_not,
-        "predicted_cached_tokens": one.predicted_tokens,
-        "reported_cached_tokens": one.reported_tokens,
-        "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 6),
-        "duration_s": round(one.duration_s, 6),
-        "status": one.status,
-        "retries": one.retries,
-        "resumes": one.resumes,
-        "why": one.why or None,
-        "prefill": None if one.prefill is None or one.prefill.outcome is None else one.prefill,
-    }
+    record = one.record(briefly=True)
+    shown = {name: getattr(record, name) for name in SHOWN}
+    is_split = record.prefill is not None and record.prefill.outcome is not None
+    return {"at": round(record.ts, 3), **shown, "prefill": record.prefill if is_split else None}
 
 
 def _too_many(said: str) -> ApiError:

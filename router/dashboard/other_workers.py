@@ -2,7 +2,7 @@
 
 from router.members.counts import ReplicaCounts
 from router.workers.colleagues import Colleagues
-from router.workers.questions import FIGURES, Figures, OfReplica
+from router.workers.questions import FIGURES, Figures
 
 _NOTHING = Figures({}, 0, 0)
 
@@ -43,12 +43,8 @@ class OtherWorkers:
     def _add(self, before: Figures, now: Figures) -> None:
         self.unserved += now.unserved - (before.unserved if before.unserved <= now.unserved else 0)
         for name, one in now.replicas.items():
-            last = before.replicas.get(name)
-            self._counts.setdefault(name, ReplicaCounts()).add(_since(last, one))
-
-
-def _since(last: OfReplica | None, now: OfReplica) -> ReplicaCounts:
-    """The counts since then; one that fell has begun anew, at a worker or a replica that has."""
-    if last is None or last.counts.requests > now.counts.requests:
-        return now.counts
-    return now.counts.since(last.counts)
+            last, counts = before.replicas.get(name), one.counts
+            # Counts that fell have begun anew, at a worker or a replica that has.
+            if last is not None and last.counts.requests <= counts.requests:
+                counts = counts.since(last.counts)
+            self._counts.setdefault(name, ReplicaCounts()).add(counts)

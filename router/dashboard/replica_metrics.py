@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from router.core import Router
-from router.doctor.engine_metrics import engine_figures, relevant_lines
+from router.doctor.engine_metrics import READ, engine_figures
 from router.doctor.figures import EngineFigures
 from router.doctor.samples import BadMetrics, Samples
 from router.members.broken import Broken
@@ -50,7 +50,7 @@ class ReplicaMetrics:
     async def _poll(self, server: Server) -> None:
         try:
             answer = await fetch(server.upstream, "/metrics", lines=server.key_line, timeout_s=TIMEOUT_S)
-            samples = Samples(relevant_lines(answer.body) if answer.status == 200 else "")
+            samples = Samples(answer.body.decode(errors="replace") if answer.status == 200 else "", READ)
         except (Broken, BadMetrics):
             for member in server.members:
                 self._samples.pop(member, None)

@@ -28,6 +28,10 @@ STATES = ("exact", *INEXACT, "approximate", "down", "draining")
 Order: TypeAlias = Literal["asc", "desc"]
 
 
+# The fields of a row that its event stream has; None: it has none.
+OF_FEED = ("lag_batches", "gaps", "repairs", "restarts", "digest_mismatches", "lost_batches", "overclaim")
+
+
 class Row(Struct):
     """One replica, with rates and shares of the last seconds."""
 
@@ -56,7 +60,6 @@ class Row(Struct):
     breaker: str
     cache_used: float | None = None  # share of its blocks
     heard_age_s: float | None = None  # since its last status or event
-    # Counters of its event stream; None: it has none.
     gaps: int | None = None
     repairs: int | None = None
     restarts: int | None = None
@@ -94,6 +97,9 @@ class Totals(Struct):
     saved_s: float = 0.0
     generated_tokens_per_s: float = 0.0
     token_s: float | None = None
+
+
+SUMS = ("in_flight", "running", "waiting", "queued_tokens", "blocks")  # of all rows
 
 
 class Fleet(NamedTuple):
@@ -159,37 +165,28 @@ class FleetView:
             ttft_p50_s=recent.ttft_s(0.5),
             blocks=sum(blocks_of(router, member, feed).values()),
             accuracy=round(member.accuracy.recent, 5),
-            lag_batches=None if feed is None else feed.lag_batches,
             faults=member.server.faults,
             breaker=member.health.breaker,
-            overclaim=None if feed is None else feed.overclaim,
             trust=round(member.trust, 3),
             honesty=round(member.accuracy.honesty, 3),
             taken_names=member.taken_names,
             role=member.spec.role,
             cache_used=_cache_used(member),
             heard_age_s=_heard_age_s(member, feed, router.now_s()),
-            gaps=None if feed is None else feed.gaps,
-            repairs=None if feed is None else feed.repairs,
-            restarts=None if feed is None else feed.restarts,
-            digest_mismatches=None if feed is None else feed.digest_mismatches,
-            lost_batches=None if feed is None else feed.lost_batches,
             idle=None if recent.requests or self._sampling.in_flight(member) else idle,
             generated_tokens_per_s=round(recent.generated_tokens / self._sampling.over_s(), 1),
             token_s=recent.token_s(),
+            **{name: getattr(feed, name, None) for name in OF_FEED},
         ), recent
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
         router, over_s = self._router, self._sampling.over_s()
         unserved = self._sampling.unserved() - self._sampling.unserved_before
         return Totals(
+            **{name: sum(getattr(row, name) for row in rows) for name in SUMS},
             replicas=len(rows),
             up=sum(row.why is None for row in rows),
-            in_flight=sum(row.in_flight for row in rows),
             waiting_here=self._sampling.waiting(),
-            running=sum(row.running for row in rows),
-            waiting=sum(row.waiting for row in rows),
-            queued_tokens=sum(row.queued_tokens for row in rows),
             requests_per_s=round(recent.requests / over_s, 3),
             errors_per_s=round((recent.errors + unserved) / over_s, 3),
             prompt_tokens_per_s=round(recent.prompt_tokens / over_s, 1),
@@ -198,7 +195,6 @@ class FleetView:
             ttft_p50_s=recent.ttft_s(0.5),
             ttft_p90_s=recent.ttft_s(0.9),
             ttft_p99_s=recent.ttft_s(0.99),
-            blocks=sum(row.blocks for row in rows),
             index_bytes=router.placement.index.bytes_used(),
             saved_tokens=self._sampling.saved_tokens,
             saved_s=round(self._sampling.saved_s, 3),

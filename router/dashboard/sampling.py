@@ -89,7 +89,9 @@ class Sampling:
         total, in_flight, waiting, queued, up = ReplicaCounts(), 0, self.waiting(), 0.0, 0
         looked: list[tuple[Sampled, ReplicaCounts, Sequence[float | None]]] = []
         async for member in paused(list(router.members)):
-            sampled, counts = self.sampled(member) or _unsampled(member), self.counts(member)
+            sampled, counts = self.sampled(member), self.counts(member)
+            if sampled is None:
+                sampled = Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
             since, candidate = counts.since(sampled.counts), member.candidate
             looked.append((sampled, counts, self._values(member, since, over_s)))
             total.add(since)
@@ -167,10 +169,6 @@ class Sampling:
         """The member at the last points; None if it joined later."""
         sampled = self._replicas.get(member.name)
         return sampled if sampled is not None and sampled.member is member else None
-
-
-def _unsampled(member: Member) -> Sampled:
-    return Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
 
 
 def unserved_by(router: Router) -> int:

@@ -40,7 +40,10 @@ class Series:
         width = len(self.names)
         for place, name in enumerate(self.names):
             column = self._values[place::width]
-            columns[name] = [_shown(value) for value in (*column[self._next :], *column[: self._next])]
+            columns[name] = [
+                float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+                for value in (*column[self._next :], *column[: self._next])
+            ]
         return columns
 
     def check(self) -> None:
@@ -48,7 +51,3 @@ class Series:
         assert len(self._at_s) <= self._most
         assert 0 <= self._next < self._most
         assert not self._next or len(self._at_s) == self._most, "it turns before it is full"
-
-
-def _shown(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

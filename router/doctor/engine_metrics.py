@@ -3,8 +3,6 @@
 Add each metric that is read here to READ, if no profile has it.
 """
 
-from collections.abc import Collection
-
 from engines import METRICS, NATIVE, PROFILES
 from engines.metrics import words_of
 from router.doctor.figures import EngineFigures
@@ -46,12 +44,6 @@ class MetricsDelta:
         before = self.first.by(name, label)
         grown = {key: now - before.get(key, 0.0) for key, now in self.last.by(name, label).items()}
         return {key: change for key, change in grown.items() if change > 0}
-
-
-def relevant_lines(metrics: bytes, names: Collection[str] = READ) -> str:
-    """The lines of /metrics that are read: parsing all of them takes many times as long."""
-    lines = metrics.decode(errors="replace").split("\n")
-    return "\n".join([*(line for line in lines if line.partition("{")[0].partition(" ")[0] in names), ""])
 
 
 def engine_figures(

@@ -34,6 +34,10 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     cpu_wait_s: float | None = None  # could run, and had no processor
 
 
+# What a router says of a replica, by the same names in its answers, in the dashboard's rows and in these figures.
+SAID = ("why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
+
+
 class RoutingFigures(Struct, frozen=True, kw_only=True):
     """A router's figures of one replica."""
 
@@ -128,7 +132,7 @@ class DecisionSample(Struct, frozen=True, kw_only=True):
 class DifferingShape(Struct, frozen=True, kw_only=True):
     """A kind of request whose prompt the router builds otherwise than a replica."""
 
-    model: str
+    model: str = ""
     shape: str
     replica: str
     token: int  # the first that differs

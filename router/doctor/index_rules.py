@@ -151,7 +151,9 @@ def approximate_prompts(figures: Figures) -> Diagnosis | None:
     if router is None:
         return None
     count = sum(router.approximate.values())
-    if not count or count < APPROXIMATE * router.requests or not any(map(_has_tokens, figures.replicas)):
+    # Exact prompts would not help where no replica has events: there are no tokens to match.
+    has_tokens = any(one.routed is not None and one.routed.has_events for one in figures.replicas)
+    if not count or count < APPROXIMATE * router.requests or not has_tokens:
         return None
     reason = max(router.approximate, key=lambda why: router.approximate[why])
     if reason == SHAPE and router.differing:
@@ -177,8 +179,3 @@ def prompts_differ(figures: Figures) -> Diagnosis | None:
         "give the router the replica's own chat template (--chat-template MODEL=FILE), and compare the two texts",
         {"shape": one.shape, "token": one.token, **texts},
     )
-
-
-def _has_tokens(replica: ReplicaFigures) -> bool:
-    """Tell whether exact prompts would help: without events there are no tokens to match."""
-    return replica.routed is not None and replica.routed.has_events

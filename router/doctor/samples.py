@@ -1,32 +1,48 @@
-"""Samples of a Prometheus /metrics response."""
+"""Reads a /metrics text in Prometheus' format, in a time that depends on its length, whoever wrote it."""
 
 import re
 from collections import defaultdict
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from collections.abc import Collection
+from typing import NamedTuple
 
 from engines import METRICS
 
 _KNOWN_TO_ALL = re.compile(r"warmroute_router:(?:index|event|replica)_(?!in_flight)")
+_SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*+)\s*(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?+\s*(\S++)(?:\s.*)?')
+_LABEL = re.compile(r'([a-zA-Z_]\w*+)\s*=\s*"((?:[^"\\]|\\.)*+)"')
+_ESCAPE = re.compile(r"\\(.)")
 
 
-class BadMetrics(Exception):
+class BadMetrics(ValueError):
     """The text is not in Prometheus' format."""
+
+
+class Sample(NamedTuple):
+    labels: dict[str, str]
+    value: float
 
 
 class Samples:
     """Values by name and labels. Of several names, the first one present counts: engines renamed some metrics."""
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", names: Collection[str] | None = None) -> None:
+        """`names`: those that are wanted; a text of 60,000 lines has some hundred of them."""
         self._samples: dict[str, list[Sample]] = defaultdict(list)
-        try:
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if sample.value == sample.value:  # not NaN
-                        self._samples[sample.name].append(sample)
-        except (ValueError, KeyError, IndexError) as error:  # all that the parser raises
-            raise BadMetrics(f"its metrics cannot be parsed: {error}") from error
+        for line in text.split("\n"):
+            if names is not None and line.partition("{")[0].partition(" ")[0] not in names:
+                continue
+            if line.startswith("#") or not line.strip():
+                continue
+            found = _SAMPLE.fullmatch(line)
+            try:
+                if found is None:
+                    raise ValueError("it is no sample")
+                name, labels, value = found[1], found[2] or "", float(found[3])
+            except ValueError as error:
+                raise BadMetrics(f"its metrics cannot be parsed: {line[:80]!r}: {error}") from error
+            if value == value:  # not NaN
+                told = {label: _ESCAPE.sub(_unescaped, said) for label, said in _LABEL.findall(labels)}
+                self._samples[name].append(Sample(told, value))
 
     def of_rank(self, rank: int) -> "Samples":
         """The samples of one data-parallel rank, and those that belong to none."""
@@ -51,6 +67,10 @@ class Samples:
                 same[0]._replace(value=float(merge(one.value for one in same))) for same in values.values()
             ]
         return kept
+
+    def each(self, name: str) -> dict[str, float]:
+        """The values by all labels."""
+        return {" ".join(one.labels.values()): one.value for one in self._samples.get(name, ())}
 
     def total(self, *names: str, **labels: str) -> float | None:
         """The sum of the samples with these labels; None: there are none."""
@@ -81,3 +101,7 @@ class Samples:
 def _rank_label(sample: Sample) -> str:
     # SGLang's samples may have an `engine`, too, which is no rank.
     return next((label for label in reversed(METRICS.rank_labels) if label in sample.labels), "")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]

@@ -16,6 +16,7 @@ from api.errors import ApiError, draining, invalid, not_found, quoted
 from api.http import documents
 from api.http.bodies import Bodies, declared_size
 from api.http.inflater import inflated
+from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import json_response
 from api.messages.models import listed, shown
 from api.responses import Model
@@ -32,7 +33,7 @@ from router.http.usage import MOST_ROWS, usage_answer
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel, Server
 from router.members.spec import BadSpec, spec_of
-from router.metrics import CONTENT_TYPE, metrics_text
+from router.metrics import metrics_text
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
 from router.sharing import shared
@@ -230,7 +231,9 @@ class Endpoints:
 
     async def decision(self, request: Request) -> Response:
         wanted = request.path_params["request_id"]
-        found = next((one for one in reversed(self._router.history.decisions) if one.request_id == wanted), None)
+        found = next(
+            (one for one in reversed(self._router.history.decisions) if one.outcome.request_id == wanted), None
+        )
         if found is None:
             message = f"no decision about a request {quoted(wanted)} is remembered; see GET /decisions"
             raise ApiError(404, message, code="decision_not_found")

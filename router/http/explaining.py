@@ -13,13 +13,13 @@ from router.core import Router
 from router.dashboard.pauses import paused
 from router.members.members import ServedModel
 from router.members.upstream import Header
-from router.placement import cost
 from router.placement.approximate import APPROXIMATE
-from router.placement.decision import Decision, Verdict
+from router.placement.decision import Decision
 from router.placement.holders import slots_of
 from router.placement.index import Matches
 from router.placement.prediction import predict
 from router.placement.roles import TAKES
+from router.placement.verdict import Verdict
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
@@ -31,7 +31,7 @@ from router.proxy.prefill import split_of, why_not_from
 from router.proxy.request_summary import Exactness, exactness
 from router.proxy.rewriting import rewritten_apart
 from router.proxy.sessions import session_of
-from router.responses import Candidate, CostParts, Explanation, Portion, PrefillChoice
+from router.responses import Explanation, PrefillChoice
 
 
 class _Asked(Struct):
@@ -72,7 +72,7 @@ async def explained(
         predicted = predict(prompt, decision, chosen.block_size, matches)
         exact = exactness(prompt, predicted, router.doubt(chosen))
     verdicts = [
-        _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)
+        _told(verdict, _sure(matches, candidate.slot) * tokens)
         async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))
     ]
     return Explanation(
@@ -108,42 +108,15 @@ def _prefill(
         generating, now_s = router.members.by_name[decision.chosen.name], router.now_s()
         for verdict, member in zip(found.prefill.verdicts(), model.members, strict=True):
             if member.spec.role in TAKES["prefill"]:
-                view = _view(verdict, member.candidate, _sure(matches, member.slot) * (member.block_size or 1))
-                view.why = why_not_from(member, generating, now_s) or view.why
-                candidates.append(view)
-    return PrefillChoice(
-        elsewhere=found.elsewhere,
-        why=found.why,
-        replica=found.replica,
-        here_s=found.here_s,
-        here_harm_s=found.here_harm_s,
-        there_s=found.there_s,
-        there_harm_s=found.there_harm_s,
-        transfer_s=found.transfer_s,
-        threshold_s=found.threshold_s,
-        candidates=candidates,
-    )
+                verdict.why = why_not_from(member, generating, now_s) or verdict.why
+                candidates.append(_told(verdict, _sure(matches, member.slot) * (member.block_size or 1)))
+    weighed = {name: getattr(found, name) for name in PrefillChoice.__struct_fields__ if name != "candidates"}
+    return PrefillChoice(**weighed, candidates=candidates)
 
 
-def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Candidate:
-    parts = verdict.parts
-    return Candidate(
-        name=verdict.name,
-        matched_tokens=verdict.matched_tokens,
-        lower_tokens=verdict.matched_tokens + verdict.lower_tokens,
-        sure_tokens=sure_tokens,
-        uncached_tokens=verdict.uncached_tokens,
-        queued_tokens=verdict.queued_tokens,
-        running=verdict.running,
-        in_flight=verdict.in_flight,
-        lost_tokens=verdict.lost_tokens,
-        ttft_s=verdict.ttft_s,
-        cost=verdict.cost_s,
-        available=candidate.unavailable is None,
-        why=verdict.why,
-        parts=None if parts is None else CostParts(parts.compute_s, parts.queue_s, parts.harm_s),
-        portions=[Portion(one.source, one.tokens, one.seconds, list(one.neighbours)) for one in verdict.portions],
-    )
+def _told(verdict: Verdict, sure_tokens: float) -> Verdict:
+    verdict.sure_tokens = sure_tokens
+    return verdict
 
 
 def api_of(named: str | None, body: bytes) -> GenerationApi | None:

@@ -39,7 +39,9 @@ async def usage_answer(router: Router, query: QueryParams, limit: int, admitted:
     rows = await _rows_of_all(router, wanted)
     if len(rows) > MOST_ROWS:
         raise invalid(f"that is more than {MOST_ROWS:,} rows; choose fewer days, a key or a model", "from")
-    left_out, rows = max(0, len(rows) - limit), _most_used(rows, limit)
+    left_out = max(0, len(rows) - limit)
+    if left_out:
+        rows = nlargest(limit, rows, key=lambda row: row.counts.tokens)
     write: Callable[[], bytes] = partial(as_csv, rows, wanted.by)
     if kind == "json":
         ledger = router.ledger
@@ -68,10 +70,6 @@ async def _rows_of_all(router: Router, wanted: Selection) -> list[Row]:
     saved = await ledger.saved(wanted, MOST_ROWS + 1)
     rows = chain(saved, await ledger.unsaved(wanted), *others)
     return await asyncio.to_thread(merged, rows, wanted.by)
-
-
-def _most_used(rows: list[Row], limit: int) -> list[Row]:
-    return rows if len(rows) <= limit else nlargest(limit, rows, key=lambda row: row.counts.tokens)
 
 
 def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:

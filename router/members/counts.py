@@ -49,17 +49,8 @@ class ReplicaCounts(Struct):
         self.first_token = counts.copy() if self.first_token is _NONE else list(map(add, self.first_token, counts))
 
     def add(self, other: "ReplicaCounts") -> None:
-        self.requests += other.requests
-        self.errors += other.errors
-        self.prompt_tokens += other.prompt_tokens
-        self.matched_tokens += other.matched_tokens
-        self.reported_tokens += other.reported_tokens
-        self.compared_tokens += other.compared_tokens
-        self.cached_tokens += other.cached_tokens
-        self.saved_s += other.saved_s
-        self.generated_tokens += other.generated_tokens
-        self.streamed_tokens += other.streamed_tokens
-        self.streaming_s += other.streaming_s
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.first_token is not _NONE:
             self.first_token = list(map(add, self.first_token, other.first_token))
 
@@ -68,25 +59,11 @@ class ReplicaCounts(Struct):
 
         Counters fall where a worker that hangs is missing from the sum, a stream starts over, or blocks change size.
         """
-        return ReplicaCounts(
-            max(0, self.requests - before.requests),
-            max(0, self.errors - before.errors),
-            max(0, self.prompt_tokens - before.prompt_tokens),
-            max(0, self.matched_tokens - before.matched_tokens),
-            max(0, self.reported_tokens - before.reported_tokens),
-            max(0, self.compared_tokens - before.compared_tokens),
-            max(0, self.batches - before.batches),
-            max(0, self.stored_blocks - before.stored_blocks),
-            max(0, self.removed_blocks - before.removed_blocks),
-            _NONE
-            if self.requests == before.requests
-            else [max(0, now - then) for now, then in zip(self.first_token, before.first_token, strict=True)],
-            max(0, self.cached_tokens - before.cached_tokens),
-            max(0.0, self.saved_s - before.saved_s),
-            max(0, self.generated_tokens - before.generated_tokens),
-            max(0, self.streamed_tokens - before.streamed_tokens),
-            max(0.0, self.streaming_s - before.streaming_s),
-        )
+        grown = {name: max(0, getattr(self, name) - getattr(before, name)) for name in (*SUMS, *OF_EVENTS)}
+        if self.requests == before.requests:
+            return ReplicaCounts(**grown)
+        pairs = zip(self.first_token, before.first_token, strict=True)
+        return ReplicaCounts(**grown, first_token=[max(0, now - then) for now, then in pairs])
 
     # ---- shares and quantiles
 
@@ -115,6 +92,10 @@ class ReplicaCounts(Struct):
                 return round(low_s + (bound_s - low_s) * (wanted - before) / (reached - before), 6)
             low_s, before = bound_s, reached
         return FIRST_TOKEN_S[-1]
+
+
+OF_EVENTS = ("batches", "stored_blocks", "removed_blocks")  # every worker counts the same ones
+SUMS = tuple(name for name in ReplicaCounts.__struct_fields__ if name not in (*OF_EVENTS, "first_token"))
 
 
 def counts_of(member: Member, feeds: Feeds) -> ReplicaCounts:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from api.errors import quoted, unknown_model
+from api.http.prometheus import Histogram
 from engines import NATIVE, OPENAI, PROFILES, profile_of
 from engines.profile import EngineProfile
 from events.source import Source
@@ -19,7 +20,7 @@ from router.members.facts import Facts
 from router.members.health import Health
 from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
-from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Output, Tally
+from router.members.tally import FIRST_TOKEN_S, Memory, Output, Tally
 from router.members.upstream import Upstream
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Candidate

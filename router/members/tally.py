@@ -1,9 +1,10 @@
 """Counts and histograms of one (model, replica), as /metrics shows them: plain numbers, cheap to add to."""
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+
+from api.http.prometheus import Histogram
 
 # vLLM's own bounds, so that dashboards show both side by side.
 FIRST_TOKEN_S = (
@@ -15,28 +16,6 @@ REQUEST_S = (
     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 DECISION_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
-
-
-class Histogram:
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Buckets as Prometheus expects them: cumulative, up to +Inf."""
-        reached, buckets = 0, []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            reached += count
-            buckets.append(("+Inf" if bound == float("inf") else f"{bound}", float(reached)))
-        return buckets
-
 
 SEEN_NUMBERS = 2**13  # 64 kB for each table that is used; more is remembered of a replica than most caches hold
 # Lengths of beginnings to look at, in blocks: at worst, two thirds of a shared beginning are found.

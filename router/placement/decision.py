@@ -25,6 +25,7 @@ from router.placement.cost import (
 from router.placement.effects import LOSS_WEIGHT, Effects
 from router.placement.eligibility import in_words, obstacles
 from router.placement.prices import GPU, PULL, PULL_S
+from router.placement.verdict import CostParts, Portion, Verdict
 
 MOST_TOLD = 10  # replicas, in an error
 COMPUTE = "COMPUTE"  # as the source of a portion
@@ -32,40 +33,6 @@ TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are
 
 # Why no replica took it: worth waiting for room; too long for all; failed by each; none available.
 Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
-
-
-class Portion(Struct, frozen=True, gc=False):
-    """A part of a prompt, and where a replica takes it from."""
-
-    source: str  # GPU, COMPUTE, or as in `router.placement.prices`
-    tokens: float
-    seconds: float
-    neighbours: tuple[str, ...] = ()  # to read it from, the best first
-
-
-class CostParts(Struct, frozen=True, gc=False):
-    """A cost by its reasons, in seconds of the replica's prefill; their sum is the cost."""
-
-    compute_s: float  # weighted: the prompt waits for it, and takes room from a later one
-    queue_s: float  # prefill ahead of it, requests being decoded, and the surcharge of a replica that just came back
-    harm_s: float  # others that wait longer, and evicted blocks that are needed again
-
-
-class Verdict(Struct, frozen=True):
-    name: str
-    chosen: bool
-    matched_tokens: float  # in GPU memory
-    lower_tokens: float  # in lower media only
-    uncached_tokens: float  # to compute, those that it brings from elsewhere at their price
-    queued_tokens: float
-    running: int
-    in_flight: int
-    lost_tokens: float | None  # evicted from its cache, and to be computed again; None: too costly even without them
-    ttft_s: float
-    cost_s: float | None  # None: it cannot take the prompt
-    why: str
-    portions: tuple[Portion, ...] = ()  # all tokens of the prompt, by source
-    parts: CostParts | None = None  # of its cost; None: it has none
 
 
 class Decision(Struct, eq=False):
@@ -216,16 +183,16 @@ def _verdict(decision: Decision, index: int, winner: int | None, harm_s: float) 
     cost_s = decision.costs[index]
     return Verdict(
         name=one.name,
-        chosen=index == winner,
         matched_tokens=matched,
-        lower_tokens=question.reached(one.slot) - matched,
+        lower_tokens=question.reached(one.slot),
         uncached_tokens=decision.uncached_of(index),
         queued_tokens=one.queued_tokens,
         running=one.running,
         in_flight=one.all_in_flight,
         lost_tokens=decision.effects.lost[index] if decision.effects is not None else 0.0,
         ttft_s=decision.ttft_of(index),
-        cost_s=cost_s if cost_s < INFINITE else None,
+        cost=cost_s if cost_s < INFINITE else None,
+        available=one.unavailable is None,
         why=_why(decision, index, winner),
         portions=decision.portions_of(index),
         parts=decision.parts_of(index, harm_s),

@@ -14,14 +14,14 @@ from router.placement.cost import (
     uncached_tokens,
     weigh,
 )
-from router.placement.decision import Decision, Rejection, Verdict
+from router.placement.decision import Decision, Rejection
 from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
 from router.placement.eligibility import obstacles
 from router.placement.pulls import add_pulls
 from router.placement.ring import Ring
 from router.placement.tie_break import TieBreak
 
-__all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "Verdict", "choose", "place"]
+__all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose", "place"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean

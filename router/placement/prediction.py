@@ -21,6 +21,10 @@ class Prediction(Struct, frozen=True, gc=False):
     pulls: bool = False  # the replica may read more from neighbours
     brought_blocks: int = 0  # of the claimed ones: they may not come in time
 
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_size
+
 
 def predict(prompt: Prompt, decision: Decision, block_size: int, matches: Mapping[int, Matches]) -> Prediction | None:
     """Predict the hit at the chosen replica; None: only guessed.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from router.members.feed import Moment
@@ -14,10 +14,11 @@ from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
-from router.placement.decision import CostParts, Decision, Portion
+from router.placement.decision import Decision
 from router.placement.elsewhere import Split
 from router.placement.prediction import Prediction
 from router.prompts.prompt import is_billed
+from router.responses import Considered, DecisionRecord, PrefillRecord
 from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import Counts
 
@@ -204,169 +205,83 @@ def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
 # ---- the list of decisions
 
 
-class Considered(Struct, frozen=True):
-    """One replica in a decision."""
-
-    name: str
-    matched_tokens: int
-    cost_s: float | None  # None: it could not take the request
-    parts: CostParts | None = None  # of its cost
-
-
-class PrefillRecord(Struct, frozen=True, gc=False):
-    """The place where the prompt was computed: the chosen replica, or another one that handed its KV over."""
-
-    elsewhere: bool
-    why: str
-    replica: str | None  # that was to compute it; None: no other was looked for
-    outcome: PrefillOutcome | None
-    here_s: float
-    here_harm_s: float
-    there_s: float
-    there_harm_s: float
-    transfer_s: float
-    duration_s: float
-    predicted_cached_tokens: int | None
-    reported_cached_tokens: int | None
-
-
 def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
     found, half = prefill.split, prefill.generation
     predicted = None if half is None else half.prediction
+    names = ("here_s", "here_harm_s", "there_s", "there_harm_s", "transfer_s")
+    weighed: dict[str, Any] = {name: round(getattr(found, name), 6) for name in names}
     return PrefillRecord(
-        found.elsewhere,
-        found.why,
-        found.replica,
-        prefill.outcome,
-        round(found.here_s, 6),
-        round(found.here_harm_s, 6),
-        round(found.there_s, 6),
-        round(found.there_harm_s, 6),
-        round(found.transfer_s, 6),
-        round(prefill.duration_s, 6),
-        None if predicted is None else predicted.blocks * predicted.block_size,
-        None if half is None else half.reported_tokens,
+        elsewhere=found.elsewhere,
+        why=found.why,
+        replica=found.replica,
+        outcome=prefill.outcome,
+        **weighed,
+        duration_s=round(prefill.duration_s, 6),
+        predicted_cached_tokens=None if predicted is None else predicted.tokens,
+        reported_cached_tokens=None if half is None else half.reported_tokens,
     )
 
 
-class DecisionRecord(Struct, frozen=True):
-    """A decision in the answer of /decisions, without a word of the prompt."""
-
-    ts: float
-    request_id: str
-    model: str
-    policy: str
-    chosen: str | None
-    prompt_tokens: int
-    exact: bool
-    predicted_cached_tokens: int | None
-    reported_cached_tokens: int | None
-    estimated_ttft_s: float | None
-    ttft_s: float | None
-    duration_s: float
-    waited_s: float
-    retries: int
-    resumes: int
-    status: int
-    why: str | None  # the reason if it was not answered
-    candidates: list[Considered]
-    tokens_exact: bool  # the same as `exact`
-    index_exact: bool
-    prediction_exact: bool
-    why_inexact: str | None
-    session: str | None = None
-    portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
-    prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
-    service_class: str | None = field(name="class", default=None)
-    behind_s: float = 0.0  # it counted as come so much later, by its class and by what its key had been given
-
-
 class PastDecision(Struct, frozen=True, gc=False):
-    """The data of a DecisionRecord, which is built on demand: per request, only references are kept."""
+    """A decision whose request is over. What takes a look at each candidate is told on demand, from references."""
 
-    ts: float
-    duration_s: float
-    ttft_s: float | None
-    waited_s: float
-    request_id: str
-    model: str
-    chosen: str | None
-    tokens: int
-    exactness: Exactness
+    outcome: DecisionRecord  # as far as the decision does not say it
     decision: Decision
-    predicted_tokens: int | None
-    reported_tokens: int | None
-    retries: int
-    resumes: int
-    status: int
-    why: str
-    prefill: PrefillRecord | None = None
     harms_s: "array[float] | None" = None  # parallel to the candidates: 4 bytes each, where effects have three lists
 
-    def record(self) -> DecisionRecord:
-        decision = self.decision
-        matched, tenant = decision.question.matched, decision.question.tenant
-        return DecisionRecord(
-            ts=self.ts,
-            request_id=self.request_id,
-            model=self.model,
+    def record(self, *, briefly: bool = False) -> DecisionRecord:
+        """Complete the record; `briefly`: without its candidates, of which there may be a thousand."""
+        decision, question, outcome = self.decision, self.decision.question, self.outcome
+        tenant = question.tenant
+        candidates = zip(() if briefly else decision.candidates, self.harms_s or repeat(0.0), strict=False)
+        return replace(
+            outcome,
             policy=decision.policy,
-            chosen=self.chosen,
-            prompt_tokens=self.tokens,
-            exact=self.exactness.tokens,
-            predicted_cached_tokens=self.predicted_tokens,
-            reported_cached_tokens=self.reported_tokens,
             estimated_ttft_s=round(decision.ttft_s, 6),
-            ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
-            duration_s=round(self.duration_s, 6),
-            waited_s=round(self.waited_s, 6),
-            retries=self.retries,
-            resumes=self.resumes,
-            status=self.status,
-            why=self.why or None,
+            ttft_s=None if outcome.ttft_s is None else round(outcome.ttft_s, 6),
+            duration_s=round(outcome.duration_s, 6),
+            waited_s=round(outcome.waited_s, 6),
             candidates=[
                 Considered(
                     one.name,
-                    int(matched.get(one.slot, 0)),
+                    int(question.matched.get(one.slot, 0)),
                     None if decision.costs[index] == INFINITE else round(decision.costs[index], 6),
                     decision.parts_of(index, harm_s),
                 )
-                for index, (one, harm_s) in enumerate(
-                    zip(decision.candidates, self.harms_s or repeat(0.0), strict=False)
-                )
+                for index, (one, harm_s) in enumerate(candidates)
             ],
-            tokens_exact=self.exactness.tokens,
-            index_exact=self.exactness.index,
-            prediction_exact=self.exactness.prediction,
-            why_inexact=self.exactness.why_not,
-            session=decision.question.session,
+            session=question.session,
             portions=decision.chosen_portions,
-            prefill=self.prefill,
             service_class=None if tenant is None or tenant.service is None else tenant.service.name,
-            behind_s=round(decision.question.behind_s, 6),
+            behind_s=round(question.behind_s, 6),
         )
 
 
 def past_decision(summary: RequestSummary, generation: GenerationSummary) -> PastDecision:
-    decision, predicted = generation.decision, generation.prediction
+    decision, predicted, exact = generation.decision, generation.prediction, generation.exactness
+    outcome = DecisionRecord(
+        ts=time.time(),
+        request_id=summary.admitted.request_id,
+        model=generation.peek.model,
+        chosen=None if generation.member is None else generation.member.name,
+        prompt_tokens=generation.prompt.all_tokens,
+        exact=exact.tokens,
+        predicted_cached_tokens=None if predicted is None else predicted.tokens,
+        reported_cached_tokens=generation.reported_tokens,
+        ttft_s=summary.ttft_s,
+        duration_s=summary.duration_s,
+        waited_s=summary.waited_s,
+        retries=summary.retries,
+        resumes=summary.resumes,
+        status=summary.exchange.status,
+        why=summary.why or None,
+        tokens_exact=exact.tokens,
+        index_exact=exact.index,
+        prediction_exact=exact.prediction,
+        why_inexact=exact.why_not,
+        prefill=None if summary.prefill is None else prefill_record(summary.prefill),
+    )
+    # The costs include the effects.
     return PastDecision(
-        time.time(),
-        summary.duration_s,
-        summary.ttft_s,
-        summary.waited_s,
-        summary.admitted.request_id,
-        generation.peek.model,
-        None if generation.member is None else generation.member.name,
-        generation.prompt.all_tokens,
-        generation.exactness,
-        # The costs include the effects.
-        decision if decision.effects is None else replace(decision, effects=None),
-        None if predicted is None else predicted.blocks * predicted.block_size,
-        generation.reported_tokens,
-        summary.retries,
-        summary.resumes,
-        summary.exchange.status,
-        summary.why,
-        None if summary.prefill is None else prefill_record(summary.prefill),
-        decision.harms_s(),
+        outcome, decision if decision.effects is None else replace(decision, effects=None), decision.harms_s()
     )

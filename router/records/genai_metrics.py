@@ -3,16 +3,17 @@
 Names, units, descriptions and bounds are those of the semantic conventions (decision 0040); tests compare them.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
+from api.http.prometheus import Histogram
 from router.proxy.attempt import Attempt
 from router.proxy.request_summary import GenerationSummary, RequestSummary
-from router.records.genai import PROVIDER, attempt_error, operation
 
-Attributes: TypeAlias = dict[str, str | int]
+Attributes: TypeAlias = dict[str, str | int | float | bool]
+Known: TypeAlias = dict[str, str | int | float | bool | None]  # None: nothing is to be told
 
+PROVIDER = "warmroute"  # none of the conventions' names is that of a server's own models
 MOST_MODELS = 100  # with a name of their own
 MOST_SERIES = 2000  # of one instrument, as in OpenTelemetry's SDK
 OTHER = "_OTHER"
@@ -35,40 +36,39 @@ class Labels(NamedTuple):
     modality: str | None = None  # of tokens
 
     def attributes(self) -> Attributes:
-        found: dict[str, str | int | None] = {
-            "gen_ai.operation.name": self.operation,
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": self.model,
-            "gen_ai.response.model": self.model if self.error is None else None,
-            "error.type": self.error,
-            "server.address": self.host,
-            "server.port": self.port or None,
-            "gen_ai.token.type": self.token_type,
-            "gen_ai.token.modality": self.modality,
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        return known(
+            {
+                "gen_ai.operation.name": self.operation,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": self.model,
+                "gen_ai.response.model": self.model if self.error is None else None,
+                "error.type": self.error,
+                "server.address": self.host,
+                "server.port": self.port or None,
+                "gen_ai.token.type": self.token_type,
+                "gen_ai.token.modality": self.modality,
+            }
+        )
 
 
-class Series:
+def known(attributes: Known) -> Attributes:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+class Series(Histogram):
     """The values of one instrument with equal attributes; a counter has no bounds, and shows the total."""
 
-    __slots__ = ("attributes", "bounds", "counts", "greatest", "least", "since_ns", "total", "used_ns")
+    __slots__ = ("attributes", "greatest", "least", "since_ns", "used_ns")
 
     def __init__(self, bounds: tuple[float, ...], attributes: Attributes, since_ns: int) -> None:
+        super().__init__(bounds)
         self.attributes = attributes
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
         self.least, self.greatest = float("inf"), float("-inf")
         self.since_ns = self.used_ns = since_ns
 
     def add(self, value: float, now_ns: int) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-        if value < self.least:
-            self.least = value
-        if value > self.greatest:
-            self.greatest = value
+        self.observe(value)
+        self.least, self.greatest = min(self.least, value), max(self.greatest, value)
         self.used_ns = now_ns
 
 
@@ -176,6 +176,15 @@ class GenaiMetrics:
             self.tokens.observe(labels_at(last, labels, token_type="output"), summary.output_tokens, now_ns)
         if prompt_tokens and knows_cached(summary, generation):
             self.cached_tokens.observe(labels_at(last, labels, modality="unknown"), summary.used.cached, now_ns)
+
+
+def operation(summary: RequestSummary) -> str:
+    return "text_completion" if summary.chat is False else "chat"
+
+
+def attempt_error(attempt: Attempt) -> str:
+    """The `error.type` of an attempt that has failed."""
+    return str(attempt.status) if attempt.status >= 400 else "replica_lost"
 
 
 def labels_at(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from api.errors import ApiError
+from api.http.prometheus import Histogram
 from router.config import RouterConfig
 from router.members.predictions import Predictions
-from router.members.tally import DECISION_S, Histogram
+from router.members.tally import DECISION_S
 from router.placement.index import PrefixIndex
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompts.prefixes.retained import RetainedPrefixes
@@ -116,11 +117,7 @@ class History:
             count_request(member.tally(peek.model), summary, generation, usual_keys)
             if generation.prediction is not None:
                 compare(self._predictions, summary, generation, keys)
-        if summary.prefill is not None and (half := summary.prefill.generation) is not None:
-            self._compare_prefill(summary, half)
-
-    def _compare_prefill(self, summary: RequestSummary, half: GenerationSummary) -> None:
-        """Compare the hit at the replica that computed the prompt for another one."""
-        if half.prediction is not None and half.member is not None:
+        half = None if summary.prefill is None else summary.prefill.generation
+        if half is not None and half.prediction is not None and half.member is not None:  # at the replica that computed
             lookahead = self._index.lookahead(half.member.slot)
             compare(self._predictions, summary, half, half.prompt.keys(half.block_size, lookahead))

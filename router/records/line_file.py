@@ -19,7 +19,8 @@ class LineFile:
         self._path = path
         self._what = what
         self._lost_before = 0  # `lost_lines` when a write last worked
-        self._fd = sys.stdout.fileno() if path == STDOUT else _open(path)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = sys.stdout.fileno() if path == STDOUT else os.open(path, flags, 0o600)
         self._torn = path != STDOUT and _is_torn(path, self._fd)  # whether the last line has no end
 
     def add(self, line: bytes) -> None:
@@ -47,10 +48,6 @@ class LineFile:
     def close(self) -> None:
         if self._path != STDOUT:
             os.close(self._fd)
-
-
-def _open(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _is_torn(path: str, fd: int) -> bool:

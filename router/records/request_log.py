@@ -76,7 +76,7 @@ class RequestLog(LineFile):
             raw_body=_one_line(notes.body) if self._bodies else NO_BODY,
             index_exact=generation.exactness.index,
             prediction_exact=generation.exactness.prediction,
-            predicted_tokens=None if predicted is None else predicted.blocks * predicted.block_size,
+            predicted_tokens=None if predicted is None else predicted.tokens,
             prefill=_prefilled(summary.prefill),
             further_tokens=prompt.all_tokens - prompt.tokens,
         )

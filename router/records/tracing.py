@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterable
 from threading import Thread
-from typing import TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
@@ -20,10 +19,8 @@ from router.members.upstream import Header
 from router.proxy.attempt import Attempt
 from router.proxy.headers import value_of
 from router.proxy.request_summary import GenerationSummary, RequestSummary
-from router.records.genai import PROVIDER, attempt_error, operation
+from router.records.genai_metrics import PROVIDER, Attributes, Known, attempt_error, known, operation
 from router.records.otlp import CLOSE_LIMIT_S, EXPORT_LIMIT_S, TRACES_PATH, Collector
-
-Attributes: TypeAlias = dict[str, str | int | float | bool]
 
 TRACEPARENT = b"traceparent"
 NS = 1_000_000_000
@@ -137,73 +134,61 @@ def fault_of(summary: RequestSummary) -> str | None:
 
 def request_attributes(summary: RequestSummary) -> Attributes:
     exchange, status = summary.exchange, summary.exchange.status
-    attributes: Attributes = {
-        "http.request.method": exchange.scope["method"],
-        "http.route": exchange.scope["path"],
-        "url.path": exchange.scope["path"],
-        "url.scheme": exchange.scope["scheme"],
-        "gen_ai.operation.name": operation(summary),
-        "gen_ai.provider.name": PROVIDER,
-        "warmroute.request_id": summary.admitted.request_id,
-        "warmroute.retries": summary.retries,
-        "warmroute.resumes": summary.resumes,
-    }
-    if status:
-        attributes["http.response.status_code"] = status
-    if status >= 500:
-        attributes["error.type"] = str(status)
-    elif summary.why and status < 400:
-        attributes["error.type"] = "broken_stream"
-    if exchange.disconnected:
-        attributes["warmroute.client_left"] = True
-    if summary.generation is not None:
-        attributes |= answer_attributes(summary, summary.generation)
-    return attributes
+    error = str(status) if status >= 500 else "broken_stream" if summary.why and status < 400 else None
+    return known(
+        {
+            "http.request.method": exchange.scope["method"],
+            "http.route": exchange.scope["path"],
+            "url.path": exchange.scope["path"],
+            "url.scheme": exchange.scope["scheme"],
+            "gen_ai.operation.name": operation(summary),
+            "gen_ai.provider.name": PROVIDER,
+            "warmroute.request_id": summary.admitted.request_id,
+            "warmroute.retries": summary.retries,
+            "warmroute.resumes": summary.resumes,
+            "http.response.status_code": status or None,
+            "error.type": error,
+            "warmroute.client_left": exchange.disconnected or None,
+            **({} if summary.generation is None else answer_attributes(summary, summary.generation)),
+        }
+    )
 
 
-def answer_attributes(summary: RequestSummary, generation: GenerationSummary) -> Attributes:
+def answer_attributes(summary: RequestSummary, generation: GenerationSummary) -> Known:
     """Attributes of the placement and of its outcome."""
     decision, chosen, prompt = generation.decision, generation.member, generation.prompt
-    attributes: Attributes = {
+    predicted = generation.prediction
+    return {
         "gen_ai.request.model": generation.peek.model,
         "gen_ai.request.stream": bool(generation.peek.stream),
         "warmroute.policy": decision.policy,
         "warmroute.prompt_is_exact": prompt.exact,
         "warmroute.prediction_is_exact": generation.exactness.prediction,
         "warmroute.waited_s": summary.waited_s,
+        "gen_ai.usage.input_tokens": prompt.all_tokens if prompt.exact else None,
+        "warmroute.replica": None if chosen is None else chosen.name,
+        "warmroute.matched_tokens": None if chosen is None else int(decision.question.matched.get(chosen.slot, 0)),
+        "warmroute.predicted_cached_tokens": None if predicted is None else predicted.tokens,
+        "gen_ai.usage.cache_read.input_tokens": generation.reported_tokens,
+        "gen_ai.response.time_to_first_chunk": summary.ttft_s,
     }
-    if prompt.exact:
-        attributes["gen_ai.usage.input_tokens"] = prompt.all_tokens
-    if chosen is not None:
-        attributes["warmroute.replica"] = chosen.name
-        attributes["warmroute.matched_tokens"] = int(decision.question.matched.get(chosen.slot, 0))
-    if (predicted := generation.prediction) is not None:
-        attributes["warmroute.predicted_cached_tokens"] = predicted.blocks * predicted.block_size
-    if generation.reported_tokens is not None:
-        attributes["gen_ai.usage.cache_read.input_tokens"] = generation.reported_tokens
-    if summary.ttft_s is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = summary.ttft_s
-    return attributes
 
 
 def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
     target = attempt.member.upstream.target
-    attributes: Attributes = {
-        "http.request.method": "POST",
-        "server.address": target.host,
-        "server.port": target.port,
-        "gen_ai.operation.name": operation(summary),
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": summary.generation.peek.model if summary.generation else "",
-        "warmroute.replica": attempt.member.name,
-    }
-    if attempt.status:
-        attributes["http.response.status_code"] = attempt.status
-    if attempt.half == "prefill":
-        attributes["warmroute.half"] = "prefill"
-    if attempt.framed:  # else they were not counted
-        tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
-        attributes["gen_ai.usage.output_tokens"] = tokens
-    if attempt.fault is not None:
-        attributes["error.type"] = attempt_error(attempt)
-    return attributes
+    tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
+    return known(
+        {
+            "http.request.method": "POST",
+            "server.address": target.host,
+            "server.port": target.port,
+            "gen_ai.operation.name": operation(summary),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": summary.generation.peek.model if summary.generation else "",
+            "warmroute.replica": attempt.member.name,
+            "http.response.status_code": attempt.status or None,
+            "warmroute.half": "prefill" if attempt.half == "prefill" else None,
+            "gen_ai.usage.output_tokens": tokens if attempt.framed else None,  # else they were not counted
+            "error.type": None if attempt.fault is None else attempt_error(attempt),
+        }
+    )

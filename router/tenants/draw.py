@@ -1,21 +1,14 @@
 """Draws the response of GET /usage as a table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from msgspec import Struct
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from router.asking import Client
-from router.formatting import decoded, duration, table_console
+from router.formatting import Column, decoded, duration, table_console, table_of
 from router.tenants.usage import Counts
-
-COLUMNS = ("day", "key", "model", "requests", "errors", "computed", "cached", "generated", "TTFT", "saved")
-NAMED = 3  # of these, which tell one line from another
-DISPENSABLE = ("errors", "TTFT", "saved", "computed")  # the first of them go first where not all columns fit
 
 
 class Line(Counts):
@@ -39,7 +32,7 @@ def ask(router_url: str, wanted: Mapping[str, str], key: str | None) -> bytes:
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
     found, console = decoded(answer, Answer), table_console(file, width)
     if found.usage:
-        console.print(_fitting(found.usage, console))
+        console.print(table_of(COLUMNS, _with_sum(found.usage), console.width))
     else:
         console.print(Text("Nothing was used."))
     if found.kept_in == "memory":
@@ -48,34 +41,30 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
         console.print(Text(f"The file fails: {found.problem}"))
 
 
-def _fitting(lines: list[Line], console: Console) -> Table:
-    """The table, without the columns that there is no room for."""
-    unlimited = console.options.update(width=10_000)
-    for dropped in range(len(DISPENSABLE) + 1):
-        table = _table(lines, [title for title in COLUMNS if title not in DISPENSABLE[:dropped]])
-        if Measurement.get(console, unlimited, table).maximum <= console.width:
-            break
-    return table
-
-
-def _table(lines: list[Line], titles: list[str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="left" if title in COLUMNS[:NAMED] else "right", no_wrap=True)
-    whole = Counts()
+def _with_sum(lines: list[Line]) -> list[Line]:
+    whole = Line(day="all")
     for line in lines:
         whole.add(line)
-    rows = [[line.day, line.key, line.model, *_cells(line)] for line in lines]
-    if len(lines) > 1:
-        rows.append(["all", "", "", *_cells(whole)])
-    for row in rows:
-        table.add_row(*(Text(cell) for title, cell in zip(COLUMNS, row, strict=True) if title in titles))
-    return table
+    return [*lines, whole] if len(lines) > 1 else lines
 
 
-def _cells(counts: Counts) -> list[str]:
-    errors = counts.client_errors + counts.server_errors
-    tokens = counts.computed_tokens, counts.cached_tokens, counts.generated_tokens
-    ttft = duration(counts.first_token_s / counts.first_tokens if counts.first_tokens else None)
-    saved = f"{counts.saved_s:,.1f} s"
-    return [f"{counts.requests:,}", f"{errors:,}", *(f"{count:,}" for count in tokens), ttft, saved]
+def _number(title: str, number: Callable[[Line], int], drop_order: int = 0) -> Column[Line]:
+    return Column(title, lambda line: f"{number(line):,}", drop_order=drop_order)
+
+
+def _ttft(line: Line) -> str:
+    return duration(line.first_token_s / line.first_tokens if line.first_tokens else None)
+
+
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("day", lambda line: line.day, right=False),
+    Column("key", lambda line: line.key, right=False),
+    Column("model", lambda line: line.model, right=False),
+    _number("requests", lambda line: line.requests),
+    _number("errors", lambda line: line.client_errors + line.server_errors, drop_order=4),
+    _number("computed", lambda line: line.computed_tokens, drop_order=1),
+    _number("cached", lambda line: line.cached_tokens),
+    _number("generated", lambda line: line.generated_tokens),
+    Column("TTFT", _ttft, drop_order=3),
+    Column("saved", lambda line: f"{line.saved_s:,.1f} s", drop_order=2),
+)

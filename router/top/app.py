@@ -17,11 +17,11 @@ from textual.events import DescendantFocus
 from textual.widgets import Input
 
 from events.tool.words import printable
+from router.responses import DecisionRecord
 from router.top import details
 from router.top.columns import decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, Refused, RouterClient, Unreachable
-from router.top.responses import Decision
 from router.top.rows import DRAINING, Branch, Row, branches_of, rows_of
 from router.top.screens import ConfirmScreen, DetailsScreen, Heading, HelpScreen
 from router.top.table_view import HEAD, TableView
@@ -257,7 +257,7 @@ class Top(App[None]):
                 self._open(partial(self._replica_lines, name), f"{BACK}  d drain", name)
             case Branch() as branch:
                 self._open(partial(details.prefix_lines, branch), BACK)
-            case Decision() as decision:
+            case DecisionRecord() as decision:
                 self._open(partial(details.decision_lines, decision), BACK)
 
     def _open(self, lines: Callable[[int], list[Text] | None], hint: str, replica: str | None = None) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from events.tool.words import printable
-from router.formatting import ago, bar, duration, percent, rate, short
+from router.formatting import Column, ago, bar, duration, percent, rate, short
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
-from router.top.responses import Decision
+from router.responses import DecisionRecord
 from router.top.rows import (
     STATES,
     STYLES,
@@ -24,7 +24,7 @@ from router.top.rows import (
     text_of,
     tokens_or_none,
 )
-from router.top.table import Column, Table
+from router.top.table import Table
 
 BAD = "bold red"
 DIM = "dim"
@@ -215,11 +215,11 @@ PREFIX_COLUMNS: tuple[Column[Branch], ...] = (
 )
 
 
-def _decision_style(decision: Decision) -> str:
+def _decision_style(decision: DecisionRecord) -> str:
     return "red" if decision.status >= 400 else DIM if decision.status == 0 else ""
 
 
-DECISION_COLUMNS: tuple[Column[Decision], ...] = (
+DECISION_COLUMNS: tuple[Column[DecisionRecord], ...] = (
     _number("decided", lambda one: one.ts, clock, 8, right=False),
     _name("chosen", lambda one: one.chosen or "nobody", style=_decision_style),
     _model(lambda one: one.model),
@@ -267,7 +267,7 @@ def prefix_table() -> Table[Branch]:
     return table
 
 
-def decision_table() -> Table[Decision]:
+def decision_table() -> Table[DecisionRecord]:
     return Table(
         DECISION_COLUMNS,
         lambda one: f"{one.request_id} {one.ts}",

@@ -9,8 +9,9 @@ import msgspec
 from rich.text import Text
 
 from events.tool.words import printable
-from router.formatting import count, duration, told_portions
-from router.top.responses import Candidate, Decision
+from router.explain import told_portions
+from router.formatting import count, duration
+from router.responses import Considered, DecisionRecord
 from router.top.rows import (
     STYLES,
     Branch,
@@ -29,7 +30,7 @@ LABEL = 26
 LAST_DECISIONS = 8  # shown for a replica
 
 
-def replica_lines(row: Row, decisions: Sequence[Decision]) -> list[Text]:
+def replica_lines(row: Row, decisions: Sequence[DecisionRecord]) -> list[Text]:
     replica = row.replica
     state, reason = state_of(replica), reason_of(replica)
     first = Text.assemble((printable(replica.name), "bold"), "  ", (state, STYLES[state]))
@@ -43,7 +44,7 @@ def replica_lines(row: Row, decisions: Sequence[Decision]) -> list[Text]:
     ]
 
 
-def _outcome(decision: Decision) -> str:
+def _outcome(decision: DecisionRecord) -> str:
     predicted = tokens_or_none(decision.predicted_cached_tokens)
     reported = tokens_or_none(decision.reported_cached_tokens)
     return f"{predicted} predicted, {reported} reported, {reason_for(decision)}"
@@ -70,7 +71,7 @@ def prefix_lines(branch: Branch, width: int) -> list[Text]:
     return lines
 
 
-def decision_lines(decision: Decision, width: int) -> list[Text]:
+def decision_lines(decision: DecisionRecord, width: int) -> list[Text]:
     fields = msgspec.to_builtins(decision) | {"ts": clock(decision.ts), "portions": told_portions(decision.portions)}
     del fields["candidates"]
     first = Text.assemble((printable(decision.chosen or "nobody"), "bold"), f": {printable(reason_for(decision))}")
@@ -88,7 +89,7 @@ def decision_lines(decision: Decision, width: int) -> list[Text]:
     return lines
 
 
-def _by_cost(one: Candidate) -> tuple[float, list[tuple[int, str]]]:
+def _by_cost(one: Considered) -> tuple[float, list[tuple[int, str]]]:
     """Cheapest first, as at the time of the decision."""
     return math.inf if one.cost_s is None else one.cost_s, natural(one.name)
 

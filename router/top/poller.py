@@ -12,10 +12,11 @@ import msgspec
 
 from events.tool.words import printable
 from router.asking import checked, options, reason_of
+from router.doctor.samples import BadMetrics
 from router.prompts.prefixes.shared import Shared
-from router.responses import ReplicaList, ReplicaStatus
+from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
 from router.top.history import History
-from router.top.responses import Decision, DecisionList, Totals, totals_of
+from router.top.responses import Totals, totals_of
 
 TIMEOUT_S = 10.0
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
@@ -118,7 +119,7 @@ class Poller:
         self.client = client
         self.replicas: list[ReplicaStatus] = []
         self.shared: Shared | None = None
-        self.decisions: list[Decision] = []
+        self.decisions: list[DecisionRecord] = []
         self.totals: Totals | None = None
         self.refused: dict[str, str] = {}  # reason by path
         self.unreachable: str | None = None  # reason
@@ -204,7 +205,7 @@ class Poller:
     async def _get_metrics(self) -> None:
         try:
             self.totals = totals_of(await self.client.text(METRICS))
-        except ValueError as error:
+        except BadMetrics as error:
             raise Unreachable(f"no answer of a router: {METRICS}: {error}") from error
         if self.totals is None:
             raise Unreachable(f"no answer of a router: its {METRICS} has no warmroute_router:open_requests")

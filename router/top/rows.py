@@ -9,10 +9,9 @@ from typing import NamedTuple
 from events.tool.words import printable
 from router.formatting import NONE, duration
 from router.prompts.prefixes.shared import Prefix
-from router.responses import ReplicaStatus
+from router.responses import DecisionRecord, ReplicaStatus
 from router.top.history import Rates
 from router.top.poller import Poller
-from router.top.responses import Candidate, Decision
 
 LAGGING_BATCHES = 8  # a few are always in flight
 STATES = ("down", "draining", "lagging", "partial", "approximate", "exact")
@@ -115,7 +114,7 @@ def text_of(prefix: Prefix) -> str:
 # ---- decisions
 
 
-def is_mispredicted(decision: Decision) -> bool:
+def is_mispredicted(decision: DecisionRecord) -> bool:
     """Tell whether less was cached than predicted. More is right too: partial blocks are not predicted."""
     predicted, reported = decision.predicted_cached_tokens, decision.reported_cached_tokens
     return predicted is not None and reported is not None and reported < predicted
@@ -135,7 +134,7 @@ def tokens_or_none(tokens: int | None) -> str:
 BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}
 
 
-def reason_for(decision: Decision) -> str:
+def reason_for(decision: DecisionRecord) -> str:
     parts = [decision.why or ""] if decision.status >= 400 or decision.chosen is None else [_chosen(decision)]
     if decision.retries:
         parts.append(f"after {decision.retries} retr{'y' if decision.retries == 1 else 'ies'}")
@@ -148,7 +147,7 @@ def reason_for(decision: Decision) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _chosen(decision: Decision) -> str:
+def _chosen(decision: DecisionRecord) -> str:
     if decision.policy in BY_POLICY:
         return BY_POLICY[decision.policy]
     able = {one.name: one for one in decision.candidates if one.cost_s is not None}
@@ -157,23 +156,11 @@ def _chosen(decision: Decision) -> str:
         return ""
     if not able:
         return "the only eligible replica"
-    return _against(chosen, max(able.values(), key=lambda one: one.matched_tokens), decision)
-
-
-def _against(chosen: Candidate, fullest: Candidate, decision: Decision) -> str:
-    ahead = chosen.matched_tokens - fullest.matched_tokens
+    fullest = max(able.values(), key=lambda one: one.matched_tokens)
+    ahead, dearer_s = chosen.matched_tokens - fullest.matched_tokens, (fullest.cost_s or 0.0) - (chosen.cost_s or 0.0)
     if ahead > 0:
         return f"most cached, +{ahead:,}"
     if ahead < 0:
-        return f"{fullest.name} has +{-ahead:,}, but costs {_dearer(fullest, chosen)} more"
-    where = "tied" if chosen.matched_tokens else "cold"
-    return f"{where}: {'lowest cost' if _is_cheapest(chosen, decision) else 'at random'}"
-
-
-def _dearer(one: Candidate, than: Candidate) -> str:
-    return duration((one.cost_s or 0.0) - (than.cost_s or 0.0))
-
-
-def _is_cheapest(chosen: Candidate, decision: Decision) -> bool:
-    costs = [one.cost_s for one in decision.candidates if one.cost_s is not None]
-    return chosen.cost_s == min(costs)
+        return f"{fullest.name} has +{-ahead:,}, but costs {duration(dearer_s)} more"
+    is_cheapest = all((chosen.cost_s or 0.0) <= (one.cost_s or 0.0) for one in able.values())
+    return f"{'tied' if chosen.matched_tokens else 'cold'}: {'lowest cost' if is_cheapest else 'at random'}"

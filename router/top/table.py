@@ -1,11 +1,10 @@
 """A table without a terminal: sorts and filters rows, and lays them out in a width."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from router.formatting import cut, padded
+from router.formatting import GAP, Column, cut, fitting, padded
 
-GAP = 2
 WIDEST_NAME = 24
 LEAST_TEXT = 12  # of the column that takes the remaining width
 
@@ -13,25 +12,6 @@ SORTED = "cyan"
 
 T = TypeVar("T")
 Segments = list[tuple[str, str]]  # text and its style
-
-
-def unstyled(_: object) -> str:
-    return ""
-
-
-class Column(NamedTuple, Generic[T]):
-    title: str
-    text: Callable[[T], str]
-    sort: Callable[[T], Any]
-    width: int = 0  # 0: takes the remaining width
-    right: bool = True
-    drop_order: int = 0  # in a narrow table the highest is left out first; 0: never
-    style: Callable[[T], str] = unstyled
-    fit: bool = False  # as wide as its longest text, between `width` and WIDEST_NAME
-    cut_middle: bool = False  # for names, which differ at their ends
-    descending: bool = False  # sorted largest first
-    sorted_text: Callable[[T], str] | None = None  # instead of `text` in a sorted table
-    is_shown: Callable[[Sequence[T]], bool] | None = None  # by all rows
 
 
 class Placed(NamedTuple, Generic[T]):
@@ -106,20 +86,11 @@ class Table(Generic[T]):
 
     def layout(self, width: int) -> list[Placed[T]]:
         if self._layout is None or self._layout[0] != width:
-            self._layout = width, self._lay_out(width)
+            widths = {one.title: self._width(one, width) for one in self.columns}
+            columns = fitting(self.columns, self.all, lambda one: widths[one.title] or LEAST_TEXT, width)
+            remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
+            self._layout = width, [Placed(one, widths[one.title] or max(0, remaining)) for one in columns]
         return self._layout[1]
-
-    def _lay_out(self, width: int) -> list[Placed[T]]:
-        columns = [one for one in self.columns if one.is_shown is None or one.is_shown(self.all)]
-        widths = {one.title: self._width(one, width) for one in columns}
-        while True:
-            taken = sum(max(widths[one.title], 0 if one.width else LEAST_TEXT) + GAP for one in columns) - GAP
-            first_to_drop = max(columns, key=lambda one: one.drop_order)
-            if taken <= width or not first_to_drop.drop_order:
-                break
-            columns.remove(first_to_drop)
-        remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
-        return [Placed(one, widths[one.title] or max(0, remaining)) for one in columns]
 
     def _width(self, column: Column[T], width: int) -> int:
         if not column.fit:

@@ -37,7 +37,8 @@ from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Question
 from router.prompts.prompt import read_peek
 from router.proxy.admission import Admitted
-from router.proxy.request_summary import ALL_EXACT, PastDecision
+from router.proxy.request_summary import PastDecision
+from router.responses import DecisionRecord
 from tests.bench.front import FrontOnWires
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import ENTRIES, TICK_S, fleet, longest_stall_s
@@ -276,12 +277,10 @@ def busy(router: Router) -> None:
     for number in range(router.config.decisions):
         decision = router.placement.decide(Question(tokens=1000, matched={}), model.candidates)
         assert decision.chosen is not None
-        router.history.decisions.append(
-            PastDecision(
-                time.time(), 0.0, 0.0, 0.0, f"r{number}", model.name, decision.chosen.name, 1000, ALL_EXACT, decision,
-                None, None, 0, 0, 200, "",
-            )
-        )  # fmt: skip
+        outcome = DecisionRecord(
+            time.time(), f"r{number}", model.name, chosen=decision.chosen.name, prompt_tokens=1000, status=200
+        )
+        router.history.decisions.append(PastDecision(outcome, decision))
 
 
 def counted(member: Any, number: int) -> None:

@@ -27,7 +27,8 @@ from router.placement.tie_break import TieBreak
 from router.prompts.prefixes.tree import Run
 from router.prompts.tokenizers import Tokenizers
 from router.prompts.tokens import Tokens
-from router.proxy.request_summary import ALL_EXACT, PastDecision
+from router.proxy.request_summary import PastDecision
+from router.responses import DecisionRecord
 from tests.bench import soak
 from tests.bench.soak.memory import slope_of
 from tests.events.processes import wait_until
@@ -85,7 +86,7 @@ async def test_a_decision_keeps_no_long_session() -> None:
             assert (await client.post(CHAT, BODY | {"prompt_cache_key": f"{number % 2}" * 50_000})).status == 200
             assert (await client.post(CHAT, BODY, x_session_id=f"{number % 2}" * 8000)).status == 200
         kept = [one.decision.question.session for one in running.router.history.decisions]
-        chosen = {(one.decision.question.session, one.chosen) for one in running.router.history.decisions}
+        chosen = {(one.decision.question.session, one.outcome.chosen) for one in running.router.history.decisions}
     assert len(kept) == 16
     assert max(map(len, kept)) <= 256
     assert len(set(kept)) == len(chosen) == 4, "each session keeps its replica"
@@ -227,24 +228,17 @@ def decided(candidates: list[Candidate], number: int) -> PastDecision:
         awaited={},
     )
     decision = place("cost", question, candidates, TieBreak(number), None)
-    return PastDecision(
-        moment + 3,
-        moment + 2,
-        moment + 1,
-        0.0,
-        f"req-{number:012}",
-        "m",
-        "r0",
-        1000,
-        ALL_EXACT,
-        decision,
-        None,
-        None,
-        0,
-        0,
-        200,
-        "",
+    outcome = DecisionRecord(
+        ts=moment + 3,
+        request_id=f"req-{number:012}",
+        model="m",
+        chosen="r0",
+        prompt_tokens=1000,
+        ttft_s=moment + 1,
+        duration_s=moment + 2,
+        status=200,
     )
+    return PastDecision(outcome, decision)
 
 
 def test_a_block_takes_the_documented_memory() -> None:

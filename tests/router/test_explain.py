@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from router.explain import bar_of, draw
 from router.formatting import duration
-from router.responses import Candidate, Explanation
+from router.placement.verdict import Verdict
+from router.responses import Explanation
 
 ANSWER: dict[str, Any] = {
     "model": "demo",
@@ -150,7 +151,7 @@ def test_the_answer_in_the_docs_is_drawn() -> None:
     page = (Path(__file__).parents[2] / "docs" / "router-api.md").read_text()
     answer = json.loads(page.partition("```json\n")[2].partition("```")[0])
     assert set(answer) == set(Explanation.__struct_fields__)
-    assert set(answer["candidates"][0]) >= set(Candidate.__struct_fields__)
+    assert set(answer["candidates"][0]) >= set(Verdict.__struct_fields__)
     assert "> replica-1" in drawn(answer)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.http.prometheus import Histogram
 from router import metrics
 from router.members.members import ServedModel, approximate_prompts
-from router.members.tally import Histogram
 from router.metrics import metrics_text
 from router.prompts.tokens import Tokens
 from router.tenants.keys import keys_from_options

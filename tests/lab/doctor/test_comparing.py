@@ -11,8 +11,7 @@ from router.doctor.engine_metrics import MetricsDelta
 from router.doctor.figures import Figures
 from router.doctor.rules import findings
 from router.doctor.samples import BadMetrics, Samples
-from router.responses import FeedState, ReplicaStatus
-from router.top.responses import Candidate, Decision
+from router.responses import Considered, DecisionRecord, FeedState, ReplicaStatus
 from tests.router.doctor.snapshots import replica
 
 URL = "http://10.0.0.1:8000"
@@ -114,7 +113,7 @@ def routed(
     own: tuple[OfReplica | str, OfReplica | str] = ("away", "away"),
     between: tuple[dict[str, int], ...] = (),
     known: ReplicaStatus = KNOWN,
-    decisions: list[Decision] | None = None,
+    decisions: list[DecisionRecord] | None = None,
 ) -> Figures:
     then = Look(0.0, OfRouter(said(), [known], None if decisions is None else []), {URL: own[0]})
     now = Look(10.0, OfRouter(said(**last), [known], decisions), {URL: own[1]})
@@ -157,9 +156,9 @@ def test_a_replica_is_as_busy_as_the_router_or_itself_says() -> None:
 
 
 def test_decisions_of_before_do_not_count_and_choices_that_a_cache_explains_are_marked() -> None:
-    def decision(request_id: str, here: int, there: int) -> Decision:
-        candidates = [Candidate("a", here, 1.0), Candidate("b", there, 2.0), Candidate("c", 9999, None)]
-        return Decision(
+    def decision(request_id: str, here: int, there: int) -> DecisionRecord:
+        candidates = [Considered("a", here, 1.0), Considered("b", there, 2.0), Considered("c", 9999, None)]
+        return DecisionRecord(
             10.0, request_id, policy="prefix", chosen="a", prompt_tokens=500, duration_s=2.0, candidates=candidates
         )
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.http.prometheus import Histogram, histogram
 from events.native import Load
-from replica.http.metrics import CONSTRAINT_LIMITS, Distribution, Metrics
+from replica.http.metrics import CONSTRAINT_LIMITS, Metrics
 from replica.messages import NeighbourSnapshot, PoolSnapshot, Rates, Stats
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, SLOW, Replica, replica
@@ -94,11 +95,17 @@ def test_two_sets_of_metrics_share_nothing() -> None:
 
 
 def test_a_histogram_counts_what_is_at_most_the_bound() -> None:
-    distribution = Distribution("x", "y", (1.0, 2.0))
+    counted = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 99.0):
-        distribution.observe(value)
-    values = {sample.labels.get("le", sample.name): sample.value for sample in distribution.family(MODEL).samples}
-    assert values == {"1.0": 2, "2.0": 3, "+Inf": 4, "x_count": 4, "x_sum": 102.0}
+        counted.observe(value)
+    lines = histogram("x", 'of="y"', counted).splitlines()
+    assert lines == [
+        'x_bucket{of="y",le="1.0"} 2.0',
+        'x_bucket{of="y",le="2.0"} 3.0',
+        'x_bucket{of="y",le="+Inf"} 4.0',
+        'x_count{of="y"} 4.0',
+        'x_sum{of="y"} 102.0',
+    ]
 
 
 def test_a_finished_choice_is_in_every_histogram_of_requests() -> None:

@@ -81,9 +81,12 @@ async def test_answers_that_report_nothing_make_no_hit_rate_smaller() -> None:
         for _ in range(4):
             await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 31, "stream": True})
         [tally] = running.member("r0").tallies.values()
-        [first, *_] = running.router.history.decisions
-        assert (tally.compared_tokens, tally.prompt_tokens) == (first.tokens, 4 * first.tokens)
-        assert (await page_of(running))["row"]["hit_reported"] == round(16 / first.tokens, 4)
+        [first, *_] = (one.record() for one in running.router.history.decisions)
+        assert (tally.compared_tokens, tally.prompt_tokens) == (
+            first.prompt_tokens,
+            4 * first.prompt_tokens,
+        )
+        assert (await page_of(running))["row"]["hit_reported"] == round(16 / first.prompt_tokens, 4)
 
 
 async def test_a_cache_of_known_size_is_shown_by_age() -> None:

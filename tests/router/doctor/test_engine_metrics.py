@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.doctor.engine_metrics import READ, engine_figures, relevant_lines
+from engines import METRICS
+from router.doctor.engine_metrics import READ, engine_figures
 from router.doctor.samples import Samples
 
 FIRST = """\
@@ -67,9 +68,7 @@ def test_the_lines_that_are_needed_say_all_that_is_read(first: str, last: str) -
     index = (10.0, 2.0)
     whole = engine_figures(Samples(first), Samples(last), index)
     assert whole is not None
-    assert (
-        engine_figures(Samples(relevant_lines(first.encode())), Samples(relevant_lines(last.encode())), index) == whole
-    )
+    assert engine_figures(Samples(first, READ), Samples(last, READ), index) == whole
 
 
 @pytest.mark.parametrize("text", [FIRST, SGLANG])
@@ -88,10 +87,9 @@ def test_the_size_of_sglangs_cache_is_read_from_gauges(pages: str, blocks: int) 
     assert (figures.block_tokens, figures.total_blocks) == (16, blocks)
 
 
-def test_unread_data_is_not_kept() -> None:
-    assert "time_to_first_token" not in relevant_lines(FIRST.encode())
-    assert "#" not in relevant_lines(FIRST.encode())
-    assert relevant_lines(b"\xff\xfe nothing\n") == ""
+def test_unread_data_is_not_looked_at() -> None:
+    torn = Samples(FIRST + "vllm:time_to_first_token_seconds_sum{ 1\n\ufffd nothing\n", READ)
+    assert torn.total("vllm:time_to_first_token_seconds_sum") is None and torn.total(*METRICS.prompt_tokens) is not None
 
 
 def test_what_is_no_engine_has_no_figures() -> None:
@@ -112,9 +110,9 @@ SGLANG_QUEUE = "sglang:prompt_tokens_total 9\nsglang:num_running_reqs 2\nsglang:
 
 @pytest.mark.parametrize(("text", "waiting"), [(QUEUE, 3.0), (OLD_QUEUE, 4.0), (SGLANG_QUEUE, 4.0)])
 def test_requests_that_wait_for_room_are_counted_at_both_ends(text: str, waiting: float) -> None:
-    there = Samples(relevant_lines(f"{text}\n".encode()))
+    there = Samples(f"{text}\n", READ)
     found = engine_figures(there, there)
     assert found is not None and (found.running, found.waiting) == (2.0, waiting)
-    emptied = Samples(relevant_lines(f"{text}\n".replace(" 4", " 0").replace(" 3", " 0").encode()))
+    emptied = Samples(f"{text}\n".replace(" 4", " 0").replace(" 3", " 0"), READ)
     found = engine_figures(emptied, there)
     assert found is not None and found.waiting == 0.0

@@ -1,6 +1,11 @@
 """Samples of a router's metrics, as the doctor reads them."""
 
-from router.doctor.samples import Samples
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.http.prometheus import labels, line
+from router.doctor.samples import BadMetrics, Samples
 
 TEXT = """\
 # TYPE warmroute_router:requests counter
@@ -37,3 +42,36 @@ def test_a_router_of_one_process_stays_as_it_is() -> None:
     for name in ("requests_total", "index_blocks", "event_gaps_total"):
         full = f"warmroute_router:{name}"
         assert alone.of_all_workers().total(full, other="1") == alone.total(full, other="1")
+
+
+TOLD = st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), st.text(max_size=20), max_size=3)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z:_][a-z0-9:_]{0,12}", fullmatch=True), TOLD, max_size=4), st.floats(0, 1e18))
+def test_what_is_written_is_read(told: dict[str, dict[str, str]], value: float) -> None:
+    text = "".join(line(name, labels(**said), value) for name, said in told.items())
+    samples = Samples(text)
+    assert {name: samples.each(name) for name in told} == {
+        name: {" ".join(said.values()): value} for name, said in told.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('a { x = "1" , } 3 1700000000', 3.0),
+        ('a{x="1"} 3 # {trace="}"} 0.5', 3.0),
+        ("a 1e+06", 1e6),
+        ("a\t7", 7.0),
+        ("a +Inf", float("inf")),
+        ("a NaN", None),
+    ],
+)
+def test_lines_of_other_writers_are_read(text: str, value: float | None) -> None:
+    assert Samples(text).total("a") == value
+
+
+def test_a_hostile_line_is_refused_in_time() -> None:
+    for text in ('a{x="' + "\\" * 200_000, "a{" + 'x="",' * 100_000, "a" * 500_000, "a{" + "{" * 300_000):
+        with pytest.raises(BadMetrics):
+            Samples(text)

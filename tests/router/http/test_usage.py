@@ -196,4 +196,7 @@ def test_it_is_drawn_as_a_table_with_a_sum() -> None:
     assert narrow.getvalue().split()[:6] == ["day", "key", "model", "requests", "cached", "generated"]
     assert max(map(len, narrow.getvalue().splitlines())) <= 80 and "…" not in narrow.getvalue()
     draw(msgspec.json.encode({"kept_in": "file", "usage": rows}), piped)
-    assert piped.getvalue().split()[:10] == list(COLUMNS) and "a-model-with-a-name-of-its-own" in piped.getvalue()
+    assert (
+        piped.getvalue().split()[:10] == [column.title for column in COLUMNS]
+        and "a-model-with-a-name-of-its-own" in piped.getvalue()
+    )

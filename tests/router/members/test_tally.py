@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.members.tally import DECISION_S, FIRST_TOKEN_S, REQUEST_S, SEEN_NUMBERS, Histogram, Memory, Seen, Tally
+from api.http.prometheus import Histogram
+from router.members.tally import DECISION_S, FIRST_TOKEN_S, REQUEST_S, SEEN_NUMBERS, Memory, Seen, Tally
 
 SECONDS = st.lists(st.floats(0, 1e5, allow_nan=False))
 

@@ -95,7 +95,7 @@ async def test_a_request_waits_for_its_routers_turn(monkeypatch: pytest.MonkeyPa
             hasty.send("POST", CHAT, chat())
             await until(lambda: len(asked) == 2, "it waits for its turn")
         await one.idle()
-        assert one.router.history.decisions[-1].status == 200, "nothing was chosen for a client that has left"
+        assert one.router.history.decisions[-1].outcome.status == 200, "nothing was chosen for a client that has left"
         assert len(one.router.history.decisions) <= 2
 
 

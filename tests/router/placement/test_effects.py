@@ -125,10 +125,10 @@ def test_a_cost_is_the_sum_of_its_parts() -> None:
     assert lossy.parts.harm_s == pytest.approx(LOSS_WEIGHT * 20_000 / RATE, rel=0.05)
     assert (free.parts.queue_s, free.parts.harm_s) == (0, 0)
     busy = asked(800, [replica(0, (1000.0, 1400.0), running=4)]).explain()[0]
-    assert busy.parts is not None and busy.cost_s is not None
+    assert busy.parts is not None and busy.cost is not None
     assert busy.parts.compute_s == pytest.approx(COMPUTE_WEIGHT * 800 / RATE)
     assert busy.parts.queue_s == pytest.approx((1000 + 1400 + 4 * BUSY_TOKENS) / RATE)
-    assert sum((busy.parts.compute_s, busy.parts.queue_s, busy.parts.harm_s)) == pytest.approx(busy.cost_s)
+    assert sum((busy.parts.compute_s, busy.parts.queue_s, busy.parts.harm_s)) == pytest.approx(busy.cost)
 
 
 @pytest.mark.parametrize("policy", ["prefix", "least-loaded", "round-robin"])

@@ -214,7 +214,7 @@ def test_an_unplaced_decision_gives_the_reason(policy: str) -> None:
         candidates = [replica(slot, **one) for slot, one in enumerate(known)]
         decision = choose(policy, question(**asked), candidates, random.Random(0), Ring("r0"))
         assert decision.chosen is None and decision.refusal()
-        assert all(not verdict.chosen and verdict.cost_s is None for verdict in decision.explain())
+        assert all(verdict.cost is None for verdict in decision.explain())
         return decision.rejection
 
     assert nobody(full, full) == "full"
@@ -249,7 +249,7 @@ def test_verdicts_say_what_made_the_difference() -> None:
         "slow start: counts 3.0 times",
         "50 more requests running",
     ]
-    assert (verdicts[2].matched_tokens, verdicts[2].lower_tokens) == (600, 100)
+    assert (verdicts[2].matched_tokens, verdicts[2].lower_tokens) == (600, 700)
     assert decision.ttft_s == verdicts[0].ttft_s == pytest.approx(200 / RATE)
     assert verdicts[1].ttft_s == pytest.approx(14_200 / RATE)
 
@@ -257,7 +257,7 @@ def test_verdicts_say_what_made_the_difference() -> None:
 def test_a_slower_replica_and_an_equal_one_are_distinguished() -> None:
     candidates = [replica(0), replica(1, prefill_tokens_per_s=RATE / 4), replica(2)]
     decision = choose("cost", question(), candidates, random.Random(0))
-    words = {verdict.name: verdict.why for verdict in decision.explain() if not verdict.chosen}
+    words = {verdict.name: verdict.why for verdict in decision.explain() if not verdict.why.startswith("chosen")}
     assert words.pop("r1") == "prefills 75% slower"
     assert list(words.values()) == [f"as good; the lot fell on {decision.chosen.name if decision.chosen else None}"]
 

@@ -109,6 +109,7 @@ def test_the_portions_of_a_prompt_are_all_of_it(
     for index, verdict in enumerate(decision.explain()):
         assert sum(portion.tokens for portion in verdict.portions) == TOKENS
         assert verdict.portions[-1].source == "COMPUTE" and verdict.portions[-1].tokens >= 1
+        assert verdict.ttft_s is not None
         seconds = sum(portion.seconds for portion in verdict.portions)
         assert seconds == pytest.approx(verdict.ttft_s - decision.ahead(index) / decision.rates[index], abs=1 / RATE)
         pulled = [portion for portion in verdict.portions if portion.source == PULL]

@@ -60,8 +60,8 @@ async def test_decisions_name_such_requests() -> None:
     async with served(*replicas(1), **COST) as running, connect(running.port) as client:
         await client.post(MESSAGES, body(MESSAGES, "stars", 1))
         await running.idle()
-        [decision] = running.router.history.decisions
-        assert (decision.model, decision.chosen, decision.exactness.tokens, decision.status) == (
+        [decision] = (one.record() for one in running.router.history.decisions)
+        assert (decision.model, decision.chosen, decision.tokens_exact, decision.status) == (
             MODEL,
             "r0",
             False,

@@ -64,8 +64,8 @@ async def test_a_replica_gets_the_token_ids_and_the_clients_own_body(size: int) 
         assert unpack_ids(native.prompts[0]) == tokens_of(asked)
         assert native.response_id is not None and native.response_id.startswith("msg_")
         await running.idle()
-        [decision] = running.router.history.decisions
-        assert decision.exactness.tokens
+        [decision] = (one.record() for one in running.router.history.decisions)
+        assert decision.tokens_exact
 
 
 async def test_a_stream_goes_on_at_another_replica() -> None:

@@ -59,19 +59,18 @@ async def test_a_replica_is_told_where_to_read_what_it_does_not_hold() -> None:
         assert answer.status == 200 and answer.headers["x-warmroute-replica"] == "r1"
         assert script.calls[0].native[0].kv_sources == [KvSource("tcp://127.0.0.1:7000", held)]
         await running.idle()
-        [decision] = running.router.history.decisions
-        assert (decision.predicted_tokens, decision.exactness.prediction) == (0, False)
-        record = decision.record()
-        assert [(one.source, one.tokens, one.neighbours) for one in record.portions] == [
+        [decision] = (one.record() for one in running.router.history.decisions)
+        assert (decision.predicted_cached_tokens, decision.prediction_exact) == (0, False)
+        assert [(one.source, one.tokens, one.neighbours) for one in decision.portions] == [
             ("PULL", held, ("r0",)),
-            ("COMPUTE", decision.tokens - held, ()),
+            ("COMPUTE", decision.prompt_tokens - held, ()),
         ]
         tally = running.member("r1").tallies[MODEL]
-        assert tally.source_tokens == {"PULL": held, "COMPUTE": decision.tokens - held}
+        assert tally.source_tokens == {"PULL": held, "COMPUTE": decision.prompt_tokens - held}
         lines = (await metrics_text(running.router)).decode().splitlines()
         labels = f'{{model="{MODEL}",replica="r1",source="PULL"}}'
         assert f"warmroute_router:source_tokens_total{labels} {float(held)}" in lines
-        assert decision.exactness.why_not in (PULLED, running.router.doubt(running.router.members.by_name["r1"]))
+        assert decision.why_inexact in (PULLED, running.router.doubt(running.router.members.by_name["r1"]))
 
 
 @pytest.mark.parametrize("said", [{"kv_read": ""}, {"kv_layout": ""}, {"kv_read": "ipc:///tmp/x"}, {"kv_read": None}])

@@ -35,7 +35,7 @@ def test_what_is_kept_of_a_decision_leaves_the_decision_itself_as_it_was() -> No
     )
     past = past_decision(summary, generation)
     assert past.decision.effects is None and decision.effects is not None
-    assert (past.ttft_s, past.duration_s) == (0.5, 2.0)
+    assert (past.outcome.ttft_s, past.outcome.duration_s) == (0.5, 2.0)
     [told] = past.record().candidates
     assert told.cost_s == pytest.approx(decision.costs[0], abs=1e-6)
     assert told.parts is not None and told.parts.harm_s == pytest.approx(

@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 
 from router.prompts.prefixes.shared import Prefix
-from router.responses import FeedState, Index, Load, ReplicaStatus, Served
-from router.top.responses import Candidate, Decision
+from router.responses import Considered, DecisionRecord, FeedState, Index, Load, ReplicaStatus, Served
 
 
 def a_replica(name: str = "r0", **changes: Any) -> ReplicaStatus:
@@ -26,8 +25,8 @@ def a_replica(name: str = "r0", **changes: Any) -> ReplicaStatus:
     return msgspec.structs.replace(usual, **changes)
 
 
-def a_decision(**changes: Any) -> Decision:
-    usual = Decision(
+def a_decision(**changes: Any) -> DecisionRecord:
+    usual = DecisionRecord(
         ts=0.0,
         request_id="req-1",
         model="demo",
@@ -40,7 +39,7 @@ def a_decision(**changes: Any) -> Decision:
         ttft_s=0.05,
         duration_s=1.5,
         status=200,
-        candidates=[Candidate("r0", 1024, 0.05), Candidate("r1", 0, 0.25)],
+        candidates=[Considered("r0", 1024, 0.05), Considered("r1", 0, 0.25)],
     )
     return msgspec.structs.replace(usual, **changes)
 

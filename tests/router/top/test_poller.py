@@ -114,7 +114,7 @@ async def test_a_key_without_access_to_replicas_ends_the_polling() -> None:
         ("replicas", (200, b"<html>"), "no answer from a router: /replicas: JSON is malformed"),
         ("replicas", (200, {"replicas": [{"name": 5}]}), "no answer from a router: /replicas: Expected `str`"),
         ("metrics", (200, b"vllm:num_requests_running 5\n"), "has no warmroute_router:open_requests"),
-        ("metrics", (200, b"warmroute_router:open_requests many\n"), "/metrics: could not convert string to float"),
+        ("metrics", (200, b"warmroute_router:open_requests many\n"), "could not convert string to float"),
         ("prefixes", (200, b'{"prefixes":[' + b'{"below":[' * 100_000), "limit=200: maximum recursion depth exceeded"),
         ("replicas", (502, b""), "status 502 for /replicas"),
     ],

@@ -4,26 +4,26 @@ from typing import Any
 
 import pytest
 
-from router.top.responses import Candidate
+from router.responses import Considered
 from router.top.rows import reason_for
 from tests.router.top.samples import a_decision
 
-WARM, COLD = Candidate("r0", 1024, 0.05), Candidate("r1", 0, 0.25)
+WARM, COLD = Considered("r0", 1024, 0.05), Considered("r1", 0, 0.25)
 
 
 @pytest.mark.parametrize(
     ("candidates", "reason"),
     [
         ([WARM, COLD], "most cached, +1,024"),
-        ([Candidate("r0", 0, 0.1), Candidate("r1", 512, 0.6)], "r1 has +512, but costs 500 ms more"),
-        ([Candidate("r0", 0, 0.1), Candidate("r1", 0, 0.2)], "cold: lowest cost"),
-        ([Candidate("r0", 16, 0.1), Candidate("r1", 16, 0.2)], "tied: lowest cost"),
-        ([Candidate("r0", 16, 0.21), Candidate("r1", 16, 0.2)], "tied: at random"),
-        ([WARM, Candidate("r1", 4096, None)], "the only eligible replica"),
+        ([Considered("r0", 0, 0.1), Considered("r1", 512, 0.6)], "r1 has +512, but costs 500 ms more"),
+        ([Considered("r0", 0, 0.1), Considered("r1", 0, 0.2)], "cold: lowest cost"),
+        ([Considered("r0", 16, 0.1), Considered("r1", 16, 0.2)], "tied: lowest cost"),
+        ([Considered("r0", 16, 0.21), Considered("r1", 16, 0.2)], "tied: at random"),
+        ([WARM, Considered("r1", 4096, None)], "the only eligible replica"),
         ([COLD], ""),
     ],
 )
-def test_costs_and_caches_are_compared(candidates: list[Candidate], reason: str) -> None:
+def test_costs_and_caches_are_compared(candidates: list[Considered], reason: str) -> None:
     assert reason_for(a_decision(candidates=candidates)) == reason
 
 

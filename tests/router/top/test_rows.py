@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from router.placement.verdict import Portion
 from router.prompts.prefixes.shared import Prefix, Shared
-from router.responses import FeedState, Index, Load, Portion, ReplicaStatus, Served
+from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 from router.top import details
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
@@ -256,7 +257,7 @@ def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
         ["r1", "0", "250", "ms"],
         ["r9", "0", "ineligible"],
     ]
-    portions = [Portion("GPU", 512), Portion("CPU", 256, 0.003), Portion("PULL", 256, 0.011, ["r1"])]
+    portions = [Portion("GPU", 512), Portion("CPU", 256, 0.003), Portion("PULL", 256, 0.011, ("r1",))]
     shown = lines_of(details.decision_lines(a_decision(portions=[*portions, Portion("COMPUTE", 176, 0.022)]), 80))
     for told in (
         "512 in its KV cache",
