@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from api.settings import Unusable
 from replica.model.config import ModelConfig, read_config
-from replica.sizing import GIGABYTE
+from replica.model.sizing import GIGABYTE
 
 DEVICES_GB = {
     "a10": 24,

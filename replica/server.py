@@ -16,9 +16,9 @@ from api.http.server import HttpServer, Signals, connection_limits, http_server,
 from api.lifeline import die_with_parent
 from api.prompts import Prompts
 from api.tokenizer import load_tokenizer, read_template
-from replica.client import EngineClient, EngineDied
 from replica.config import ReplicaConfig
 from replica.http.app import Endpoints, build_app
+from replica.http.engine_client import EngineClient, EngineDied
 from replica.messages import Hello
 
 __all__ = ["build_app", "serve"]

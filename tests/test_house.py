@@ -16,7 +16,7 @@ BUDGETS = {
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=20, lines=7_829),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_426),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=16, lines=10_221),
-    "replica": Measures(rooms=41, floors=12, in_circles=8, files=32, lines=18_050),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=18_048),
     "router": Measures(rooms=37, floors=12, in_circles=3, files=36, lines=32_142),
 }
 HELPERS_USED_ONCE = 0.60  # of the private ones

@@ -14,7 +14,7 @@ from lab.shapes import SHAPES, shape_of
 from lab.trace.enough import too_short
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
-from replica.sizing import kv_bytes_per_token
+from replica.model.sizing import kv_bytes_per_token
 
 if TYPE_CHECKING:
     from lab.analysis.analysis import AnalysisOptions, AnalysisResult

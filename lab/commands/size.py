@@ -22,7 +22,7 @@ from lab.size import (
     gigabytes,
     size_of,
 )
-from replica.sizing import GIGABYTE
+from replica.model.sizing import GIGABYTE
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
 COMPUTED = ("float32", "bfloat16", "float16")

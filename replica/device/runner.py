@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import ROOM, Cut, cut
-from replica import prompt_logprobs
-from replica.block_memory import BlockMemory
 from replica.device.accelerator import Accelerator
 from replica.device.block_tables import BlockTables, Numbers
 from replica.device.inputs import Counts, Inputs, packed
@@ -20,9 +18,18 @@ from replica.device.masks import Masks
 from replica.device.orders import Capture, Order, Size
 from replica.device.steps import Steps
 from replica.messages import TokenLogprobs
-from replica.request import Scheduled
-from replica.runner import Finish, SampledToken
-from replica.sampling import GREEDY_BELOW, bits_of, is_shaped, logprobs_of, shaped, uniform
+from replica.runners.block_memory import BlockMemory
+from replica.runners.request import Scheduled
+from replica.runners.runner import Finish, SampledToken
+from replica.runners.sampling import (
+    GREEDY_BELOW,
+    bits_of,
+    is_shaped,
+    keep_prompt_logprobs,
+    logprobs_of,
+    shaped,
+    uniform,
+)
 
 MOST = 2**31 - 1  # tokens in a vocabulary
 HOTTEST = 1e30  # a temperature, in float32 too
@@ -83,7 +90,7 @@ class DeviceRunner:
         computed = self.steps.run(order)
         if computed.hidden is not None and any(one.request.computes_whole_prompt for one in ordered):
             last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
-            prompt_logprobs.keep(self.model, ordered, computed.hidden, last_rows.tolist())
+            keep_prompt_logprobs(self.model, ordered, computed.hidden, last_rows.tolist())
         return computed.inputs
 
     def _order(self, batch: Sequence[Scheduled], ordered: Sequence[Scheduled]) -> Order:

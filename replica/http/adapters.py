@@ -9,7 +9,7 @@ from typing import Any
 from api.engine_requests import LoadAdapterRequest, UnloadAdapterRequest
 from api.errors import ApiError, invalid, quoted
 from api.requests import read
-from replica.client import EngineClient
+from replica.http.engine_client import EngineClient
 
 
 class Adapters:

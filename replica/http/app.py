@@ -42,13 +42,13 @@ from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
 from api.sampling import SamplingDefaults, sampling_defaults
-from replica.client import EngineClient
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.adapters import Adapters
 from replica.http.conversation_forms import form_of
 from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
+from replica.http.engine_client import EngineClient
 from replica.http.errors import error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics

@@ -8,7 +8,7 @@ from api.http.responses import json_response
 from api.native import pack_ids
 from api.requests import read
 from api.responses import RetainedPrefix
-from replica.client import EngineClient
+from replica.http.engine_client import EngineClient
 from replica.http.request_reader import Reader
 
 

@@ -10,7 +10,6 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from replica.block_memory import BlockMemory
 from replica.neighbours.connection import STALL_S, Connection, Patience
 from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port
@@ -26,6 +25,7 @@ from replica.neighbours.messages import (
 from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, Session, reply_to
 from replica.neighbours.transports import Inlet, ReaderTransport
 from replica.neighbours.wanted import Arrivals, Wanted
+from replica.runners.block_memory import BlockMemory
 
 log = logging.getLogger(__name__)
 

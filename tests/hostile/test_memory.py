@@ -16,7 +16,7 @@ from events.blocks import block_keys, root_key
 from events.messages import BlockRemoved, BlockStored
 from events.mirror import Mirror
 from events.publisher import Publisher, PublisherConfig
-from replica.block_pool import BlockPool
+from replica.cache.block_pool import BlockPool
 from router.http.front import FrontConnection
 from router.members.upstream import Connection
 from router.placement.ages import CacheAges

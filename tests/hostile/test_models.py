@@ -19,7 +19,7 @@ from api.tokenizer import HfTokenizer
 from events.blocks import pack_tokens
 from replica.model.config import read_config
 from replica.model.locate import locate
-from replica.model.rope import rotation
+from replica.transformer import rotation
 from router.prompts.prompt import read_peek
 from router.prompts.tokens import Tokens
 from tests.api.tokenizers import byte_level, saved

@@ -278,7 +278,7 @@ def test_no_other_socket_is_opened() -> None:
             "events/curve_link.py",
             "events/tool/player.py",  # a tool: it sends recordings
             "events/tool/conform.py",  # a tool: it grades an engine's stream
-            "replica/client.py",  # to the engine's process that it has started, in a folder of its own
+            "replica/http/engine_client.py",  # to the engine's process that it has started, in a folder of its own
             "replica/process.py",
         },
         "bound": {"events/publisher.py", "router/peers/links.py"},

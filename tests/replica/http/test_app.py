@@ -12,8 +12,8 @@ import pytest
 from api.http.server import http_server, listen
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
-from replica.client import EngineClient
 from replica.http.app import build_app
+from replica.http.engine_client import EngineClient
 from tests.replica.serving import MODEL, Answer, config
 
 SILENT_ENGINE = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]
