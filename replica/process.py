@@ -20,9 +20,9 @@ import msgspec
 import zmq
 
 from api.lifeline import die_with_parent, orphaned
-from events.curve import load_curve
 from events.messages import KnownEvent
 from events.publisher import Publisher, PublisherConfig
+from events.sockets.curve import load_curve
 from replica.cache.lower import HOST
 from replica.config import EngineConfig
 from replica.disk.file import DiskFile, open_disk_file

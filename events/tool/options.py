@@ -10,8 +10,8 @@ import click
 import msgspec
 from msgspec import Struct
 
-from events.curve import CurveClient, load_curve_client
-from events.recording import BadRecording, Recording
+from events.recording.recording import BadRecording, Recording
+from events.sockets.curve import CurveClient, load_curve_client
 from events.source import Source
 from events.tool.replica_address import source_at
 

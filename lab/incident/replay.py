@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from api.settings import Unusable
-from events.recording import BadRecording, Recording
+from events.recording.recording import BadRecording, Recording
 from lab.incident.comparison import Beside, Difference, kind_of
 from lab.incident.facts import Asked, Run, runs_of
 from lab.incident.sources import Survey, survey

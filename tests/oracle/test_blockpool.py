@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from events.cache.resolver import Resolver
 from events.messages import BlockRemoved, BlockStored, Hash, KnownEvent
-from events.resolver import Resolver
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.blocks import ExtraKey
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from events.resolver import Resolver
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED, Contents, Copies

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from events.blocks import ExtraKey, block_keys, root_key
-from events.extras import block_extras, chain_salt
+from events.cache.extras import block_extras, chain_salt
 from events.messages import BlockStored
 from replica.cache.chain import Chain
 from tests.replica.engines import MODEL, SIZE, chain

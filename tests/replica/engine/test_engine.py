@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from events.blocks import block_keys, pack_tokens, root_key
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockStored
-from events.resolver import Resolver
 from replica.config import EngineConfig, SimulatedConfig
 from replica.engine.engine import Engine
 from replica.messages import Refused, Sampling, Submit

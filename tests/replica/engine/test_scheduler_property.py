@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from events.resolver import Resolver
+from events.cache.resolver import Resolver
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.names import Match, PartialBlock, Slots

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from events.cache.resolver import Resolver
 from events.mirror import Mirror
-from events.resolver import Resolver
 from replica.cache.lower import DISK, HOST
 from replica.cache.moves import PULLED, Transfer
 from replica.engine.engine import Engine

@@ -16,9 +16,9 @@ from hypothesis.stateful import initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from numpy.typing import NDArray
 
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.mirror import Mirror
-from events.resolver import Resolver
 from replica.cache.contents import Contents
 from replica.cache.lower import DIRTY_FRACTION, DISK, HOST, LowerTiers
 from replica.cache.moves import Save, Write, Written
