@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.shapes import Shape
 from replica.model.config import ModelConfig
 from replica.model.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in

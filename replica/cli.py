@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from api.lifeline import die_with_parent, parent_pid
-from api.options import SettingsCommand
-from api.settings import Unusable
+from api.process.lifeline import die_with_parent, parent_pid
+from api.process.options import SettingsCommand
+from api.process.settings import Unusable
 from replica.config import ReplicaConfig
 from replica.model.locate import SMOLLM2
 from replica.settings.configure import config_from

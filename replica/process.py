@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from api.lifeline import die_with_parent, orphaned
+from api.process.lifeline import die_with_parent, orphaned
 from events.messages import KnownEvent
 from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import load_curve

@@ -101,7 +101,7 @@ def test_every_package_exists_and_is_typed() -> None:
     ("file", "source"),
     [
         ("events/stream.py", "from router.placement.index import match"),
-        ("api/prompts.py", "import events.blocks"),
+        ("api/prompts/prompts.py", "import events.blocks"),
         ("engines/vllm.py", "import router.members"),
         ("router/app.py", "def load():\n    import torch.nn"),
         ("router/members/feeds.py", "from ray import init"),

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from api.options import SettingOption
+from api.process.options import SettingOption
 from fleet.commands.address import Address, example, optional_argument
 from fleet.commands.local_fleets import running_fleets
 from router.setting_types import SECRET

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from api.options import SettingOption
+from api.process.options import SettingOption
 from fleet.commands.address import FleetAddress, optional_argument
 from fleet.commands.local_fleets import Where, find
 from router.setting_types import SECRET

@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from api.options import SettingOption
-from api.settings import FiniteRange
+from api.process.options import SettingOption
+from api.process.settings import FiniteRange
 from fleet.commands.local_routers import admin_key_option, locate_router, router_argument
 
 

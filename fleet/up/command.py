@@ -8,8 +8,8 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from api.options import SettingOption
-from api.settings import FILE, TEXT
+from api.process.options import SettingOption
+from api.process.settings import FILE, TEXT
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.planning import KEY, check_alone, complete, one_model, with_kv_secrets

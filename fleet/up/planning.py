@@ -9,7 +9,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from fleet.plan import FOREIGN, FleetPlan, ModelPlan
 from fleet.toml.options import OWN_OF_ROUTER
 from replica.cli import replica

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from api.options import option
-from api.settings import FiniteRange, Unusable
+from api.process.options import option
+from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.plots import plot_option
 from lab.shapes import SHAPES, shape_of

@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from msgspec import Struct
 from rich.console import Console
 
-from api.options import option
-from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from api.process.options import option
+from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from fleet.commands.address import Address
 from fleet.commands.local_routers import locate_router, router_argument
 from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from api.options import option
+from api.process.options import option
 from fleet.commands.local_routers import locate_router, router_argument
 from router.setting_types import SECRET
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import click
 
-from api.options import option
+from api.process.options import option
 from fleet.commands.client import FleetClient
 from fleet.commands.local_fleets import find, running_fleets
 from fleet.commands.options import fleet_argument

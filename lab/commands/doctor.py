@@ -2,8 +2,8 @@
 
 import click
 
-from api.options import SettingOption, option
-from api.settings import FiniteRange
+from api.process.options import SettingOption, option
+from api.process.settings import FiniteRange
 from fleet.commands.local_routers import admin_key_option, locate_router, router_argument
 from fleet.display import progress
 from lab.doctor.asking import Asking, watched

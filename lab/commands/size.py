@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from api.options import option
-from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from api.process.options import option
+from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.shapes import DEVICES_GB, shape_of
 from lab.size import (
     DISK_BYTES_PER_S,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from events.native import Status, decode_status
 from events.recording.recording import Recording
 from events.source import Record

@@ -31,7 +31,7 @@ OF_PIP = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pi
 LOOK_S = 0.2
 # It ends with this process, and by Ctrl-C, though `warmroute fetch` blocks the signals that it waits for.
 PIP = """import runpy, signal, sys
-from api.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 die_with_parent(int(sys.argv.pop(1)))
 runpy.run_module("pip", run_name="__main__", alter_sys=True)"""

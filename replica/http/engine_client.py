@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from api.own_folder import OwnFolder
+from api.process.own_folder import OwnFolder
 from events.native import Load
 from replica.config import EngineConfig
 from replica.http.held_answers import HeldAnswer, HeldAnswers, NoRoom

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from api.constraints import Asked, constraint_of
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids, unpack_ids
+from api.openai.constraints import Asked, constraint_of
+from api.openai.requests import ChatRequest
+from api.openai.sampling import SamplingDefaults
 from api.parsing.answer import answer_parser, parsed_tokens
 from api.parsing.formats import AnswerFormats
 from api.parsing.parsed import AnswerParser
-from api.prompts import check_room
-from api.requests import ChatRequest
+from api.prompts.prompts import check_room
 from api.retention import Retain
-from api.sampling import SamplingDefaults
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
 from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions

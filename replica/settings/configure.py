@@ -10,10 +10,10 @@ from click.core import ParameterSource
 
 from api.http.bodies import check_limits
 from api.model_files import read_model_file
-from api.options import nested_fields
-from api.requests import LONGEST_NAME
-from api.settings import LARGEST, Unusable
-from api.tokenizer import load_tokenizer
+from api.openai.requests import LONGEST_NAME
+from api.process.options import nested_fields
+from api.process.settings import LARGEST, Unusable
+from api.tokens.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
 from replica.model.locate import short_name
 from replica.model.sizing import GIGABYTE, blocks_in

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from api.sampling import sampling_defaults
-from api.tokenizer import eos_token_ids
+from api.openai.sampling import sampling_defaults
+from api.tokens.tokenizer import eos_token_ids
 from replica.model.config import ModelConfig, read_config
 from replica.model.locate import SMOLLM2, locate
 from replica.parallel.shares import kv_copies

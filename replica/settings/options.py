@@ -1,8 +1,8 @@
 """The options of a replica.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`api.options`). With `flag=False` it has no option: `--set some_key=...`
-gives it. `replica.settings.configure` makes the configuration of them all.
+the environment and `some_key` in the file (`api.process.options`). With `flag=False` it has no option:
+`--set some_key=...` gives it. `replica.settings.configure` makes the configuration of them all.
 A test compares the rows with the fields of ReplicaConfig.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from api.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
-from api.settings import (
+from api.process.settings import (
     ABOVE_0,
     AT_LEAST_0,
     COUNT,

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 from msgspec.structs import replace
 
 from api.errors import ApiError, invalid, quoted
-from api.http.media_type import media_type
+from api.reading import media_type
 from router.members.members import Member
 from router.placement.decision import Decision
 from router.placement.prompt import Prompt, Unread

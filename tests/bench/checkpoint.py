@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 from tests.bench.measure import heading, row
 from tests.replica import smollm2
 from tests.replica.checkpoint import OVER_RANKS, WAYS, compared, perplexities, said

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from api.constraints import Constraint, calls_schema
+from api.openai.constraints import Constraint, calls_schema
 from events.blocks import pack_tokens
 from replica.engine.engine import Engine
 from replica.grammar.compiler import Compiler, grammar_of, matcher_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from events.blocks import pack_tokens
 from replica.engine.engine import Engine
 from replica.grammar.compiler import Compiler

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
-from api.tokenizer import load_tokenizer
+from api.openai.requests import ChatRequest, CompletionRequest, read
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import load_tokenizer
 from replica.cache.chain import Chain
 from replica.config import SimulatedConfig
 from replica.messages import Sampling

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
 from events.messages import BlockRemoved, BlockStored
 from events.mirror import Mirror

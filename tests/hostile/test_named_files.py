@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from api.settings import FILE
+from api.process.settings import FILE
 from fleet.cli import warmroute
 from replica.settings.options import TABLE as REPLICA
 from router.members.discovery.file import FileDiscovery

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 from replica.model.gguf.weights import GgufTensors
 from tests.replica import smollm2
 from tests.replica.checkpoint import WAYS, compared, perplexities, said

@@ -13,8 +13,8 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from api.constraints import Constraint
-from api.tokenizer import ByteTokenizer
+from api.openai.constraints import Constraint
+from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import pack_tokens
 from replica.engine.engine import Engine
 from replica.grammar.compiler import Compiler

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from events.blocks import pack_tokens
 from replica.engine.engine import Engine
 from replica.grammar.matcher import Matcher

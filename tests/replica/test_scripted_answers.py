@@ -9,8 +9,8 @@ import pytest
 from openai import OpenAI
 
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
-from api.requests import ChatRequest
-from api.tokenizer import ByteTokenizer
+from api.openai.requests import ChatRequest
+from api.tokens.tokenizer import ByteTokenizer
 from replica.config import AnswerRule, SimulatedConfig
 from replica.http.scripted_answers import ScriptedAnswers
 from replica.messages import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.prompts import Prompts
+from api.prompts.prompts import Prompts
 from engines.prompts.vllm import Vllm
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
 from events.cache.groups import FULL, Group, Layout

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from api.options import SettingsCommand
-from api.settings import Setting
+from api.process.options import SettingsCommand
+from api.process.settings import Setting
 from kernels.backends import NAMES
 from replica.config import AnswerRule, ReplicaConfig
 from replica.settings.configure import config_from

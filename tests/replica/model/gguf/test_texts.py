@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from api.tokenizer import eos_token_ids
+from api.tokens.tokenizer import eos_token_ids
 from replica.model.config import Llama3Scaling, read_config
 from replica.model.demo import CACHE_VARIABLE
 from replica.model.gguf import texts

@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 from tests.replica import smollm2
 from tests.replica.model.gguf.files import CONTROL, NORMAL, USER_DEFINED, folder_of, gguf_of
 from tests.replica.models import VOCABULARY
