@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import click
 
 from api.process.options import SettingOption
-from fleet.commands.address import FleetAddress, optional_argument
-from fleet.commands.local_fleets import Where, find
+from fleet.commands.addresses.address import FleetAddress, optional_argument
+from fleet.commands.addresses.local_fleets import Where, find
 from router.setting_types import SECRET
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -6,7 +6,7 @@ import click
 
 from api.process.options import SettingOption
 from api.process.settings import FiniteRange
-from fleet.commands.local_routers import admin_key_option, locate_router, router_argument
+from fleet.commands.addresses.local_routers import admin_key_option, locate_router, router_argument
 
 
 @click.command()

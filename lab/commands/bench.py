@@ -15,8 +15,8 @@ from rich.console import Console
 
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
-from fleet.commands.address import Address
-from fleet.commands.local_routers import locate_router, router_argument
+from fleet.commands.addresses.address import Address
+from fleet.commands.addresses.local_routers import locate_router, router_argument
 from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp

@@ -6,7 +6,7 @@ import sys
 import click
 
 from api.process.options import option
-from fleet.commands.local_routers import locate_router, router_argument
+from fleet.commands.addresses.local_routers import locate_router, router_argument
 from router.setting_types import SECRET
 
 

@@ -17,14 +17,14 @@ import pytest
 
 from fleet.commands import drain as drain_module
 from fleet.commands import progress
+from fleet.commands.addresses.local_fleets import Where
 from fleet.commands.client import CONTROLLER, FleetClient, Poller
 from fleet.commands.drain import drain
-from fleet.commands.local_fleets import Where
 from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.view import View
 from fleet.commands.words import changes
-from fleet.host.room import PER_CPU, room_here
+from fleet.host.supervisor import PER_CPU, room_here
 from fleet.plan import NO_MODELS
 from fleet.up.launching import InThisProcess
 from router.asking import Unreachable

@@ -18,7 +18,7 @@ import click
 import msgspec
 from msgspec import Meta, Struct
 
-from fleet.commands.address import example
+from fleet.commands.addresses.address import example
 
 FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
 CONNECT_TIMEOUT_S = 1.0

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import click
 
 from api.process.options import SettingOption
-from fleet.commands.address import Address, example, optional_argument
-from fleet.commands.local_fleets import running_fleets
+from fleet.commands.addresses.address import Address, example, optional_argument
+from fleet.commands.addresses.local_fleets import running_fleets
 from router.setting_types import SECRET
 
 DEFAULT = "http://127.0.0.1:8000"
