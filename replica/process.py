@@ -250,7 +250,10 @@ class Loop:
     def run(self) -> None:
         self._send(self._hello())
         while not orphaned(self.parent_pid) and self._read():
-            self._submit_compiled()
+            for compiled in self.compilations.take():
+                refused = compiled if isinstance(compiled, Refused) else self.engine.submit_all(*compiled)
+                if refused is not None:
+                    self._send(refused)
             self._settle_adapters()
             if self.engine.busy:
                 outputs = self.engine.step()
@@ -333,12 +336,6 @@ class Loop:
         refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
         if refused is not None:
             self._send(refused)
-
-    def _submit_compiled(self) -> None:
-        for compiled in self.compilations.take():
-            refused = compiled if isinstance(compiled, Refused) else self.engine.submit_all(*compiled)
-            if refused is not None:
-                self._send(refused)
 
     def _publish(self, events: list[KnownEvent]) -> None:
         if events and self.publisher is not None:

@@ -12,14 +12,14 @@ from tests.house import PACKAGES, ROOT, Measures, floors, measured, modules, pri
 BUDGETS = {
     "api": Measures(rooms=17, floors=9, in_circles=0, files=10, lines=8_293),
     "engines": Measures(rooms=9, floors=4, in_circles=0, files=9, lines=1_642),
-    "events": Measures(rooms=17, floors=8, in_circles=0, files=18, lines=10_968),
+    "events": Measures(rooms=17, floors=8, in_circles=0, files=18, lines=10_957),
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=17, lines=7_828),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_426),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=16, lines=10_221),
-    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=18_048),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_980),
     "router": Measures(rooms=37, floors=12, in_circles=3, files=36, lines=32_142),
 }
-HELPERS_USED_ONCE = 0.60  # of the private ones
+HELPERS_USED_ONCE = 0.592  # of the private ones
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -92,17 +92,13 @@ class MomentType(click.ParamType[Moment]):
                 return Moment(seq=int(text))
             if text.startswith("+"):
                 return Moment(after_s=float(text))
-            return Moment(time_s=_clock(text))
+            from datetime import datetime
+
+            return Moment(time_s=datetime.fromisoformat(text).timestamp())
         except ValueError:
             self.fail(
                 f"{text!r} is not a moment; write 1234 (a batch), +12.5 (seconds) or 2026-11-21T09:30:00", param, ctx
             )
-
-
-def _clock(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(text).timestamp()
 
 
 tokenizer_option = click.option(

@@ -99,7 +99,9 @@ class BlockPool:
     def match(self, chain: Chain) -> Match:
         """The longest cached prefix, at least one token short of the chain, whose last token must be computed."""
         count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
-        if not count or not self._may_match(chain.keys[0]):
+        if not count:
+            return NO_MATCH
+        if self._names.find(chain.keys[0]) == NOBODY and (self.lower is None or not self.lower.has(chain.keys[0])):
             return NO_MATCH
         keys = np.frombuffer(chain.keys, np.uint64, count)
         slots = self._names.find_many(keys)
@@ -116,9 +118,6 @@ class BlockPool:
         hits = int(is_lower.argmax()) if is_lower.any() else verified
         after = blocks[hits : hits + int(np.logical_and.accumulate(is_lower[hits:]).sum())]
         return Match(blocks[:hits], self._contents.identity[blocks[hits - 1]] if hits else 0, is_refused, after)
-
-    def _may_match(self, key: int) -> bool:
-        return self._names.find(key) != NOBODY or (self.lower is not None and self.lower.has(key))
 
     def part(self, chain: Chain, match: Match) -> PartialBlock:
         """Find the block that begins most as the chain's next block does."""

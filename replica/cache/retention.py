@@ -69,15 +69,13 @@ class Retention:
         room = min(self.limit - self.marked, self.tenant_limit - (own.marks if own else 0))
         displaced = NO_BLOCKS
         if len(new) > room and own is not None:
-            displaced = self._oldest_of(own, self.now_s + ttl_s)[: len(new) - room]
+            before = np.flatnonzero((self._owner == own.number) & (self._deadline_s < self.now_s + ttl_s))
+            displaced = self._in_order(before)[: len(new) - room]
             self._drop(displaced)
             room += len(displaced)
         self.refused += max(0, len(new) - room)
         self._add(new[:room], tenant, ttl_s)
         return displaced
-
-    def _oldest_of(self, tenant: Tenant, before_s: float) -> Slots:
-        return self._in_order(np.flatnonzero((self._owner == tenant.number) & (self._deadline_s < before_s)))
 
     def _add(self, slots: Slots, tenant: str | None, ttl_s: float) -> None:
         if not slots.size:

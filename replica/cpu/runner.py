@@ -66,8 +66,12 @@ class NativeRunner(ImmediateRunner):
             return []
         order = sorted(range(len(batch)), key=lambda index: batch[index].tokens > 1)  # those that decode first
         ordered = [batch[index] for index in order]
+        spans = [Span(scheduled.request.blocks, scheduled.start, scheduled.tokens) for scheduled in ordered]
+        token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
         # In the batch's order: a block that one request copies from may be a later one's to write on.
-        hidden = self._hidden(ordered, [scheduled.copy for scheduled in batch if scheduled.copy is not None])
+        copies = [scheduled.copy for scheduled in batch if scheduled.copy is not None]
+        adapters = [scheduled.request.chain.lora_name for scheduled in ordered]
+        hidden = self.compute(token_ids, spans, copies, adapters)
         last_rows = [end - 1 for end in accumulate(scheduled.tokens for scheduled in ordered)]
         keep_prompt_logprobs(self.model, ordered, hidden, last_rows)
         results: list[SampledToken | None] = [None] * len(batch)
@@ -78,11 +82,6 @@ class NativeRunner(ImmediateRunner):
             for place, sampled in zip(drawing, drawn, strict=True):
                 results[order[place]] = sampled
         return results
-
-    def _hidden(self, ordered: Sequence[Scheduled], copies: Sequence[Copy]) -> Tensor:
-        spans = [Span(scheduled.request.blocks, scheduled.start, scheduled.tokens) for scheduled in ordered]
-        token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
-        return self.compute(token_ids, spans, copies, [scheduled.request.chain.lora_name for scheduled in ordered])
 
     def compute(
         self,

@@ -188,13 +188,11 @@ class DeviceRunner:
         of_row = np.repeat(np.arange(len(ordered)), tokens)
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
         blocks = self._tables.mirror[table_rows[of_row], positions // self.block_size].astype(np.int64)
-        missing = counts.sequences - len(ordered)
+        missing, nowhere = counts.sequences - len(ordered), self.num_blocks * self.block_size
         return {
             "token_ids": self._token_ids(ordered),
             "positions": positions,
-            "slots": _and(
-                blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), self._nowhere
-            ),
+            "slots": _and(blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), nowhere),
             "table_rows": _and(table_rows, missing, self._tables.empty_row),
             "lengths": begins + tokens,
             "starts": _and(np.append(0, ends), missing, len(of_row)),
@@ -204,10 +202,6 @@ class DeviceRunner:
             "tiles": tiles.tiles.ravel(),
             **_of_draws(ordered),
         }
-
-    @property
-    def _nowhere(self) -> int:
-        return self.num_blocks * self.block_size
 
     def _token_ids(self, ordered: Sequence[Scheduled]) -> NDArray[Any]:
         decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]

@@ -181,17 +181,14 @@ class Engine:
         if self.mover is not None:
             self.mover.computing = not self._only_loads
         self._begin_moves(batch)
-        started = self._start(batch) if batch else None  # nothing need not fly
+        began_s = self.clock.now_s()
+        started = Flight(batch, self.runner.start(batch), began_s) if batch else None  # nothing need not fly
         outputs += self._land()
         self._flying = started
         if not self.runner.ahead:
             outputs += self._land()
         self._begin_due(batch if self._flying is not None else [])
         return outputs
-
-    def _start(self, batch: Batch) -> Flight:
-        began_s = self.clock.now_s()
-        return Flight(batch, self.runner.start(batch), began_s)
 
     def _land(self) -> list[Output]:
         """Commit the results of the step in flight, if any."""
@@ -201,7 +198,11 @@ class Engine:
         sampled = flight.finish()
         landed_s = self.clock.now_s()
         # Until the step before it landed, only that one was computed.
-        self._measure(flight.batch, landed_s - max(flight.began_s, self._landed_s))
+        duration_s = landed_s - max(flight.began_s, self._landed_s)
+        prefill_tokens = sum(scheduled.tokens for scheduled in flight.batch if scheduled.tokens > 1)
+        self.speed.add(prefill_tokens, duration_s)
+        self.step_limit.add(prefill_tokens, duration_s)
+        self.steps += 1
         self._landed_s = self.pool.retention.now_s = landed_s
         return self.scheduler.commit(flight.batch, sampled)
 
@@ -267,12 +268,6 @@ class Engine:
         """Seconds that so many tokens take to compute; 0: not known."""
         rate = self.speed.prefill_tokens_per_s
         return tokens / rate if rate else 0.0
-
-    def _measure(self, batch: Batch, duration_s: float) -> None:
-        self.steps += 1
-        prefill_tokens = sum(scheduled.tokens for scheduled in batch if scheduled.tokens > 1)
-        self.speed.add(prefill_tokens, duration_s)
-        self.step_limit.add(prefill_tokens, duration_s)
 
     def reset(self) -> bool:
         """Forget the cache; refused while requests run."""

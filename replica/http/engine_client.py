@@ -318,7 +318,10 @@ class EngineClient:
             case Loading():
                 self._folder.close()  # the connected sockets live on, and nothing is left behind whoever dies how
             case Hello():
-                self._greet(message)
+                self.hello = message
+                self._heard_s = self._loop.time()
+                if not self._greeted.done():
+                    self._greeted.set_result(message)
 
     def _hand_out(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -329,14 +332,10 @@ class EngineClient:
                 del self._streams[output.id]
             stream.arrive(output)
 
-    def _greet(self, hello: Hello) -> None:
-        self.hello = hello
-        self._heard_s = self._loop.time()
-        if not self._greeted.done():
-            self._greeted.set_result(hello)
-
     async def _watch(self) -> str:
-        ending = _ending(await self._process.wait())
+        status = await self._process.wait()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        ending = f"the engine's process {how}"
         if not self._socket.closed:
             self._read()  # its last words
         failure = EngineDied(ending)
@@ -374,9 +373,3 @@ async def _start_process(command: Sequence[str], config: EngineConfig) -> asynci
         given.seek(0)
         # A session of its own: Ctrl-C in a terminal is for the HTTP process, which drains.
         return await asyncio.create_subprocess_exec(*command, stdin=given, start_new_session=True)
-
-
-def _ending(status: int) -> str:
-    if status < 0:
-        return f"the engine's process was killed by signal {-status}"
-    return f"the engine's process ended with status {status}"

@@ -97,7 +97,8 @@ def plan(
     if asked is not None:
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
     _check_prompt_logprobs(request, prompts)
-    seed = _seed(request, native)
+    seeds = [seed for seed in (request.seed, native.seed) if seed is not None]
+    seed = seeds[0] if seeds else random.getrandbits(63)
     answer_id = native.response_id or getattr(original, "request_id", None) or api.new_id()
     script = b"" if served.answers is None else served.answers.token_ids(request)
     retain = _in_blocks(native.retain, served.block_size)
@@ -212,13 +213,6 @@ def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> Non
     if len(token_ids) > max_tokens:
         param = f"resume_token_ids[{index}]"
         raise invalid(f"{param} has {len(token_ids)} tokens; the most that may be generated is {max_tokens}", param)
-
-
-def _seed(request: InnerRequest, native: Native) -> int:
-    for seed in (request.seed, native.seed):
-        if seed is not None:
-            return seed
-    return random.getrandbits(63)
 
 
 def _max_tokens(request: InnerRequest, api: GenerationApi, prompt_tokens: int, max_model_len: int) -> int:

@@ -299,12 +299,8 @@ def _alternatives(logits: Tensor, sums: Tensor, top: int) -> list[list[tuple[int
             equal = (logits[row] == last).nonzero().squeeze(1)[:top].tolist()
             pairs = [pair for pair in pairs if pair[1] > row_logprobs[top - 1]]
             pairs += [(token, row_logprobs[top - 1]) for token in equal]
-        found.append(sorted(pairs, key=_by_likelihood)[:top])
+        found.append(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:top])
     return found
-
-
-def _by_likelihood(pair: tuple[int, float]) -> tuple[float, int]:
-    return -pair[1], pair[0]
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]) -> dict[int, TokenLogprobs]:

@@ -38,8 +38,10 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         check_installed()
     model = _native_model(values) if values["engine"] == "native" else None
     fields = nested_fields(TABLE, values)
-    tokenizer = _tokenizer_path(values, model)
+    own = Path(values["model"]) if model is None else model.folder
+    tokenizer: str | None = values["tokenizer"] or (str(own) if (own / "tokenizer.json").is_file() else None)
     fields["tokenizer"] = tokenizer
+    default_step_s = 0.0 if model is None else NATIVE_MAX_STEP_S
     fields["simulated_answers"] = _answers(values["simulated_answers"])
     fields["engine"] |= {
         "model": values["served_model_name"] or short_name(values["model"]),
@@ -51,7 +53,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         "loads_adapters": values["lora_dir"] is not None,
         **_tiers(values, model),
         "kv_read": _kv_read(values),
-        "max_step_s": _max_step_s(values),
+        "max_step_s": default_step_s if values["max_step"] is None else float(values["max_step"]),
     }
     return msgspec.convert(fields, ReplicaConfig)
 
@@ -163,18 +165,6 @@ def _lora_modules(values: Mapping[str, Any]) -> list[LoraModule]:
     if len(found) > values["max_loras"]:
         raise Unusable(f"--lora-modules names {len(found)} adapters; give --max-loras {len(found)}, or fewer adapters")
     return [LoraModule(*one) for one in found.items()]
-
-
-def _max_step_s(values: Mapping[str, Any]) -> float:
-    if values["max_step"] is None:
-        return NATIVE_MAX_STEP_S if values["engine"] == "native" else 0.0
-    return float(values["max_step"])
-
-
-def _tokenizer_path(values: Mapping[str, Any], model: NativeModel | None) -> str | None:
-    own = Path(values["model"]) if model is None else model.folder
-    found: str | None = values["tokenizer"] or (str(own) if (own / "tokenizer.json").is_file() else None)
-    return found
 
 
 def _vocabulary(tokenizer_path: str | None, model: NativeModel | None) -> dict[str, tuple[int, ...]]:
