@@ -15,7 +15,6 @@ from fleet.host.engines import Launch, engine_missing, launch
 from fleet.host.probe import TIMEOUT_S, Probe
 from fleet.host.report import Report
 from fleet.plan import FOREIGN, Task
-from router.parts import usable_cpus
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -24,12 +23,6 @@ LOOK_S = 1.0  # between probes
 STARTING_LOOK_S = 0.1
 STOP_LIMIT_S = 20.0  # for a process whose requests are done; then it is killed
 REPORT_WITHIN_S = 10.0  # a long poll without news is answered after so long
-PER_CPU = 8  # more starve each other; a guard against slips of the keyboard, which --force overrides
-
-
-def room_here() -> int:
-    """The replicas that this machine takes."""
-    return PER_CPU * usable_cpus()
 
 
 class Supervisor:
