@@ -139,6 +139,7 @@ RUNNERS_MAY_IMPORT = {
     "replica.runners.block_memory",
     "replica.runners.clock",
     "replica.config",
+    "replica.grammar.matcher",
     "replica.messages",
     "replica.runners.request",
     "replica.runners.runner",
