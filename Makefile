@@ -29,7 +29,7 @@ BUSY_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
 LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_up.py \
 	tests/lab/simulation/test_published.py tests/fleet/test_on_ray.py tests/images/test_router_image.py \
 	tests/k8s/test_drain.py tests/replica/test_native.py tests/replica/test_golden.py tests/bench/test_parts.py \
-	tests/replica/test_scheduler_property.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py \
+	tests/replica/engine/test_scheduler_property.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py \
 	tests/chaos/test_router_random_schemas.py tests/gpu/test_run.py tests/compatibility/test_page.py
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it. The long
 # ones come first.

@@ -15,11 +15,11 @@ from api.messages import answers as messages_answers
 from api.messages import errors as messages_errors
 from api.messages.conversion import chat_of as chat_of_messages
 from api.messages.requests import MessagesRequest
+from api.openai.requests import ChatRequest, CompletionRequest
 from api.openai_responses import output as responses_output
 from api.openai_responses.conversion import chat_of as chat_of_responses
 from api.openai_responses.requests import ResponsesRequest
 from api.reading import read
-from api.requests import ChatRequest, CompletionRequest
 from api.responses import DONE, chat_id, completion_id, event
 
 InnerRequest: TypeAlias = CompletionRequest | ChatRequest

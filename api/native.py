@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
-from api.http.media_type import media_type
+from api.reading import media_type
 from api.retention import Retained
 
 REQUEST_TYPE = "application/x-warmroute-request"

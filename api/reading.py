@@ -1,6 +1,7 @@
 """Reads a body into a request type, raising nothing but ApiError for any bytes."""
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -101,3 +102,10 @@ def _at(body: bytes, path: str) -> object:
     except (ValueError, RecursionError, LookupError, TypeError):
         return _UNKNOWN  # a number out of range somewhere, or a key that occurs twice
     return value
+
+
+def media_type(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The type in the only Content-Type, in small letters; empty for none, and for several, of which any may count."""
+    types = [value for name, value in headers if name == b"content-type"]
+    # Byte for byte (RFC 9110, 8.3.1): `str.strip` removes more than blanks.
+    return types[0].partition(b";")[0].strip(b" \t").lower() if len(types) == 1 else b""

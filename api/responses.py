@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from api.openai.requests import FunctionCall, ToolCall
 from api.parsing.parsed import CallDelta, Parsed
-from api.requests import FunctionCall, ToolCall
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 
 CONTENT_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"

@@ -1,7 +1,7 @@
 """Beginnings of a prompt that a client asks to keep in the cache: for how long, and how many tokens they are.
 
 The tokens are never more than the client means: where a template hides the end, or a token reaches beyond it, they are
-fewer. `api.breakpoints` finds the ends in a request.
+fewer. `api.prompts.breakpoints` finds the ends in a request.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 
 TTL_S = {"5m": 300.0, "1h": 3600.0}
 DAY_S = MAX_TTL_S = 86400.0

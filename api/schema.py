@@ -7,19 +7,19 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from api.engine_requests import (
+from api.messages.answers import MessageAnswer, TokenCount
+from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai.engine_requests import (
     DetokenizeRequest,
     LoadAdapterRequest,
     RetainRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from api.messages.answers import MessageAnswer, TokenCount
-from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai.requests import MAX_PROMPTS, UNSUPPORTED, ChatRequest, CompletionRequest, Tool
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import MAX_PROMPTS, UNSUPPORTED, ChatRequest, CompletionRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, RetainedPrefix, Tokens
 
 REQUESTS: tuple[type[Struct], ...] = (

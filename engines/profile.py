@@ -12,7 +12,7 @@ from engines.metrics import EngineMetrics
 from engines.sources import Ask, Sources, untold
 
 if TYPE_CHECKING:  # fleets need no tokenizers
-    from api.prompts import Prompts
+    from api.prompts.prompts import Prompts
     from engines.prompts.asked import Asked, Question
 
 

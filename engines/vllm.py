@@ -11,7 +11,7 @@ from engines.profile import EngineProfile, PromptBuilder, ServerCommand
 from engines.sources import MOST_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
 
 if TYPE_CHECKING:
-    from api.prompts import Prompts
+    from api.prompts.prompts import Prompts
 
 METRICS = EngineMetrics(
     rank_labels=("engine",),

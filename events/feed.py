@@ -4,10 +4,10 @@ import logging
 import math
 from collections.abc import Callable
 
+from events.cache.pool import Digest
 from events.messages import END_SEQ, Frames
 from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
-from events.native_stream import OVERSIZED
-from events.pool import Digest
+from events.stream.native_stream import OVERSIZED
 from events.view import CacheView, Request
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from events.blocks import TOKEN_BYTES, pack_tokens
+from events.cache.pool import Digest, digest_of, low64, pool_name
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -18,7 +19,6 @@ from events.messages import (
     KnownEvent,
     encode_batch,
 )
-from events.pool import Digest, digest_of, low64, pool_name
 
 RUN_BLOCKS = 64
 SNAPSHOT_BATCH_BLOCKS = 2048
@@ -72,7 +72,10 @@ class Mirror:
             if isinstance(event, BlockStored):
                 self._store(event)
             elif isinstance(event, BlockRemoved):
-                self._remove(event)
+                pool = self._pool(event.medium, event.group_idx)
+                for block_hash in event.block_hashes:
+                    if pool.blocks.pop(block_hash, None) is not None:
+                        pool.xor ^= low64(block_hash)
             elif isinstance(event, AllBlocksCleared):
                 self.pools.clear()
                 self._pools.clear()
@@ -110,12 +113,6 @@ class Mirror:
             new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
             parent = block_hash
         return new
-
-    def _remove(self, event: BlockRemoved) -> None:
-        pool = self._pool(event.medium, event.group_idx)
-        for block_hash in event.block_hashes:
-            if pool.blocks.pop(block_hash, None) is not None:
-                pool.xor ^= low64(block_hash)
 
     def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
         pool = self._pools.get((medium, group))

@@ -24,12 +24,12 @@ import msgspec
 import zmq
 from msgspec import Struct
 
-from events.curve import CurveKeys
 from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
-from events.peers import INSPECT_S, BoundSocket, PublisherStats
-from events.transfers import WAITING_MESSAGES, Message, Transfers
+from events.sockets.curve import CurveKeys
+from events.sockets.peers import INSPECT_S, BoundSocket, PublisherStats
+from events.sockets.transfers import WAITING_MESSAGES, Message, Transfers
 
 log = logging.getLogger(__name__)
 

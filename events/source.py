@@ -6,16 +6,16 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from events.actions import Action
-from events.changes import Change
-from events.curve import CurveClient
-from events.foreign_stream import ForeignStream
+from events.cache.changes import Change
+from events.cache.resolver import Resolver
 from events.messages import EventBatch
-from events.native_stream import NativeStream
 from events.publisher import offset_port
-from events.resolver import Resolver
-from events.states import StreamConfig
-from events.stream import Stream
+from events.sockets.curve import CurveClient
+from events.stream.actions import Action
+from events.stream.foreign_stream import ForeignStream
+from events.stream.native_stream import NativeStream
+from events.stream.states import StreamConfig
+from events.stream.stream import Stream
 from events.view import CacheView
 
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for

@@ -1,4 +1,4 @@
-"""Follows the streams of many replicas: the asyncio shell around `stream.py`.
+"""Follows the streams of many replicas: the asyncio shell around `stream/`.
 
 Each replica has a link to its events, and as needed one for replays; a native one also a link to its status and one for
 snapshots. Every decision is the stream's; here bytes come and go.
@@ -13,14 +13,14 @@ from types import TracebackType
 
 import zmq
 
-from events.actions import Replay
-from events.curve_link import CurveLink
 from events.feed import Feed
-from events.link import Link, Receive, nothing, size_of, unlimited
 from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
-from events.plain_link import PlainLink
+from events.sockets.curve_link import CurveLink
+from events.sockets.link import Link, Receive, nothing, size_of, unlimited
+from events.sockets.plain_link import PlainLink
 from events.source import Source
+from events.stream.actions import Replay
 from events.view import CacheView, Request
 
 TICK_S = 0.1  # for all replicas together: each time, a process that has nothing to do is woken

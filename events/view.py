@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-from events.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
-from events.changes import Change, Cleared, Removed
-from events.foreign_stream import ForeignStream
+from events.cache.changes import Change, Cleared, Removed
+from events.cache.resolver import Resolver
+from events.cache.slices import SLICE_BLOCKS, blocks_of, slices
 from events.messages import AllBlocksCleared, BadBatch, Decoder, Event, EventBatch
-from events.resolver import Resolver
-from events.slices import SLICE_BLOCKS, blocks_of, slices
-from events.stream import Stream
+from events.stream.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
+from events.stream.foreign_stream import ForeignStream
+from events.stream.stream import Stream
 
 Request = Replay | Snapshot
 

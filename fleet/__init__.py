@@ -1,1 +1,1 @@
-"""The command line's dispatcher; the controller of many replicas is planned."""
+"""Many replicas: the controller, the processes that it keeps, and the `warmroute` command."""

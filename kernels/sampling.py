@@ -1,6 +1,6 @@
 """From logits to tokens for all rows at once without synchronizing the device, for devices without Triton.
 
-A row draws as one does in `replica.sampling` that no client has shaped; only what rounds may fall otherwise.
+A row draws as one does in `replica.runners.sampling` that no client has shaped; only what rounds may fall otherwise.
 """
 
 import torch

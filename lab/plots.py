@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from api.options import F, option
-from api.settings import Unusable
+from api.process.options import F, option
+from api.process.settings import Unusable
 from lab.writing import check_file, write_whole
 
 SUFFIXES = (".png", ".svg")

@@ -6,9 +6,9 @@ Models are given as their makers' `config.json` gives them; memory as the makers
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from replica.model.config import ModelConfig, read_config
-from replica.sizing import GIGABYTE
+from replica.model.sizing import GIGABYTE
 
 DEVICES_GB = {
     "a10": 24,

@@ -1,13 +1,13 @@
-"""The KV cache that fits beside a model on a device, by the formula of `replica.sizing`."""
+"""The KV cache that fits beside a model on a device, by the formula of `replica.model.sizing`."""
 
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.shapes import Shape
 from replica.model.config import ModelConfig
-from replica.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
+from replica.model.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
 
 MEGABYTE = 10**6
 HOST_BYTES_PER_S = 25e9  # half of a PCIe 5 bus, shared by reading and writing

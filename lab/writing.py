@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 
 
 def check_file(path: Path, option: str) -> None:

@@ -1,1 +1,1 @@
-"""One engine, paged, prefix-cached and continuously batched, with its HTTP server (planned)."""
+"""One engine, paged, prefix-cached and continuously batched, with its HTTP server."""

@@ -10,13 +10,12 @@ from kernels.backends import choose
 from kernels.linear import can_pack
 from kernels.paged import KvShape
 from replica.config import EngineConfig
+from replica.cpu.leader import lead
+from replica.cpu.runner import NativeRunner, load
 from replica.model.config import read_config
-from replica.native import NativeRunner, load
-from replica.native_model import CPU_KV_CACHE_GB
-from replica.parallel.runner import lead
+from replica.model.sizing import CPU_KV_CACHE_GB, GIGABYTE, blocks_in
 from replica.parallel.shares import kv_copies
-from replica.runner import Runner
-from replica.sizing import GIGABYTE, blocks_in
+from replica.runners.runner import Runner
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`warmroute replica`: one engine and its HTTP server. Its options are the rows of `replica.settings`. And `fetch`."""
+"""`warmroute replica`: one engine and its HTTP server. Its options are in `replica.settings.options`. And `fetch`."""
 
 import logging
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from api.lifeline import die_with_parent, parent_pid
-from api.options import SettingsCommand
-from api.settings import Unusable
+from api.process.lifeline import die_with_parent, parent_pid
+from api.process.options import SettingsCommand
+from api.process.settings import Unusable
 from replica.config import ReplicaConfig
-from replica.configure import config_from
 from replica.model.locate import SMOLLM2
-from replica.settings import TABLE
+from replica.settings.configure import config_from
+from replica.settings.options import TABLE
 
 
 @click.command(cls=SettingsCommand, table=TABLE)

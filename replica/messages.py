@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from api.retention import Retain
 from events.blocks import ExtraKey
 from events.native import Load

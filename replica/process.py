@@ -19,13 +19,14 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from api.lifeline import die_with_parent, orphaned
-from events.curve import load_curve
+from api.process.lifeline import die_with_parent, orphaned
 from events.messages import KnownEvent
 from events.publisher import Publisher, PublisherConfig
-from replica.clock import Clock, WallClock
+from events.sockets.curve import load_curve
+from replica.cache.lower import HOST
 from replica.config import EngineConfig
-from replica.engine import Engine
+from replica.disk.file import DiskFile, open_disk_file
+from replica.engine.engine import Engine
 from replica.grammar.compilations import Compilations
 from replica.lora.shelf import Shelf
 from replica.messages import (
@@ -49,14 +50,13 @@ from replica.messages import (
     decode_to_engine,
     encode,
 )
+from replica.model.sizing import GIGABYTE
 from replica.neighbours.service import Neighbours
-from replica.runner import Runner
-from replica.sizing import GIGABYTE
-from replica.tiers.disk_file import DiskFile, open_disk_file
-from replica.tiers.lower import HOST
+from replica.runners.clock import Clock, WallClock
+from replica.runners.runner import Runner
+from replica.settings.sizes import free_bytes
 from replica.tiers.mover import HostMemory, Mover, ThreadedMover
 from replica.tiers.simulated import SimulatedMover
-from replica.tiers.sizes import free_bytes
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def within_cache(config: EngineConfig) -> EngineConfig:
 def make_runner(config: EngineConfig, clock: Clock) -> Runner:
     """The one place where engines differ; each is imported only if it is wanted."""
     if config.engine == "simulated":
-        from replica.simulated import SimulatedRunner
+        from replica.runners.simulated import SimulatedRunner
 
         return SimulatedRunner(config.simulated, clock, config.vocabulary, config.eos_token_ids)
     from replica.build import build
@@ -189,7 +189,7 @@ def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     """Kernels count, too: on a CPU, blocks from elsewhere have the very bits that this replica would compute."""
     from replica.model.config import read_config
-    from replica.tiers.kv_layout import kv_layout
+    from replica.model.kv_layout import kv_layout
 
     folder = Path(config.model_path)
     ranks = f"{config.tensor_parallel_size} ranks, " if config.tensor_parallel_size > 1 else ""
@@ -250,7 +250,10 @@ class Loop:
     def run(self) -> None:
         self._send(self._hello())
         while not orphaned(self.parent_pid) and self._read():
-            self._submit_compiled()
+            for compiled in self.compilations.take():
+                refused = compiled if isinstance(compiled, Refused) else self.engine.submit_all(*compiled)
+                if refused is not None:
+                    self._send(refused)
             self._settle_adapters()
             if self.engine.busy:
                 outputs = self.engine.step()
@@ -333,12 +336,6 @@ class Loop:
         refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
         if refused is not None:
             self._send(refused)
-
-    def _submit_compiled(self) -> None:
-        for compiled in self.compilations.take():
-            refused = compiled if isinstance(compiled, Refused) else self.engine.submit_all(*compiled)
-            if refused is not None:
-                self._send(refused)
 
     def _publish(self, events: list[KnownEvent]) -> None:
         if events and self.publisher is not None:

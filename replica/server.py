@@ -11,14 +11,14 @@ from pathlib import Path
 
 import uvloop
 
-from api.allocator import map_large_blocks
 from api.http.server import HttpServer, Signals, connection_limits, http_server, listen
-from api.lifeline import die_with_parent
-from api.prompts import Prompts
-from api.tokenizer import load_tokenizer, read_template
-from replica.client import EngineClient, EngineDied
+from api.process.allocator import map_large_blocks
+from api.process.lifeline import die_with_parent
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import load_tokenizer, read_template
 from replica.config import ReplicaConfig
 from replica.http.app import Endpoints, build_app
+from replica.http.engine_client import EngineClient, EngineDied
 from replica.messages import Hello
 
 __all__ = ["build_app", "serve"]

@@ -2,8 +2,8 @@
 
 import click
 
-from api.lifeline import die_with_parent, parent_pid
-from api.options import SettingsCommand
+from api.process.lifeline import die_with_parent, parent_pid
+from api.process.options import SettingsCommand
 from router.config import RouterConfig
 from router.configure import config_from
 from router.settings import PICKER_TABLE, TABLE

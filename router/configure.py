@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from api.http.bodies import check_limits
-from api.options import default_of, nested_fields
-from api.settings import Unusable
-from events.curve import load_curve, load_curve_client
+from api.process.options import default_of, nested_fields
+from api.process.settings import Unusable
+from events.sockets.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.cluster import Cluster, in_cluster
 from router.members.discovery.file import parse_replicas

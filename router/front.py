@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
-from events.curve import shared_keys
+from events.sockets.curve import shared_keys
 from router.assembly import assembled, discoveries, follow_objectives, follow_rewrites
 from router.config import RouterConfig
 from router.core import Router

@@ -13,8 +13,8 @@ from typing import Any
 
 import uvloop
 
-from api.allocator import map_large_blocks
 from api.http.server import Signals, listen
+from api.process.allocator import map_large_blocks
 from router.config import RouterConfig
 from router.front import Front
 from router.parts import part_of, workers_of

@@ -1,4 +1,4 @@
-"""The values that a router's settings take beside those of `api.settings`, also for commands that ask a router."""
+"""Values that a router's settings take beside those of `api.process.settings`, also for commands that ask a router."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ import click
 
 from api.errors import ApiError
 from api.http.path import parse_path, raw_path
-from api.settings import Text
+from api.process.settings import Text
 from router.members.target import parse_target
 from router.peers.names import parse_endpoint
 

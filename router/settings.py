@@ -1,8 +1,8 @@
 """The router's settings.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`api.options`). With `flag=False` it has no option: `--set some_key=...`
-gives it. `router.configure` builds the configuration from them.
+the environment and `some_key` in the file (`api.process.options`). With `flag=False` it has no option:
+`--set some_key=...` gives it. `router.configure` builds the configuration from them.
 A test compares the rows with the fields of RouterConfig.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from api.settings import (
+from api.process.settings import (
     ABOVE_0,
     AT_LEAST_0,
     COUNT,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from api.options import KeyOption
+from api.process.options import KeyOption
 from replica.cli import replica
 from router.cli import router
 

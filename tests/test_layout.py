@@ -101,7 +101,7 @@ def test_every_package_exists_and_is_typed() -> None:
     ("file", "source"),
     [
         ("events/stream.py", "from router.placement.index import match"),
-        ("api/prompts.py", "import events.blocks"),
+        ("api/prompts/prompts.py", "import events.blocks"),
         ("engines/vllm.py", "import router.members"),
         ("router/app.py", "def load():\n    import torch.nn"),
         ("router/members/feeds.py", "from ray import init"),
@@ -134,19 +134,20 @@ def test_what_the_table_allows_is_not_caught(tmp_path: Path, file: str, source: 
 
 # ---- only the runner differs between engines
 
-RUNNERS = {"replica.simulated"}
+RUNNERS = {"replica.runners.simulated"}
 RUNNERS_MAY_IMPORT = {
-    "replica.block_memory",
-    "replica.clock",
+    "replica.runners.block_memory",
+    "replica.runners.clock",
     "replica.config",
+    "replica.grammar.matcher",
     "replica.messages",
-    "replica.request",
-    "replica.runner",
+    "replica.runners.request",
+    "replica.runners.runner",
 }
 
 
 def modules_imported(source: str) -> Iterator[Import]:
-    """Yield the whole names of what is imported, `from replica import simulated` as `replica.simulated`."""
+    """Yield the whole names of what is imported, `from replica import runners` as `replica.runners`."""
 
     def walk(node: ast.AST, inside_function: bool) -> Iterator[Import]:
         names = _imported_by(node)
@@ -164,15 +165,15 @@ def modules_imported(source: str) -> Iterator[Import]:
 def runner_violations(root: Path) -> list[str]:
     """Say where a runner is known by name, except where it is picked, and where a runner knows more than it may."""
     found = []
-    for path in sorted((root / "replica").glob("*.py")):
-        name = f"replica.{path.stem}"
+    files = sorted((root / "replica").rglob("*.py"))
+    ours = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
+    for name, path in ours.items():
         for imported in modules_imported(path.read_text()):
             picks = name == "replica.process" and imported.inside_function
             known = imported.module in RUNNERS and not picks
-            ours = imported.module in {f"replica.{module.stem}" for module in (root / "replica").glob("*.py")}
-            too_much = name in RUNNERS and ours and imported.module not in RUNNERS_MAY_IMPORT
+            too_much = name in RUNNERS and imported.module in ours and imported.module not in RUNNERS_MAY_IMPORT
             if known or too_much:
-                found.append(f"{path.name}:{imported.line} imports {imported.module}")
+                found.append(f"{path.relative_to(root)}:{imported.line} imports {imported.module}")
     return found
 
 
@@ -186,19 +187,20 @@ def test_only_the_runner_differs_between_engines() -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("scheduler.py", "from replica.simulated import SimulatedRunner"),
-        ("engine.py", "def pick():\n    import replica.simulated"),
-        ("server.py", "from replica import simulated"),
-        ("process.py", "from replica.simulated import SimulatedRunner"),
-        ("simulated.py", "from replica.scheduler import Scheduler"),
+        ("engine/scheduler.py", "from replica.runners.simulated import SimulatedRunner"),
+        ("engine/engine.py", "def pick():\n    import replica.runners.simulated"),
+        ("server.py", "from replica.runners import simulated"),
+        ("process.py", "from replica.runners.simulated import SimulatedRunner"),
+        ("runners/simulated.py", "from replica.engine.scheduler import Scheduler"),
     ],
 )
 def test_an_engine_that_knows_its_runner_is_caught(tmp_path: Path, file: str, source: str) -> None:
-    (tmp_path / "replica").mkdir()
-    (tmp_path / "replica" / "scheduler.py").touch()
-    (tmp_path / "replica" / "simulated.py").touch()
+    for name in ("engine/scheduler.py", "runners/simulated.py", file):
+        (tmp_path / "replica" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "replica" / name).touch()
     (tmp_path / "replica" / file).write_text(source)
-    assert {message.partition(":")[0] for message in runner_violations(tmp_path)} == {file}
+    [message] = runner_violations(tmp_path)
+    assert message.startswith(f"replica/{file}:")
 
 
 # ---- the tests

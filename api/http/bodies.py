@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.errors import ApiError, invalid, queue_full
-from api.settings import Unusable
+from api.process.settings import Unusable
 
 SMALL_BYTES = 24 * 1024  # not counted: the number of connections is limited
 MEDIUM_BYTES = 1024 * 1024

@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import to_builtins
 
-from api.billing import BILLING_HEADER
 from api.errors import invalid, quoted
 from api.messages.requests import (
     Block,
@@ -25,8 +24,9 @@ from api.messages.requests import (
     ToolUseBlock,
     Turn,
 )
+from api.openai.requests import ChatRequest, TextPart
+from api.prompts.billing import BILLING_HEADER
 from api.reading import converted
-from api.requests import ChatRequest, TextPart
 from api.retention import CacheControl
 
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens", "cache_salt", "prompt_cache_key")
@@ -137,7 +137,8 @@ def _message(message: Turn, where: str) -> Fields:
             case ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
             case ToolUseBlock():
-                calls.append(_call(block))
+                function = {"name": block.name, "arguments": encode_json(block.input).decode()}
+                calls.append({"id": block.id, "type": "function", "function": function})
             case TextBlock() | ImageBlock() | DocumentBlock():
                 if text := _text(block, f"{where}.content[{i}]"):
                     control = block.cache_control if not isinstance(block, ImageBlock) else None
@@ -162,11 +163,6 @@ def _message(message: Turn, where: str) -> Fields:
 def _may_end(message: Turn, i: int) -> bool:
     """Tell whether all that the chat shows up to the end of a block stands before it in the message, too."""
     return not any(isinstance(block, ToolResultBlock) for block in message.content[i + 1 :])
-
-
-def _call(block: ToolUseBlock) -> Fields:
-    function = {"name": block.name, "arguments": encode_json(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
 
 
 def _result(block: ToolResultBlock, where: str) -> Fields:

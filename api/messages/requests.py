@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
-from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, StopString, TextPart
+from api.openai.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, StopString, TextPart
 from api.retention import CacheControl
 
 MAX_STOP_SEQUENCES = 16

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from api.errors import invalid, quoted
+from api.openai.requests import ChatRequest
 from api.openai_responses.requests import Format, Item, NamedChoice, Part, ResponsesRequest
 from api.openai_responses.tools import ShownTool, arguments_of, shown_name, shown_tools
 from api.reading import converted
-from api.requests import ChatRequest
 
 Fields: TypeAlias = dict[str, Any]
 

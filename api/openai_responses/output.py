@@ -157,11 +157,5 @@ class Output:
 
 def event_bytes(event: Event, sequence_number: int) -> bytes:
     kind, fields = event
-    return b"event: %b\ndata: %b\n\n" % (
-        kind.encode(),
-        _encode({"type": kind, "sequence_number": sequence_number} | fields),
-    )
-
-
-def _encode(fields: dict[str, Any]) -> bytes:
-    return encode(fields)  # type: ignore[arg-type]
+    data = {"type": kind, "sequence_number": sequence_number} | fields
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(data))  # type: ignore[arg-type]

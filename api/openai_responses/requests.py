@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
+from api.openai.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed
 from api.openai_responses.tools import OfferedTool, check_tools
-from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed
 
 # Fields that are refused, and the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {

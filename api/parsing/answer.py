@@ -5,13 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from api.constraint_fields import NamedTool
+from api.openai.constraint_fields import NamedTool
+from api.openai.requests import ChatRequest
 from api.parsing.calls import CallParser
 from api.parsing.formats import CALL_PARSERS, AnswerFormats
 from api.parsing.json_calls import RequiredCallsParser
 from api.parsing.parsed import AnswerParser, CallDelta, Parsed
 from api.parsing.reasoning import ReasoningMarkers, ReasoningParser
-from api.requests import ChatRequest
 
 MISTRAL_ID = 9  # characters; its templates refuse other lengths
 ID_DIGITS = 24

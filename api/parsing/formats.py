@@ -11,7 +11,7 @@ from api.parsing.pythonic import PythonicParser
 from api.parsing.reasoning import ReasoningMarkers
 
 if TYPE_CHECKING:
-    from api.tokenizer import Tokenizer  # not for a configuration, which the engine's process reads
+    from api.tokens.tokenizer import Tokenizer  # not for a configuration, which the engine's process reads
 
 ToolFormat: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 ReasoningFormat: TypeAlias = Literal["auto", "none", "think", "mistral"]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from api.stops import overlap
+from api.parsing.stops import overlap
 
 MAX_SPACES = 1024  # before the first marker
 

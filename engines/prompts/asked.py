@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest
 
-from api.requests import ChatRequest
+from api.openai.requests import ChatRequest
 from api.retention import Breakpoint
 
 Text: TypeAlias = str | list[int]  # token ids need no encoding

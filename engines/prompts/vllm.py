@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from api.billing import without_billing
 from api.errors import ApiError, invalid
-from api.prompts import Prompts
+from api.prompts.billing import without_billing
+from api.prompts.prompts import Prompts
+from api.prompts.templates import Conversation
 from api.reading import read
-from api.templates import Conversation
 from engines.prompts import dates
 from engines.prompts.asked import Asked, Question, Text, chat_shape
 from engines.prompts.content_format import takes_parts

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from api.billing import BILLING_HEADER
 from api.errors import ApiError, invalid
-from api.prompts import Prompts
+from api.prompts.billing import BILLING_HEADER
+from api.prompts.prompts import Prompts
+from api.prompts.templates import Conversation
 from api.reading import read
-from api.templates import Conversation
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 

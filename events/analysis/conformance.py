@@ -168,7 +168,16 @@ class Conformance:
         self._synchronized = True
         self._confirm()
         self._release(sys.maxsize)
-        return [Finding(point, _state(grade), *_values(grade)) for point, grade in self._grades.items()]
+        return [
+            Finding(
+                point,
+                "fail" if grade.failed else "pass" if grade.checked else "not seen",
+                grade.checked,
+                grade.failed,
+                grade.example,
+            )
+            for point, grade in self._grades.items()
+        ]
 
     # ---- order
 
@@ -336,11 +345,3 @@ class Conformance:
         if verdict is not OK:
             grade.failed += 1
             grade.example = grade.example or (f"{where}: {verdict}" if where else verdict)
-
-
-def _state(grade: _Grade) -> State:
-    return "fail" if grade.failed else "pass" if grade.checked else "not seen"
-
-
-def _values(grade: _Grade) -> tuple[int, int, str | None]:
-    return grade.checked, grade.failed, grade.example

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from events.extras import chain_keys, chain_root
-from events.groups import FULL, RULES
+from events.cache.extras import chain_keys, chain_root
+from events.cache.groups import FULL, RULES
 from events.messages import REMOTE, AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
 
 

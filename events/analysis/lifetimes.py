@@ -67,7 +67,7 @@ class Lifetimes:
         for bucket in sorted(self._ended.keys() | censored.keys()):
             if ended := self._ended[bucket]:
                 surviving *= 1 - ended / at_risk
-                steps.append((1 - surviving, _age(bucket)))
+                steps.append((1 - surviving, 10 ** ((bucket + 0.5) / BUCKETS_PER_DECADE)))
             at_risk -= ended + censored[bucket]
         return [next((age for gone, age in steps if gone >= fraction - 1e-9), None) for fraction in fractions]
 
@@ -77,7 +77,3 @@ class Lifetimes:
 
 def _bucket(age_s: float) -> int:
     return math.floor(math.log10(max(age_s, SHORTEST_S)) * BUCKETS_PER_DECADE)
-
-
-def _age(bucket: int) -> float:
-    return float(10 ** ((bucket + 0.5) / BUCKETS_PER_DECADE))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from events.analysis.history import History, kind_of, place_of, show, whole_prefix
-from events.extras import packed_tokens
+from events.cache.extras import packed_tokens
 from events.messages import BadBatch, BlockRemoved, BlockStored, EventBatch, RejectedEvent, UnknownEvent
 
 SKIP = "skip"

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from events.actions import Action, Apply
 from events.analysis.lifetimes import Lifetimes
 from events.analysis.tree import Tree, place
-from events.changes import Change, Cleared, Removed, Stored
+from events.cache.changes import Change, Cleared, Removed, Stored
+from events.cache.pools import ResolverStats
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
-from events.pools import ResolverStats
-from events.states import StreamStats
+from events.stream.actions import Action, Apply
+from events.stream.states import StreamStats
 from events.view import CacheView
 
 RECENT_S = 10.0

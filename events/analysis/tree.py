@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from events.blocks import TOKEN_BYTES, ExtraKey
-from events.changes import Change, Cleared, Removed, Stored
-from events.extras import block_extras, chain_salt, packed_tokens
+from events.cache.changes import Change, Cleared, Removed, Stored
+from events.cache.extras import block_extras, chain_salt, packed_tokens
+from events.cache.resolver import Resolver
 from events.messages import BlockStored, decode_tokens
-from events.resolver import Resolver
 
 
 class Holder(NamedTuple):

@@ -8,14 +8,14 @@ import zmq
 from rich.table import Table
 from rich.text import Text
 
-from events.actions import Action, Replay
 from events.analysis.conformance import Conformance, Finding
 from events.analysis.points import REPLAY_ANSWERED
-from events.curve import secure_client
 from events.feed import Feed
 from events.messages import EventBatch
-from events.recording import Recording
+from events.recording.recording import Recording
+from events.sockets.curve import secure_client
 from events.source import Record, Source
+from events.stream.actions import Action, Replay
 from events.subscriber import MAX_MESSAGE_BYTES
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count

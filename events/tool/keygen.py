@@ -2,7 +2,7 @@
 
 import click
 
-from events.curve import write_keys
+from events.sockets.curve import write_keys
 
 
 @click.command()

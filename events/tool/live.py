@@ -116,16 +116,11 @@ class _Follow(Struct):
                 return Ending.TIMEOUT
             if not noticed and now_s - started_s >= NOTICE_AFTER_S:
                 noticed = True
-                self._notice()
-
-    def _notice(self) -> None:
-        for stream in self.streams:
-            if stream.source.name not in self.connected:
-                keys = ", and do the keys fit" if stream.source.curve is not None else ""
-                click.echo(
-                    f"nothing answers at {stream.source.events}; did you start the engine with KV events{keys}?",
-                    err=True,
-                )
+                for source in (stream.source for stream in self.streams):
+                    if source.name not in self.connected:
+                        keys = ", and do the keys fit" if source.curve is not None else ""
+                        started = f"did you start the engine with KV events{keys}?"
+                        click.echo(f"nothing answers at {source.events}; {started}", err=True)
 
 
 def settled(view: CacheView) -> bool:

@@ -10,8 +10,8 @@ import click
 import msgspec
 from msgspec import Struct
 
-from events.curve import CurveClient, load_curve_client
-from events.recording import BadRecording, Recording
+from events.recording.recording import BadRecording, Recording
+from events.sockets.curve import CurveClient, load_curve_client
 from events.source import Source
 from events.tool.replica_address import source_at
 
@@ -104,7 +104,10 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
         if is_endpoint(argument) and arguments.count(argument) > 1:
             raise click.UsageError(f"{argument} appears twice")
     if not any(map(is_endpoint, arguments)):
-        _refuse_without_endpoint(stream)
+        for option in ("replay", "status", "snapshot", "topic", "rank", "curve_server", "curve_secret"):
+            if getattr(stream, option):
+                shown = option.replace("_", "-")
+                raise click.UsageError(f"--{shown} needs an ENDPOINT; a recording has its own sockets")
     sources = iter([_source(endpoint, index, len(endpoints), stream) for index, endpoint in enumerate(endpoints)])
     targets = []
     for argument in arguments:
@@ -173,12 +176,6 @@ def _curve(stream: StreamOptions) -> CurveClient | None:
         return load_curve_client(server, secret) if server is not None and secret is not None else None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _refuse_without_endpoint(stream: StreamOptions) -> None:
-    for option in ("replay", "status", "snapshot", "topic", "rank", "curve_server", "curve_secret"):
-        if getattr(stream, option):
-            raise click.UsageError(f"--{option.replace('_', '-')} needs an ENDPOINT; a recording has its own sockets")
 
 
 def _open_file(argument: str, model: str) -> Target:

@@ -7,7 +7,7 @@ import click
 from rich.live import Live
 from rich.text import Text
 
-from events.recording import BadRecording, Recorder, redacted_copy
+from events.recording.recording import BadRecording, Recorder, redacted_copy
 from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, size

@@ -11,11 +11,11 @@ import zmq
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from events.publisher import is_local
-from events.recording import Recording
+from events.recording.player import Player, PlayerConfig
+from events.recording.recording import Recording
 from events.source import Source
 from events.tool.options import StreamOptions, checked_endpoint, json_option, open_target
 from events.tool.output import Output, count, plain
-from events.tool.player import Player, PlayerConfig
 from events.tool.watch import Moment, MomentType
 
 

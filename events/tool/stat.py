@@ -16,7 +16,7 @@ from events.analysis.tree import ancestors
 from events.analysis.trunks import hottest_prefixes, longest_chains, token_ids
 from events.tool.comparison import grid
 from events.tool.live import follow
-from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
+from events.tool.options import StreamOptions, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, plain
 from events.tool.watch import Watch, load_decoder, note_damage, tokenizer_option, watches
 from events.tool.words import Decode, content, number, restrictions, seconds
@@ -60,17 +60,13 @@ def stat(
     opened = open_targets(targets, stream)
     for target in opened:
         if target.recording is not None:
-            shown.show(_replayed(target, output))
+            replayed = watches(target)
+            for watch in replayed:
+                watch.replay(target)
+            note_damage(target, output.note)
+            shown.show(replayed)
     if live := [watch for target in opened if target.recording is None for watch in watches(target)]:
         _follow(live, shown, for_s)
-
-
-def _replayed(target: Target, output: Output) -> list[Watch]:
-    replayed = watches(target)
-    for watch in replayed:
-        watch.replay(target)
-    note_damage(target, output.note)
-    return replayed
 
 
 def _follow(live: Sequence[Watch], shown: "Shown", for_s: float | None) -> None:

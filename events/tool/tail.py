@@ -7,12 +7,12 @@ from typing import Any
 import click
 from rich.text import Text
 
-from events.actions import Action, Apply, Gap, Partial, Reset
 from events.analysis.history import place_of
-from events.changes import Change, Stored
+from events.cache.changes import Change, Stored
 from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
 from events.source import Record, Source
+from events.stream.actions import Action, Apply, Gap, Partial, Reset
 from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, plain

@@ -108,7 +108,8 @@ class Drawing:
 
     def _run_line(self, run: Run) -> Text:
         where = self._where(run)
-        parts = [(f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}", "bold"), (f"  {where}", _style(run))]
+        size = f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}"
+        parts = [(size, "bold"), (f"  {where}", "green" if run.held else "red")]
         if run.last.children:
             parts.append((f"  {self._below(list(run.last.children.values()))} below", "dim"))
         return _line(*parts, (f"  {content(run.packed, self._decode, run.extras)}", ""))
@@ -166,7 +167,3 @@ def json_lines(drawn: Tree, decode: Decode | None) -> Iterator[dict[str, Any]]:
 def _line(*parts: tuple[str, str]) -> Text:
     """One line, cut at the width of the terminal."""
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
-
-
-def _style(run: Run) -> str:
-    return "green" if run.held else "red"

@@ -10,14 +10,14 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from events.actions import Action, Compare
 from events.analysis.compare import Comparison, compare
 from events.analysis.tree import Tree
+from events.cache.pool import Digest
 from events.feed import Feed
 from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
-from events.pool import Digest
 from events.source import Record, Source
+from events.stream.actions import Action, Compare
 from events.subscriber import Subscriber
 from events.tool.comparison import grid, show_comparison
 from events.tool.live import LOOK_EVERY_S, settled

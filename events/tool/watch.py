@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import click
 
-from events.actions import Action
 from events.analysis.statistics import Statistics
 from events.analysis.tree import Tree
 from events.analysis.trunks import load_tokenizer
-from events.changes import Change
+from events.cache.changes import Change
 from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.source import Record, Source
+from events.stream.actions import Action
 from events.tool.live import Ending, Followed, follow, settled
 from events.tool.options import Target
 from events.tool.words import Decode
@@ -92,17 +92,13 @@ class MomentType(click.ParamType[Moment]):
                 return Moment(seq=int(text))
             if text.startswith("+"):
                 return Moment(after_s=float(text))
-            return Moment(time_s=_clock(text))
+            from datetime import datetime
+
+            return Moment(time_s=datetime.fromisoformat(text).timestamp())
         except ValueError:
             self.fail(
                 f"{text!r} is not a moment; write 1234 (a batch), +12.5 (seconds) or 2026-11-21T09:30:00", param, ctx
             )
-
-
-def _clock(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(text).timestamp()
 
 
 tokenizer_option = click.option(
@@ -147,18 +143,11 @@ def load(
         for watch in its_watches:
             watch.replay(target, moment)
         note_damage(target, note)
-    if live and follow([watch.followed() for watch in live], until=lambda: _all_settled(live), timeout_s=timeout_s) in (
-        Ending.TIMEOUT,
-        Ending.STOPPED,
-    ):
-        _refuse_silent(live, timeout_s)
-
-
-def _all_settled(live: Sequence[Watch]) -> bool:
-    return all(settled(watch.view) for watch in live)
-
-
-def _refuse_silent(live: Sequence[Watch], timeout_s: float) -> None:
-    for watch in live:
-        if watch.view.stream.next_seq is None:
-            raise CannotTell(f"{watch.source.events}: nothing came within {timeout_s:g} s (--timeout)")
+    if not live:
+        return
+    followed = [watch.followed() for watch in live]
+    ending = follow(followed, until=lambda: all(settled(watch.view) for watch in live), timeout_s=timeout_s)
+    if ending in (Ending.TIMEOUT, Ending.STOPPED):
+        for watch in live:
+            if watch.view.stream.next_seq is None:
+                raise CannotTell(f"{watch.source.events}: nothing came within {timeout_s:g} s (--timeout)")

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import click
 from msgspec import Struct
 
-from fleet.commands.local_fleets import Where, listed, running_fleets
+from fleet.commands.addresses.local_fleets import Where, listed, running_fleets
 from fleet.commands.view import ModelView, View
 from fleet.plan import FleetPlan
 from router.asking import Client, Server, Unreachable

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from fleet.commands.client import FleetClient
-from fleet.commands.local_fleets import (
+from fleet.commands.addresses.local_fleets import (
     LocalFleet,
     Where,
     clean_up,
@@ -20,6 +19,7 @@ from fleet.commands.local_fleets import (
     recorded_fleets,
     running_fleets,
 )
+from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_argument
 from fleet.commands.view import View
 from fleet.commands.words import changes

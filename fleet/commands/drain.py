@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 import click
 
-from api.settings import TEXT, FiniteRange
+from api.process.settings import TEXT, FiniteRange
 from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.view import ReplicaView

@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 import click
 
-from fleet.commands.local_routers import admin_key_option, json_option, locate_router, router_option, show
+from fleet.commands.addresses.local_routers import admin_key_option, json_option, locate_router, router_option, show
 
 
 @click.command()

@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 import click
 
-from api.options import SettingOption
-from fleet.commands.address import FleetAddress, optional_argument
-from fleet.commands.local_fleets import Where, find
+from api.process.options import SettingOption
+from fleet.commands.addresses.address import FleetAddress, optional_argument
+from fleet.commands.addresses.local_fleets import Where, find
 from router.setting_types import SECRET
 
 Command = TypeVar("Command", bound=Callable[..., Any])

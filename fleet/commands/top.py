@@ -4,9 +4,9 @@ import sys
 
 import click
 
-from api.options import SettingOption
-from api.settings import FiniteRange
-from fleet.commands.local_routers import admin_key_option, locate_router, router_argument
+from api.process.options import SettingOption
+from api.process.settings import FiniteRange
+from fleet.commands.addresses.local_routers import admin_key_option, locate_router, router_argument
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
 import click
 
-from fleet.commands.local_routers import admin_key_option, json_option, locate_router, router_argument, show
+from fleet.commands.addresses.local_routers import admin_key_option, json_option, locate_router, router_argument, show
 
 
 @click.command()

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from api.lifeline import die_with_parent, parent_pid
+from api.process.lifeline import die_with_parent, parent_pid
 
 
 def main(command: list[str]) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.lifeline import PARENT_VARIABLE
+from api.process.lifeline import PARENT_VARIABLE
 from fleet.host.report import ReplicaAddress
 
 LAST_LINES = 12

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from api.lifeline import die_with_parent, parent_pid
+from api.process.lifeline import die_with_parent, parent_pid
 from fleet.on_ray.cleanup import kill_session, lead_a_session, remove_store, watch_over
 from fleet.on_ray.local import init, private_folder, servers, set_environment, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode

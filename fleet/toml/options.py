@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, get_args
 import click
 from click.core import ParameterSource
 
-from api.options import options_of
-from api.settings import Setting, Table
+from api.process.options import options_of
+from api.process.settings import Setting, Table
 from engines import SERVERS
 from fleet.plan import Engine
 

@@ -25,10 +25,10 @@ from fleet.toml.options import (
     shown,
 )
 from fleet.toml.tables import FleetTable, Mistakes, ModelTable, convert, explained, refuse_unknown
-from replica import configure as replica_configure
 from replica.model.locate import DEMO, SMOLLM2, short_name
-from replica.settings import MODEL
-from replica.settings import TABLE as REPLICA_TABLE
+from replica.settings import configure as replica_configure
+from replica.settings.options import MODEL
+from replica.settings.options import TABLE as REPLICA_TABLE
 from router.configure import config_from as router_config_from
 from router.settings import TABLE as ROUTER_TABLE
 

@@ -8,15 +8,15 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from api.options import SettingOption
-from api.settings import FILE, TEXT
+from api.process.options import SettingOption
+from api.process.settings import FILE, TEXT
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.planning import KEY, check_alone, complete, one_model, with_kv_secrets
 from fleet.up.settings import FLEET_KEY, Settings
 from replica.model.locate import DEMO, SMOLLM2
-from replica.native_model import check_installed
-from replica.settings import MODEL
+from replica.settings.native_model import check_installed
+from replica.settings.options import MODEL
 from router.config import Policy
 
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from api.http.server import listen
-from api.lifeline import PARENT_VARIABLE
+from api.process.lifeline import PARENT_VARIABLE
 from fleet.control.controller import Controller, StateStore
 from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving

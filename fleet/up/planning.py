@@ -9,13 +9,13 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from fleet.plan import FOREIGN, FleetPlan, ModelPlan
 from fleet.toml.options import OWN_OF_ROUTER
 from replica.cli import replica
 from replica.config import ReplicaConfig
-from replica.configure import config_from as replica_config_from
-from replica.settings import TABLE as REPLICA_TABLE
+from replica.settings.configure import config_from as replica_config_from
+from replica.settings.options import TABLE as REPLICA_TABLE
 from router.cli import router
 from router.config import RouterConfig
 from router.configure import config_from as router_config_from

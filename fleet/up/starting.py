@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet, remove_record
+from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet, remove_record
 from fleet.commands.view import View
 from fleet.control.reconcile import first_count
 from fleet.display import Display

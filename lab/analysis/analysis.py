@@ -10,7 +10,7 @@ from lab.analysis.breaks.search import search
 from lab.analysis.curve import HEADROOM, HitRateCurve, curve_of, with_headroom
 from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
 from lab.trace.requests import Trace
-from replica.sizing import GIGABYTE
+from replica.model.sizing import GIGABYTE
 
 HOST_SIZES = (2, 5, 10)  # host memory, as a multiple of the cache before it
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)

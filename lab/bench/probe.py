@@ -7,7 +7,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from events.tool.words import printable
 from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Conversation, Turn

@@ -14,8 +14,8 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from api.lifeline import die_with_parent
-from fleet.commands.local_fleets import LocalFleet, recorded_fleets
+from api.process.lifeline import die_with_parent
+from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
 from fleet.host.child import LAST_LINES, TAIL_BYTES, module
 
 LOOK_S = 0.05

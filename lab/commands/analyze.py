@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from api.options import option
-from api.settings import FiniteRange, Unusable
+from api.process.options import option
+from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.plots import plot_option
 from lab.shapes import SHAPES, shape_of
 from lab.trace.enough import too_short
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
-from replica.sizing import kv_bytes_per_token
+from replica.model.sizing import kv_bytes_per_token
 
 if TYPE_CHECKING:
     from lab.analysis.analysis import AnalysisOptions, AnalysisResult

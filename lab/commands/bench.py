@@ -13,10 +13,10 @@ from click.core import ParameterSource
 from msgspec import Struct
 from rich.console import Console
 
-from api.options import option
-from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
-from fleet.commands.address import Address
-from fleet.commands.local_routers import locate_router, router_argument
+from api.process.options import option
+from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from fleet.commands.addresses.address import Address
+from fleet.commands.addresses.local_routers import locate_router, router_argument
 from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp

@@ -5,8 +5,8 @@ import sys
 
 import click
 
-from api.options import option
-from fleet.commands.local_routers import locate_router, router_argument
+from api.process.options import option
+from fleet.commands.addresses.local_routers import locate_router, router_argument
 from router.setting_types import SECRET
 
 

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 
 import click
 
-from api.options import option
+from api.process.options import option
+from fleet.commands.addresses.local_fleets import find, running_fleets
 from fleet.commands.client import FleetClient
-from fleet.commands.local_fleets import find, running_fleets
 from fleet.commands.options import fleet_argument
 from router.setting_types import SECRET
 

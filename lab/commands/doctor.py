@@ -2,9 +2,9 @@
 
 import click
 
-from api.options import SettingOption, option
-from api.settings import FiniteRange
-from fleet.commands.local_routers import admin_key_option, locate_router, router_argument
+from api.process.options import SettingOption, option
+from api.process.settings import FiniteRange
+from fleet.commands.addresses.local_routers import admin_key_option, locate_router, router_argument
 from fleet.display import progress
 from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of

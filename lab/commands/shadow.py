@@ -10,8 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from api.options import SettingsCommand, option
-from api.settings import FiniteRange, Setting, Table, Unusable
+from api.process.options import SettingsCommand, option
+from api.process.settings import FiniteRange, Setting, Table, Unusable
 from fleet.display import progress
 from router.config import RouterConfig
 from router.configure import config_of

@@ -8,8 +8,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from api.options import F, option
-from api.settings import FiniteRange, Unusable
+from api.process.options import F, option
+from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.incident import report as incident
 from lab.incident.replay import replay

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from api.options import option
-from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from api.process.options import option
+from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.shapes import DEVICES_GB, shape_of
 from lab.size import (
     DISK_BYTES_PER_S,
@@ -22,7 +22,7 @@ from lab.size import (
     gigabytes,
     size_of,
 )
-from replica.sizing import GIGABYTE
+from replica.model.sizing import GIGABYTE
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
 COMPUTED = ("float32", "bfloat16", "float16")

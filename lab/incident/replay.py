@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from api.settings import Unusable
-from events.recording import BadRecording, Recording
+from api.process.settings import Unusable
+from events.recording.recording import BadRecording, Recording
 from lab.incident.comparison import Beside, Difference, kind_of
 from lab.incident.facts import Asked, Run, runs_of
 from lab.incident.sources import Survey, survey
@@ -70,7 +70,7 @@ def replay(
     sources: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> IncidentReplay:
-    """Replay a log against a recording; raise `api.settings.Unusable` for unusable files.
+    """Replay a log against a recording; raise `api.process.settings.Unusable` for unusable files.
 
     `sources`: by replica, the name or endpoint of its source, if not the inferred one. `on_progress` takes percents.
     """

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from events.native import Status, decode_status
-from events.recording import Recording
+from events.recording.recording import Recording
 from events.source import Record
 from lab.incident.facts import Run
 from router.log_lines import Report

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from events.feed import Feed
 from events.native import Status
-from events.recording import feed_record
+from events.recording.recording import feed_record
 from events.source import Record, Source
 from lab.incident.sources import status_of
 from router.log_lines import Report, Weighed

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from events.recording import Recording
+from events.recording.recording import Recording
 from lab.incident.comparison import Beside, beside
 from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
 from lab.incident.sources import Survey

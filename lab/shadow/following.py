@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.shadow.engines import Sample
 from router.assembly import assembled, discoveries
 from router.config import RouterConfig

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 
 CHUNK_BYTES = 256 * 1024
 LOOK_S = 0.1

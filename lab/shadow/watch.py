@@ -10,7 +10,7 @@ from contextlib import aclosing
 from msgspec import Struct
 
 from api.http.server import Signals, connection_limits, http_server
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.shadow.engines import Sample, sampled
 from lab.shadow.following import Followed, followed, following, wait_ready
 from lab.shadow.incoming import BadLine, parse_line

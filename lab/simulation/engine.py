@@ -11,11 +11,11 @@ from lab.simulation.agenda import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.replica import Observer
 from lab.simulation.settings import Settings
-from replica.clock import VirtualClock
 from replica.config import EngineConfig, SimulatedConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit
-from replica.simulated import SimulatedRunner
+from replica.runners.clock import VirtualClock
+from replica.runners.simulated import SimulatedRunner
 from replica.tiers.simulated import SimulatedMover
 
 ENDLESS = 10**9

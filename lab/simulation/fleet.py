@@ -15,7 +15,7 @@ from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_block
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from router.placement.outbox import RUNNING_S, PeerBatch
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process

@@ -17,10 +17,10 @@ from events.native import Load
 from lab.simulation.agenda import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.names import Match
-from replica.tiers.moves import PULLED, Written
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
+from replica.cache.moves import PULLED, Written
+from replica.cache.names import Match
 
 
 class HeadFirst(BlockPool):

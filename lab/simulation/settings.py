@@ -6,9 +6,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lab.trace.requests import Trace, TraceRequest
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import PULLED
 from replica.config import SimulatedConfig
-from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED
 from router.config import RouterConfig
 
 CONFIG = RouterConfig()

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.trace.requests import Trace, TraceRequest
 from router.log_lines import LogLine
 

@@ -4,7 +4,7 @@ import random
 
 from msgspec.structs import replace
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.trace.requests import Trace, TraceRequest
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from replica.device.accelerator import Accelerator
-from replica.request import Request
+from replica.runners.request import Request
 
 Numbers: TypeAlias = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
@@ -21,9 +21,9 @@ from replica.messages import Sampling
 from replica.model.config import ModelConfig
 from replica.model.progress import progress_of
 from replica.model.ranks import ALONE, Ranks
+from replica.model.sizing import GIGABYTE, blocks_in, kv_memory
 from replica.parallel.shares import WHOLE
-from replica.request import Request
-from replica.sizing import GIGABYTE, blocks_in, kv_memory
+from replica.runners.request import Request
 
 log = logging.getLogger(__name__)
 

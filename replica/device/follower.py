@@ -18,12 +18,12 @@ from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
 from replica.device.ranks_memory import Keeper, opened
 from replica.device.steps import Steps
 from replica.model.config import read_config
-from replica.model.transformer import Transformer
 from replica.parallel.adapters import OwnAdapters, loaded_with
 from replica.parallel.following import Channel, follow_with, tried
 from replica.parallel.messages import Logits, OfAdapters, encode
 from replica.parallel.ranks import GroupRanks
 from replica.parallel.shares import Share
+from replica.transformer import Transformer
 
 
 class Follower:

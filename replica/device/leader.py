@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from api.own_folder import OwnFolder
+from api.process.own_folder import OwnFolder
 from kernels.paged import LayerCache
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span

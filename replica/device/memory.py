@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from replica.device.accelerator import Accelerator
-from replica.sizing import GIGABYTE
+from replica.model.sizing import GIGABYTE
 
 AT_ONCE = 3  # two parts of what a mover moves, and a save that the engine waits for
 

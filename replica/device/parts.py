@@ -17,11 +17,10 @@ from replica.device.steps import Draw
 from replica.device.uploads import Uploads
 from replica.model.config import read_config
 from replica.model.ranks import Ranks
-from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from replica.native import load_adapters
 from replica.parallel.shares import WHOLE, Share
 from replica.parallel.weights import SharedWeights
+from replica.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ def load(config: EngineConfig, accelerator: Accelerator, share: Share, ranks: Ra
         source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
         model = Transformer(model_config, source, config.max_model_len, pointwise, ranks)
         weights.finish()
-    load_adapters(model.adapters, config)
+    model.adapters.load_named(config)
     return Parts(model, choice.attention, draw)
 
 

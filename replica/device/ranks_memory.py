@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from replica.block_memory import BlockMemory
 from replica.parallel import memory
 from replica.parallel.following import Channel
+from replica.runners.block_memory import BlockMemory
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import ROOM, Cut, cut
-from replica import prompt_logprobs
-from replica.block_memory import BlockMemory
 from replica.device.accelerator import Accelerator
 from replica.device.block_tables import BlockTables, Numbers
 from replica.device.inputs import Counts, Inputs, packed
@@ -20,9 +18,18 @@ from replica.device.masks import Masks
 from replica.device.orders import Capture, Order, Size
 from replica.device.steps import Steps
 from replica.messages import TokenLogprobs
-from replica.request import Scheduled
-from replica.runner import Finish, SampledToken
-from replica.sampling import GREEDY_BELOW, bits_of, is_shaped, logprobs_of, shaped, uniform
+from replica.runners.block_memory import BlockMemory
+from replica.runners.request import Scheduled
+from replica.runners.runner import Finish, SampledToken
+from replica.runners.sampling import (
+    GREEDY_BELOW,
+    bits_of,
+    is_shaped,
+    keep_prompt_logprobs,
+    logprobs_of,
+    shaped,
+    uniform,
+)
 
 MOST = 2**31 - 1  # tokens in a vocabulary
 HOTTEST = 1e30  # a temperature, in float32 too
@@ -83,7 +90,7 @@ class DeviceRunner:
         computed = self.steps.run(order)
         if computed.hidden is not None and any(one.request.computes_whole_prompt for one in ordered):
             last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
-            prompt_logprobs.keep(self.model, ordered, computed.hidden, last_rows.tolist())
+            keep_prompt_logprobs(self.model, ordered, computed.hidden, last_rows.tolist())
         return computed.inputs
 
     def _order(self, batch: Sequence[Scheduled], ordered: Sequence[Scheduled]) -> Order:
@@ -181,13 +188,11 @@ class DeviceRunner:
         of_row = np.repeat(np.arange(len(ordered)), tokens)
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
         blocks = self._tables.mirror[table_rows[of_row], positions // self.block_size].astype(np.int64)
-        missing = counts.sequences - len(ordered)
+        missing, nowhere = counts.sequences - len(ordered), self.num_blocks * self.block_size
         return {
             "token_ids": self._token_ids(ordered),
             "positions": positions,
-            "slots": _and(
-                blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), self._nowhere
-            ),
+            "slots": _and(blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), nowhere),
             "table_rows": _and(table_rows, missing, self._tables.empty_row),
             "lengths": begins + tokens,
             "starts": _and(np.append(0, ends), missing, len(of_row)),
@@ -197,10 +202,6 @@ class DeviceRunner:
             "tiles": tiles.tiles.ravel(),
             **_of_draws(ordered),
         }
-
-    @property
-    def _nowhere(self) -> int:
-        return self.num_blocks * self.block_size
 
     def _token_ids(self, ordered: Sequence[Scheduled]) -> NDArray[Any]:
         decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]

@@ -22,7 +22,7 @@ from replica.device.inputs import Inputs, Staging
 from replica.device.orders import Capture, Limits, Order, Size
 from replica.lora.adapter import Changing
 from replica.lora.slots import Slots, SlottedRows
-from replica.model.transformer import Transformer
+from replica.transformer import Transformer
 
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 

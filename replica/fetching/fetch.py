@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from replica.fetching.files import (
     BEGUN,
     MADE,

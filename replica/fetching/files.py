@@ -11,7 +11,7 @@ from msgspec import Struct
 from replica.model.locate import UNWANTED, WANTED
 from replica.model.progress import spoken_size
 
-# What `api.tokenizer` reads, and with it a router.
+# What `api.tokens.tokenizer` reads, and with it a router.
 TOKENIZER_FILES = (
     "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",

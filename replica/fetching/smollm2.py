@@ -31,7 +31,7 @@ OF_PIP = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pi
 LOOK_S = 0.2
 # It ends with this process, and by Ctrl-C, though `warmroute fetch` blocks the signals that it waits for.
 PIP = """import runpy, signal, sys
-from api.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 die_with_parent(int(sys.argv.pop(1)))
 runpy.run_module("pip", run_name="__main__", alter_sys=True)"""
@@ -45,7 +45,7 @@ class OfTheIndex(Source):
         return "", dict.fromkeys(TEXTS, MADE) | known_sizes
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
-        from replica.gguf.texts import write_texts  # tokenizers: not needed for others
+        from replica.model.gguf.texts import write_texts  # tokenizers: not needed for others
 
         model = into / "model.gguf"
         if not model.is_file():  # a killed run may have come so far

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 
 import msgspec
 
-from api.constraints import Asked, Constraint
 from api.errors import ApiError, invalid, queue_full
+from api.openai.constraints import Asked, Constraint
 
 LENGTH_BYTES = 4
 LIMIT_S = 5.0  # for one constraint, by the clock

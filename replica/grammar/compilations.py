@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress
 from typing import NamedTuple
 
-from api.constraints import Constraint
 from api.native import unpack_ids
+from api.openai.constraints import Constraint
 from replica.grammar.matcher import Matcher
 from replica.grammar.vocabulary import unpacked_vocabulary
 from replica.messages import Refused, Submit

@@ -7,7 +7,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from replica.grammar.vocabulary import Vocabulary
 
 # Masks mostly take 5 to 200 us. With these a hostile grammar takes milliseconds for one, and some 10 MB for a sequence;

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from api.constraints import DEFINITIONS
+from api.openai.constraints import DEFINITIONS
 
 Schema: TypeAlias = dict[str, Any]
 Failure: TypeAlias = Callable[[str], str | None]  # why a schema cannot be compiled; None: it can

@@ -19,8 +19,8 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from api.constraints import Constraint
-from api.lifeline import die_with_parent
+from api.openai.constraints import Constraint
+from api.process.lifeline import die_with_parent
 from replica.grammar.compiler import NotCompiled, grammar_of, matcher_of, schema_grammar, tokenizer_of
 from replica.grammar.matcher import Matcher, boolean
 from replica.grammar.place import place_of

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError, invalid
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 
 
 class Vocabulary(Struct, frozen=True, array_like=True):

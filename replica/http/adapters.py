@@ -6,10 +6,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from api.engine_requests import LoadAdapterRequest, UnloadAdapterRequest
 from api.errors import ApiError, invalid, quoted
-from api.requests import read
-from replica.client import EngineClient
+from api.openai.engine_requests import LoadAdapterRequest, UnloadAdapterRequest
+from api.openai.requests import read
+from replica.http.engine_client import EngineClient
 
 
 class Adapters:

@@ -16,13 +16,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
-from api.engine_requests import (
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    RetainRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-)
 from api.errors import ApiError, draining, unauthorized
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi
 from api.http import documents
@@ -36,20 +29,27 @@ from api.messages.conversion import counted_chat_of
 from api.messages.models import listed, shown
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
+from api.openai.engine_requests import (
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    RetainRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
+from api.openai.requests import ChatRequest, CompletionRequest, read
+from api.openai.sampling import SamplingDefaults, sampling_defaults
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import REFERENCE, ResponsesRequest, response_of
 from api.parsing.formats import answer_formats
-from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
+from api.prompts.prompts import Prompts
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
-from api.sampling import SamplingDefaults, sampling_defaults
-from replica.client import EngineClient
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.adapters import Adapters
 from replica.http.conversation_forms import form_of
 from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
+from replica.http.engine_client import EngineClient
 from replica.http.errors import error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import Metrics

@@ -15,7 +15,7 @@ from api.openai_responses.requests import Item, ResponsesRequest
 from api.openai_responses.tools import shown_tools
 from api.parsing.parsed import Parsed, in_order
 from api.responses import encode
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 from replica.http import forms
 from replica.http.forms import Form
 from replica.http.generation import Choice, Delta

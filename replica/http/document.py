@@ -11,8 +11,8 @@ from api.http.documents import Operation, described
 from api.http.routes import Route
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
+from api.openai.requests import ChatRequest, CompletionRequest
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import ChatRequest, CompletionRequest
 from api.responses import CONTENT_TYPE as SSE_TYPE
 
 TITLE = "warmroute replica"

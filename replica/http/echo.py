@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Sequence
 
-from api.detokenize import Detokenizer
 from api.responses import CompletionLogprobs, add_first_token, add_logprob
-from api.tokenizer import Tokenizer
+from api.tokens.detokenize import Detokenizer
+from api.tokens.tokenizer import Tokenizer
 from replica.messages import TokenLogprobs
 
 

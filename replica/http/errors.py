@@ -9,7 +9,7 @@ from starlette.responses import Response
 from api.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, internal
 from api.generation_apis import PATHS
 from api.http.responses import error_response
-from replica.client import EngineDied
+from replica.http.engine_client import EngineDied
 from replica.http.metrics import Metrics
 
 

@@ -11,11 +11,10 @@ from typing import Any, ClassVar, cast
 
 from msgspec import UNSET, UnsetType
 
-from api.detokenize import Detokenizer
 from api.errors import ApiError
+from api.openai.requests import ChatRequest, CompletionRequest
 from api.parsing.answer import named_function
 from api.parsing.parsed import AnswerParser, Parsed, merged
-from api.requests import ChatRequest, CompletionRequest
 from api.responses import (
     DONE,
     ChatChoice,
@@ -38,7 +37,8 @@ from api.responses import (
     usage,
 )
 from api.responses import Delta as ChatDelta
-from api.tokenizer import Tokenizer
+from api.tokens.detokenize import Detokenizer
+from api.tokens.tokenizer import Tokenizer
 from replica.http.echo import echoed_logprobs, echoed_text, joined
 from replica.http.generation import Choice, Delta
 from replica.http.work import Work

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from api.detokenize import Detokenizer
-from api.stops import StopStrings
-from api.tokenizer import Tokenizer
+from api.parsing.stops import StopStrings
+from api.tokens.detokenize import Detokenizer
+from api.tokens.tokenizer import Tokenizer
 from replica.messages import TokenLogprobs
 
 

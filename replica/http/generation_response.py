@@ -15,11 +15,11 @@ from api.errors import ApiError, invalid, queue_full, too_long
 from api.http.responses import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame, encode_use
 from api.responses import CONTENT_TYPE as SSE_TYPE
-from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
-from replica.held_answers import NoRoom
+from replica.http.engine_client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.http.errors import unavailable
 from replica.http.forms import Form
 from replica.http.generation import Choice
+from replica.http.held_answers import NoRoom
 from replica.http.metrics import Metrics
 from replica.http.work import Work
 from replica.messages import Output, Submit
@@ -67,7 +67,10 @@ class GenerationResponse(Response):
         finally:
             watcher.cancel()
             self._output_stream.close()
-            self._count_end()
+            self._metrics.open_requests -= 1
+            self._metrics.client_disconnects += self._client_left
+            unfinished = sum(not running.finished for running in self._running.values())
+            self._metrics.finished["abort" if self._client_left else "error"] += unfinished
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -118,7 +121,8 @@ class GenerationResponse(Response):
             payload = self._form.broken(self._api_error(failure))
             payload = encode_frame(0, (), payload) if self._framed else payload
         else:
-            payload += await self._last_bytes()
+            last = await self._end()
+            payload += encode_frame(0, (), last) if self._framed and last else last
         if not self._client_left:
             await send({"type": "http.response.body", "body": payload})
 
@@ -166,10 +170,6 @@ class GenerationResponse(Response):
         is_first = running.choice.index % self._work.request.candidates == 0
         return encode_use(len(running.submit.prompt) // 4 - cached_tokens, cached_tokens if is_first else 0)
 
-    async def _last_bytes(self) -> bytes:
-        payload = await self._end()
-        return encode_frame(0, (), payload) if self._framed and payload else payload
-
     async def _end(self) -> bytes:
         for _ in self._form.prepare():
             await asyncio.sleep(0)
@@ -198,9 +198,3 @@ class GenerationResponse(Response):
             case "too_long":
                 return too_long(failure.message)
         return invalid(failure.message)
-
-    def _count_end(self) -> None:
-        self._metrics.open_requests -= 1
-        self._metrics.client_disconnects += self._client_left
-        unfinished = sum(not running.finished for running in self._running.values())
-        self._metrics.finished["abort" if self._client_left else "error"] += unfinished

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from api.counting import check_body
 from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.generation_apis import GenerationApi, InnerRequest
 from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
 from api.http.inflater import inflated
 from api.native import PRIORITY_HEADER, Native, is_enveloped, unpack_ids, unwrap, without_envelope
-from api.prompts import Prompts, check_room
-from api.requests import ChatRequest
+from api.openai.requests import ChatRequest
+from api.prompts.counting import check_body
+from api.prompts.prompts import Prompts, check_room
 
 log = logging.getLogger(__name__)
 

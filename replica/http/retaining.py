@@ -3,12 +3,12 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.engine_requests import RetainRequest
 from api.http.responses import json_response
 from api.native import pack_ids
-from api.requests import read
+from api.openai.engine_requests import RetainRequest
+from api.openai.requests import read
 from api.responses import RetainedPrefix
-from replica.client import EngineClient
+from replica.http.engine_client import EngineClient
 from replica.http.request_reader import Reader
 
 

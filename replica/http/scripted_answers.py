@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from api.generation_apis import InnerRequest
 from api.native import pack_ids
-from api.requests import ChatRequest
-from api.tokenizer import Tokenizer
+from api.openai.requests import ChatRequest
+from api.tokens.tokenizer import Tokenizer
 from replica.config import AnswerRule
 
 

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from api.constraints import Asked, constraint_of
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids, unpack_ids
+from api.openai.constraints import Asked, constraint_of
+from api.openai.requests import ChatRequest
+from api.openai.sampling import SamplingDefaults
 from api.parsing.answer import answer_parser, parsed_tokens
 from api.parsing.formats import AnswerFormats
 from api.parsing.parsed import AnswerParser
-from api.prompts import check_room
-from api.requests import ChatRequest
+from api.prompts.prompts import check_room
 from api.retention import Retain
-from api.sampling import SamplingDefaults
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
 from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
@@ -97,7 +97,8 @@ def plan(
     if asked is not None:
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
     _check_prompt_logprobs(request, prompts)
-    seed = _seed(request, native)
+    seeds = [seed for seed in (request.seed, native.seed) if seed is not None]
+    seed = seeds[0] if seeds else random.getrandbits(63)
     answer_id = native.response_id or getattr(original, "request_id", None) or api.new_id()
     script = b"" if served.answers is None else served.answers.token_ids(request)
     retain = _in_blocks(native.retain, served.block_size)
@@ -212,13 +213,6 @@ def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> Non
     if len(token_ids) > max_tokens:
         param = f"resume_token_ids[{index}]"
         raise invalid(f"{param} has {len(token_ids)} tokens; the most that may be generated is {max_tokens}", param)
-
-
-def _seed(request: InnerRequest, native: Native) -> int:
-    for seed in (request.seed, native.seed):
-        if seed is not None:
-            return seed
-    return random.getrandbits(63)
 
 
 def _max_tokens(request: InnerRequest, api: GenerationApi, prompt_tokens: int, max_model_len: int) -> int:

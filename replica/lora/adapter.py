@@ -4,6 +4,7 @@ A row's sum is the same to the last bit, in float32 on a CPU, whatever rows of w
 products are `kernels.linear`'s (decision 0009).
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from math import gcd
@@ -15,9 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.adapters import EVEN, Change, change_of
+from replica.config import EngineConfig
 from replica.lora.files import AdapterFiles, Factors, read_adapter
 from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
+
+log = logging.getLogger(__name__)
 
 MOST_EVEN = 16
 
@@ -133,6 +137,12 @@ class Adapters:
     def read(self, name: str, folder: Path) -> Adapter:
         """Read an adapter, which is not among the loaded ones yet; ValueError or OSError if it does not fit."""
         return Adapter(name, read_adapter(folder, self._config), self._config, self._like, self._ranks)
+
+    def load_named(self, config: EngineConfig) -> None:
+        """Load those that are named at the start."""
+        for module in config.lora_modules:
+            self.loaded[module.name] = adapter = self.read(module.name, Path(module.folder))
+            log.info("adapter %s, of rank %d, from %s", module.name, adapter.rank, module.folder)
 
     def begin(self, name: str, folder: Path) -> None:
         """Let other ranks read what this one begins to read; then it is added or dropped."""

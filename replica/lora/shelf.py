@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replica.block_pool import BlockPool
+from replica.cache.block_pool import BlockPool
 from replica.messages import AdapterChanged, LoadAdapter, UnloadAdapter, reason_of
 
 if TYPE_CHECKING:  # torch

@@ -1,1 +1,1 @@
-"""A real model: what its folder says, its weights, and the network itself."""
+"""A real model's files: where they are, what they say, and its weights."""

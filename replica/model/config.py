@@ -75,19 +75,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """The number of parameters; tied embeddings count once."""
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        layer = self._attention_parameters() + self._mlp_parameters() + 2 * self.hidden_size
-        return embeddings + self.num_layers * layer + self.hidden_size
-
-    def _attention_parameters(self) -> int:
+        width, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        matrices = self.hidden_size * (queries + 2 * keys) + queries * self.hidden_size
-        biases = self.qkv_bias * (queries + 2 * keys) + self.output_bias * self.hidden_size
-        return matrices + biases + self.qk_norm * 2 * self.head_dim
-
-    def _mlp_parameters(self) -> int:
-        biases = self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        return 3 * self.hidden_size * self.intermediate_size + biases
+        embeddings = self.vocab_size * width * (1 if self.tie_word_embeddings else 2)
+        attention = width * (queries + 2 * keys) + queries * width
+        attention += self.qkv_bias * (queries + 2 * keys) + self.output_bias * width + self.qk_norm * 2 * self.head_dim
+        mlp = 3 * width * inner + self.mlp_bias * (2 * inner + width)
+        return embeddings + self.num_layers * (attention + mlp + 2 * width) + width
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -99,7 +99,7 @@ def _weights(counts: Counts) -> dict[str, Floats]:
 
 def _codes(random: np.random.Philox, known: NDArray[np.bool_]) -> Floats:
     """A row of signs for each token; those of unknown tokens are that of <|endoftext|> but for about an eighth."""
-    codes = _signs(random, (len(known), CODE))
+    codes = (random.random_raw((len(known), CODE)) >> np.uint64(63)).astype(np.float32) * 2 - 1
     codes[:, 0] = 1
     alike = ~known[:, None] & (np.arange(CODE) % 4 > 0)
     return np.where(alike, codes[END_OF_TEXT], codes)
@@ -143,8 +143,3 @@ def _uniform(random: np.random.Philox, limit: float, shape: tuple[int, int]) -> 
     """Between -limit and limit."""
     whole = (random.random_raw(shape) >> np.uint64(40)).astype(np.float64) - 2.0**23
     return (whole * (limit * 2.0**-23)).astype(np.float32)
-
-
-def _signs(random: np.random.Philox, shape: tuple[int, ...]) -> Floats:
-    bits = random.random_raw(shape) >> np.uint64(63)
-    return bits.astype(np.float32) * 2 - 1

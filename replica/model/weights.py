@@ -162,7 +162,7 @@ def _indexed(index: Path) -> Iterator[tuple[str, Path]]:
 def _opened(file: Path) -> Any:
     """Map the file; read only its header."""
     if file.name == GGUF_FILE:
-        from replica.gguf.weights import GgufTensors  # gguf: not needed for other models
+        from replica.model.gguf.weights import GgufTensors  # gguf: not needed for other models
 
         return GgufTensors(file)
     try:

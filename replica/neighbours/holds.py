@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import NamedTuple, Protocol
 
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.tiers.lower import LowerTiers
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
+from replica.cache.lower import LowerTiers
 
 SHARE = 1 / 8  # of the pool, for all readers together
 NO_ROOM = "busy"

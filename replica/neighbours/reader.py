@@ -10,7 +10,6 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from replica.block_memory import BlockMemory
 from replica.neighbours.connection import STALL_S, Connection, Patience
 from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port
@@ -26,6 +25,7 @@ from replica.neighbours.messages import (
 from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, Session, reply_to
 from replica.neighbours.transports import Inlet, ReaderTransport
 from replica.neighbours.wanted import Arrivals, Wanted
+from replica.runners.block_memory import BlockMemory
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Reader:
         pause: all pauses together take at most half of the time that is left, and none of its last HURRY_S.
         """
         assert len(targets) == wanted.count, f"{len(targets)} targets for {wanted.count} blocks"
-        if self._is_dead(endpoint):
+        if time.monotonic() < self._dead_until_s.get(endpoint, 0.0):
             self.counts.fail("dead")
             return 0
         began_s = time.monotonic()
@@ -102,7 +102,10 @@ class Reader:
         try:
             kept = self._take(endpoint) or self._connect(endpoint, patience)
             self._exchange(kept, wanted, targets, arrivals, patience, give_way)
-            self._keep(endpoint, kept)
+            kept.since_s = time.monotonic()
+            self._kept[endpoint] = kept
+            if len(self._kept) > MOST_KEPT:
+                self._kept.pop(next(iter(self._kept))).close()
         except Lost as lost:
             if kept is not None:
                 kept.close()
@@ -195,15 +198,6 @@ class Reader:
             return kept
         kept.close()
         return None
-
-    def _keep(self, endpoint: str, kept: Kept) -> None:
-        kept.since_s = time.monotonic()
-        self._kept[endpoint] = kept
-        if len(self._kept) > MOST_KEPT:
-            self._kept.pop(next(iter(self._kept))).close()
-
-    def _is_dead(self, endpoint: str) -> bool:
-        return time.monotonic() < self._dead_until_s.get(endpoint, 0.0)
 
     def _note(self, endpoint: str, lost: Lost, blocks: int) -> None:
         """Count the end of a pull; leave the peer alone for a while, and log it once for each peer and reason."""

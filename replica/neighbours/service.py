@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from replica.block_memory import BlockMemory
-from replica.block_pool import BlockPool
+from replica.cache.block_pool import BlockPool
+from replica.cache.moves import Pull
 from replica.config import EngineConfig, KvTransport
 from replica.messages import NeighbourSnapshot
 from replica.neighbours.counts import Counts
@@ -19,7 +19,7 @@ from replica.neighbours.reader import Reader, ReaderConfig
 from replica.neighbours.source import STREAMS, Source, SourceConfig, StoredBlocks
 from replica.neighbours.transports import TCP, ReaderTransport, SourceTransport, TcpReader, TcpSource
 from replica.neighbours.wanted import Wanted
-from replica.tiers.moves import Pull
+from replica.runners.block_memory import BlockMemory
 
 log = logging.getLogger(__name__)
 

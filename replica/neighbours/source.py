@@ -20,7 +20,7 @@ from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.neighbours.connection import STALL_S, Connection, Patience
 from replica.neighbours.counts import Counts
 from replica.neighbours.endpoints import host_and_port

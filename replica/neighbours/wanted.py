@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_128_digest
 
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.neighbours.lost import Lost
 from replica.neighbours.messages import Block, Offer, Read
 

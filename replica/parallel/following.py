@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeAlias, TypeVar
 
-from api.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent
 from replica.parallel.messages import Failed, Ready, encode
 
 Channel: TypeAlias = "Connection[bytes, bytes]"

@@ -1,1 +1,1 @@
-"""Memory below the block pool's own: the host's, and a disk's."""
+"""Moves of blocks between the pool and the memory below it: who waits for them, and what carries them out."""

@@ -17,11 +17,11 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from replica.block_memory import BlockMemory
+from replica.cache.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
+from replica.disk.record import Record
+from replica.disk.recovery import NOTHING, Recovery
 from replica.messages import DiskCounters
-from replica.tiers.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
-from replica.tiers.record import Record
-from replica.tiers.recovery import NOTHING, Recovery
+from replica.runners.block_memory import BlockMemory
 from replica.tiers.speeds import LoadSpeeds
 
 CLOSING_S = 5.0
@@ -131,7 +131,7 @@ def _pages(size: int) -> mmap.mmap:
 
 
 class ThreadedMover:
-    """Slots are counted as in `replica.contents`: the host's from `first_slot`, then the disk's."""
+    """Slots are counted as in `replica.cache.contents`: the host's from `first_slot`, then the disk's."""
 
     def __init__(
         self,

@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from replica.chain import Chain
-from replica.clock import Clock
+from replica.cache.chain import Chain
+from replica.cache.lower import DISK
+from replica.cache.moves import PULLED, Pull, Save, Transfer, Write, Written
+from replica.disk.recovery import NOTHING, Recovery
 from replica.messages import DiskCounters
-from replica.tiers.lower import DISK
+from replica.runners.clock import Clock
 from replica.tiers.mover import Landed
-from replica.tiers.moves import PULLED, Pull, Save, Transfer, Write, Written
-from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from replica.block_pool import BlockPool
-from replica.names import Match
-from replica.request import Request
-from replica.tiers.moves import PULLED, Pull, Save, Transfer
+from replica.cache.block_pool import BlockPool
+from replica.cache.moves import PULLED, Pull, Save, Transfer
+from replica.cache.names import Match
+from replica.runners.request import Request
 
 LEAST_PULLED_BLOCKS = 4  # fewer are not worth asking for
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0

@@ -7,15 +7,15 @@ from typing import Any
 from msgspec import Struct
 
 from api import schema
-from api.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
 from api.generation_apis import APIS, PATHS
 from api.http.documents import Operation, described
 from api.http.routes import Route
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
+from api.openai.requests import ChatRequest, CompletionRequest
 from api.openai_responses.answers import ResponseAnswer
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import ChatRequest, CompletionRequest
 from api.responses import CONTENT_TYPE as SSE_TYPE
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from api.engine_requests import RetainRequest
 from api.errors import ApiError, invalid, quoted
 from api.generation_apis import CHAT, COMPLETIONS
 from api.native import unpack_ids
+from api.openai.engine_requests import RetainRequest
+from api.openai.requests import Identifier
 from api.reading import read
-from api.requests import Identifier
 from api.responses import RetainedPrefix as RetainedAtReplica
 from router.core import Router
 from router.http.adapters import BAD_GATEWAY, MOST_AT_ONCE, MOST_SHOWN, SUCCESS, Failure

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from events.actions import Action, Apply, Reset
-from events.changes import Change, Cleared, RecentChanges, Removed, Stored
+from events.cache.changes import Change, Cleared, RecentChanges, Removed, Stored
+from events.cache.resolver import Resolver
 from events.messages import EventBatch
-from events.resolver import Resolver
 from events.source import Source
+from events.stream.actions import Action, Apply, Reset
 from events.view import CacheView
 from router.members.spec import MOST_BLOCK_TOKENS
 from router.placement.index import PrefixIndex

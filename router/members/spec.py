@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 
 from api.native import is_kv_endpoint
 from engines import NATIVE, PROFILES
-from events.curve import load_curve_client
 from events.publisher import EventEndpoints
+from events.sockets.curve import load_curve_client
 from events.source import Source
 from router.members.target import Target, parse_target
 from router.placement.roles import Role

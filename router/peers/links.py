@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from events.curve import CurveClient, CurveKeys
-from events.curve_link import CurveLink
-from events.link import Link
 from events.messages import Frames
-from events.peers import INSPECT_S, BoundSocket, PublisherStats
-from events.plain_link import PlainLink
+from events.sockets.curve import CurveClient, CurveKeys
+from events.sockets.curve_link import CurveLink
+from events.sockets.link import Link
+from events.sockets.peers import INSPECT_S, BoundSocket, PublisherStats
+from events.sockets.plain_link import PlainLink
 from router.peers.names import Names, parse_endpoint
 from router.peers.owners import TABLES, listeners
 from router.placement.inbox import MOST_PEERS, Inbox

@@ -1,7 +1,7 @@
 """The blocks that all replicas hold, in one structure: key -> mask of slots, for each medium and KV-cache group.
 
 Almost all replicas have one group, which keeps whole prefixes: a hit is the leading blocks that they hold. Those with
-other groups have a layout, and a hit is what all of its groups accept (`events.groups`).
+other groups have a layout, and a hit is what all of its groups accept (`events.cache.groups`).
 
 Keys are not kept by slot: what feeds the index knows them anyway, and passes them to `clear`. So each holder of a
 shared block costs one bit.
@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from events.changes import Change, Cleared, Grouped, Stored
-from events.groups import FULL, Layout, hits
+from events.cache.changes import Change, Cleared, Grouped, Stored
+from events.cache.groups import FULL, Layout, hits
 from router.placement.holders import Holders, slots_of
 from router.placement.optimistic import Optimistic
 from router.placement.prices import CPU, GPU, OWN_SOURCES, source_of

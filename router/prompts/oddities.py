@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from api.billing import BILLING_HEADER
+from api.prompts.billing import BILLING_HEADER
 from router.prompts.prompt import Peek
 
 Oddities: TypeAlias = frozenset[str]

@@ -1,7 +1,7 @@
 """Token ids by text, so that the past of a conversation is not encoded again at its next turn.
 
-A text is cut before one special token of the model's. By a rule about tokenizers (`api.cuts`) this changes nothing.
-We do not trust the rule blindly: `difference` compares the pieces of test texts with the whole.
+A text is cut before one special token of the model's. By a rule about tokenizers (`api.tokens.cuts`) this changes
+nothing. We do not trust the rule blindly: `difference` compares the pieces of test texts with the whole.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 from events.blocks import pack_tokens
 
 # A piece is known by the text after its cut. What stands before the first cut is another kind of piece.

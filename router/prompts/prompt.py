@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_hexdigest
 
-from api.billing import BILLING_HEADER, without_billing
 from api.errors import ApiError, invalid
 from api.generation_apis import GenerationApi
+from api.prompts.billing import BILLING_HEADER, without_billing
 from api.reading import read
 from api.retention import Retain
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from api.engine_requests import TokenizeRequest
 from api.errors import ApiError
-from api.prompts import Prompts
-from api.requests import read
+from api.openai.engine_requests import TokenizeRequest
+from api.openai.requests import read
+from api.prompts.prompts import Prompts
 from engines.profile import PromptBuilder
 
 _TEXT = "The naïve fox's 12345 jumps…\n\n  def f(x):\treturn {'a': [1, 2]}  # 東京 👩‍👧 ﬁ\r\n"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from api.prompts import Prompts
-from api.special_tokens import SpecialTokensInText
-from api.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
+from api.prompts.prompts import Prompts
+from api.prompts.special_tokens import SpecialTokensInText
+from api.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
 from engines import profile_of
 from router.prompts.tokens import Tokens
 

@@ -14,15 +14,15 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from api.breakpoints import asks_for_retention, breakpoints, retained
 from api.errors import ApiError, invalid
 from api.generation_apis import APIS, COMPLETIONS, GenerationApi
 from api.native import unpack_ids
-from api.prompts import Prompts
-from api.requests import ChatRequest
+from api.openai.requests import ChatRequest
+from api.prompts.breakpoints import asks_for_retention, breakpoints, retained
+from api.prompts.prompts import Prompts
+from api.prompts.special_tokens import is_refusal
 from api.retention import Breakpoint, common_packed, tokens_within
-from api.special_tokens import is_refusal
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 from engines import profile_of
 from engines.prompts import dates
 from engines.prompts.asked import Asked, Text

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from api.errors import ApiError, invalid, quoted
 from api.generation_apis import APIS, RESPONSES, GenerationApi
-from api.http.media_type import media_type
 from api.openai_responses.named import NamedResponses, may_name, named_in
+from api.reading import media_type
 from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel

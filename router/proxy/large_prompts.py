@@ -2,7 +2,7 @@
 
 import struct
 
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
 from router.prompts.prompt import APPROXIMATE, BYTES_PER_TOKEN, Peek, Prompt
 from router.prompts.reading.messages import Made, Make

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from api.detokenize import Detokenizer
 from api.native import unpack_ids
 from api.parsing.formats import REASONING
 from api.responses import DONE as LAST_EVENT
 from api.responses import event as event_of
-from api.tokenizer import Tokenizer
+from api.tokens.detokenize import Detokenizer
+from api.tokens.tokenizer import Tokenizer
 from engines.profile import EngineProfile
 from events.blocks import TOKEN_BYTES
 from router.prompts.prompt import Prompt

@@ -23,8 +23,8 @@ from tempfile import TemporaryFile
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from api.http.server import hold
-from api.lifeline import die_with_parent
-from api.own_folder import OwnFolder
+from api.process.lifeline import die_with_parent
+from api.process.own_folder import OwnFolder
 from router.tenants.shared_limits import SharedLimits
 
 log = logging.getLogger(__name__)

@@ -5,16 +5,16 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from api.engine_requests import (
+from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai.engine_requests import (
     DetokenizeRequest,
     LoadAdapterRequest,
     RetainRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai.requests import ChatRequest, CompletionRequest
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import ChatRequest, CompletionRequest
 
 # What is right for some field and wrong for others.
 VALUES: list[Any] = [

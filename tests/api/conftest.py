@@ -1,6 +1,6 @@
 import pytest
 
-from api.tokenizer import ByteTokenizer, Tokenizer
+from api.tokens.tokenizer import ByteTokenizer, Tokenizer
 from tests.api.tokenizers import KINDS, loaded
 
 

@@ -23,7 +23,7 @@ from api.responses import (
     event,
     usage,
 )
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
 CHOSEN = [(97, -0.5, [(97, -0.5), (98, -1.5)]), (0xC3, -math.inf, [(0xA9, -2.0)])]

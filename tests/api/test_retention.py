@@ -7,10 +7,10 @@ import pytest
 
 from api.errors import ApiError
 from api.generation_apis import CHAT, MESSAGES, RESPONSES
-from api.prompts import Prompts
-from api.requests import ChatRequest
+from api.openai.requests import ChatRequest
+from api.prompts.prompts import Prompts
 from api.retention import DAY_S, END, tokens_within
-from api.tokenizer import ByteTokenizer, Tokenizer
+from api.tokens.tokenizer import ByteTokenizer, Tokenizer
 
 FIVE_MINUTES: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 AN_HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

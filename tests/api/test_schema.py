@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from api.errors import ApiError
+from api.openai.requests import ChatRequest, CompletionRequest, read
 from api.openai_responses.requests import ResponsesRequest
-from api.requests import ChatRequest, CompletionRequest, read
 from api.schema import ANSWERS, REQUESTS, components, operation, reference
 from tests.api.bodies import REQUIRED, VALUES, bodies
 

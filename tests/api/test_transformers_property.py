@@ -17,11 +17,11 @@ import transformers
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from api.detokenize import Detokenizer
 from api.errors import ApiError
-from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
-from api.tokenizer import HfTokenizer
+from api.openai.requests import ChatRequest, CompletionRequest, read
+from api.prompts.prompts import Prompts
+from api.tokens.detokenize import Detokenizer
+from api.tokens.tokenizer import HfTokenizer
 from tests.api.bodies import JSON
 from tests.api.chat_templates import OTHER, TEMPLATES
 from tests.api.tokenizers import BYTE_TOKENS, TEXTS

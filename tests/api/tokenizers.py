@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. The quick brown fox sleeps.",

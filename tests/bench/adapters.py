@@ -12,12 +12,12 @@ from pathlib import Path
 
 from events.blocks import pack_tokens
 from replica.build import build_on_cpu
-from replica.clock import WallClock
 from replica.config import EngineConfig, LoraModule
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.lora.shelf import Shelf
 from replica.messages import Output, Sampling, Submit
 from replica.model.config import read_config
+from replica.runners.clock import WallClock
 from tests.bench.measure import heading, row
 from tests.bench.native import QWEN3, SMALL, make_model
 from tests.replica.lora.random_adapter import write_adapter

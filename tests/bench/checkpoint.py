@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 from tests.bench.measure import heading, row
 from tests.replica import smollm2
 from tests.replica.checkpoint import OVER_RANKS, WAYS, compared, perplexities, said
-from tests.replica.gguf.test_tokenizer import TEXTS
+from tests.replica.model.gguf.test_tokenizer import TEXTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("replica/*.py", "router/dashboard/static/js/*.js", "k8s/**/*.yaml", "Makefile")

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable
 
 from events.blocks import extend_keys, pack_tokens
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.clock import VirtualClock
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
 from replica.config import EngineConfig, SimulatedConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
-from replica.runner import SampledToken
-from replica.simulated import SimulatedRunner
+from replica.runners.clock import VirtualClock
+from replica.runners.runner import SampledToken
+from replica.runners.simulated import SimulatedRunner
 from tests.bench.measure import cpu_us, heading, resident_bytes, row
 
 BLOCK = 16

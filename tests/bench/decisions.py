@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 
 from events.blocks import block_keys, pack_tokens, root_key
-from events.changes import Stored
-from events.groups import Group, Layout
+from events.cache.changes import Stored
+from events.cache.groups import Group, Layout
 from events.messages import BlockStored
 from events.native import Load
 from router.placement.ages import CacheAges

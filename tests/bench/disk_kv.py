@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from replica.disk.file import DiskFile, open_disk_file
+from replica.disk.record import FileLayout, Header, Record
 from replica.model.demo import CACHE_VARIABLE
-from replica.tiers.disk_file import DiskFile, open_disk_file
-from replica.tiers.record import FileLayout, Header, Record
-from replica.tiers.weights_digest import SETTLED_NS, weights_digest
+from replica.model.weights_digest import SETTLED_NS, weights_digest
 
 BLOCK_SIZE = 16
 PAYLOAD_BYTES = 2 * 2**20  # 16 tokens of an 8B model: 32 layers, 8 KV heads of 128, keys and values, 16 bits

@@ -13,10 +13,10 @@ import msgspec
 import zmq
 
 from events.blocks import block_keys, pack_tokens, root_key
+from events.cache.resolver import Resolver
 from events.messages import BlockRemoved, BlockStored, Decoder, EventBatch, ExtraKeys, Hash, KnownEvent, encode_batch
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig
-from events.resolver import Resolver
 from events.source import Source
 from router.members.feeds import Feeds
 from router.placement.index import PrefixIndex

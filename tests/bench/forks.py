@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from events.blocks import pack_tokens
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.clock import VirtualClock
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
 from replica.config import EngineConfig, SimulatedConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit
-from replica.request import Request, Scheduled
-from replica.runner import SampledToken
-from replica.simulated import SimulatedRunner
+from replica.runners.clock import VirtualClock
+from replica.runners.request import Request, Scheduled
+from replica.runners.runner import SampledToken
+from replica.runners.simulated import SimulatedRunner
 from tests.bench.measure import cpu_us, heading, row
 from tests.bench.workloads import Conversation, Prompt, text
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from events.blocks import block_keys, pack_tokens
-from events.foreign_stream import ForeignStream
+from events.cache.resolver import Resolver
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, encode_batch
-from events.resolver import Resolver
-from events.states import StreamConfig
+from events.stream.foreign_stream import ForeignStream
+from events.stream.states import StreamConfig
 from events.view import CacheView
 from router.placement.index import Matches, PrefixIndex
 from tests.bench.events import BLOCK, ROOT, payload

@@ -16,14 +16,14 @@ import torch
 
 from events.blocks import pack_tokens
 from replica.build import build_on_cpu
-from replica.clock import WallClock
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import PULLED
 from replica.config import EngineConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import KVSource, Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.process import BESIDE_POLL_S, make_mover, make_neighbours
-from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED
+from replica.runners.clock import WallClock
 from tests.bench.measure import heading, row
 from tests.bench.native import DTYPES, NEW, PROMPT, QWEN3, SMALL, WARM_UP, http_cost, make_model, tokens
 from tests.bench.native import serving as neighbour

@@ -8,10 +8,10 @@ from random import Random
 
 import torch
 
-from replica.engine import Engine
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import PULLED
+from replica.engine.engine import Engine
 from replica.messages import KVSource
-from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED
 from tests.bench.kv_tiers import ENDLESS, FROM, ask, empty, reading, serving, sources_of, submit
 from tests.bench.measure import heading, row
 from tests.bench.native import DTYPES, PROMPT, QWEN3, SMALL, WARM_UP, http_cost, make_model, tokens

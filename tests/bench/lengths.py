@@ -17,10 +17,10 @@ from torch import Tensor
 
 from events.blocks import pack_tokens
 from replica.build import build_on_cpu
-from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
+from replica.runners.clock import WallClock
 from tests.bench.measure import heading, row
 from tests.bench.native import Cost, Worker, between, make_model, theirs, tokens, work, worker
 from tests.replica.shapes import SMOLLM2_135M

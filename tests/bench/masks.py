@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from api.constraints import Constraint, calls_schema
+from api.openai.constraints import Constraint, calls_schema
 from events.blocks import pack_tokens
-from replica import sampling as sampling_module
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.grammar.compiler import Compiler, grammar_of, matcher_of
 from replica.grammar.matcher import Matcher, boolean
 from replica.grammar.vocabulary import Vocabulary
 from replica.messages import Sampling, Submit
 from replica.model.demo import demo_folder
-from replica.request import Request
+from replica.runners import sampling as sampling_module
+from replica.runners.request import Request
 from tests.replica.grammar.constraints import WEATHER, tokenizer, vocabulary
 from tests.replica.models import native
 

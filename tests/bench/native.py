@@ -27,14 +27,14 @@ from kernels.contexts import Context
 from kernels.cpu import exact, fused
 from kernels.paged import LayerCache
 from replica.build import build, build_on_cpu
-from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.engine import Engine
+from replica.cpu.runner import NativeRunner
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
-from replica.native import NativeRunner
-from replica.request import Scheduled
-from replica.runner import ImmediateRunner, SampledToken
+from replica.runners.clock import WallClock
+from replica.runners.request import Scheduled
+from replica.runners.runner import ImmediateRunner, SampledToken
 from tests.bench.measure import heading, row
 from tests.chaos.replicas import cpu_s
 from tests.replica.natives import Native

@@ -20,13 +20,13 @@ from torch._C._distributed_c10d import FileStore
 
 from events.blocks import pack_tokens
 from replica.build import build_on_cpu
-from replica.clock import WallClock
 from replica.config import DType, EngineConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.parallel import memory
 from replica.parallel.group import Group, connected, memory_size
 from replica.parallel.shares import Share
+from replica.runners.clock import WallClock
 from tests.bench.measure import heading, row
 from tests.bench.native import QWEN3, make_model
 

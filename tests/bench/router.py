@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import uvloop
 import zmq
 
-from api.engine_requests import TokenizeRequest
-from api.prompts import Prompts
+from api.openai.engine_requests import TokenizeRequest
+from api.prompts.prompts import Prompts
 from api.reading import read
-from api.tokenizer import load_tokenizer
+from api.tokens.tokenizer import load_tokenizer
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.bench.measure import heading, row

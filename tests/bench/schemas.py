@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from events.blocks import pack_tokens
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.grammar.compiler import Compiler
 from replica.grammar.matcher import Matcher
 from replica.messages import Sampling, Submit

@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from api.prompts import Prompts
-from api.requests import ChatRequest, read
-from api.tokenizer import HfTokenizer
+from api.openai.requests import ChatRequest, read
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import HfTokenizer
 from events.blocks import block_keys
 from router.placement.approximate import Approximate
 from router.placement.index import PrefixIndex

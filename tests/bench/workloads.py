@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from events.blocks import pack_tokens
-from replica.clock import VirtualClock
 from replica.config import EngineConfig, SimulatedConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit
-from replica.simulated import SimulatedRunner
+from replica.runners.clock import VirtualClock
+from replica.runners.simulated import SimulatedRunner
 
 PREFILL_TOKENS_PER_S = 9505.0
 STEP_S = 0.028

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
-from api.tokenizer import load_tokenizer
-from replica.chain import Chain
-from replica.clock import VirtualClock
+from api.openai.requests import ChatRequest, CompletionRequest, read
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import load_tokenizer
+from replica.cache.chain import Chain
 from replica.config import SimulatedConfig
 from replica.messages import Sampling
-from replica.request import Request
-from replica.simulated import BYTES, SimulatedRunner
+from replica.runners.clock import VirtualClock
+from replica.runners.request import Request
+from replica.runners.simulated import BYTES, SimulatedRunner
 from tests.replica.serving import EOS, MODEL
 
 PATIENCE_S = 60.0  # for one request; a stream that hangs is a failure

@@ -17,9 +17,9 @@ import msgspec
 import zmq
 
 from events.blocks import block_keys, root_key
+from events.cache.pool import fold
 from events.messages import BlockRemoved, BlockStored, KnownEvent
 from events.native import Load
-from events.pool import fold
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
 from events.subscriber import Subscriber

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
 from events.messages import BlockStored
 from events.native import Load

@@ -20,7 +20,7 @@ import httpx2
 import openai
 import pytest
 
-from events.curve import write_keys
+from events.sockets.curve import write_keys
 from tests.chaos.crowd import Asked, Oracle
 from tests.chaos.replicas import (
     GONE_WITHIN_S,

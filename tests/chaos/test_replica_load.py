@@ -196,7 +196,7 @@ def number(served: Command, name: str) -> float:
 # ---- negative controls
 
 FORGETFUL = """
-from replica.client import EngineClient
+from replica.http.engine_client import EngineClient
 
 def forget(self, ids):
     for id in ids:
@@ -279,7 +279,7 @@ def steps(served: Command) -> float:
 
 MISCOUNTED = """
 import sys
-from replica.block_pool import BlockPool
+from replica.cache.block_pool import BlockPool
 from replica.process import main
 
 made = BlockPool.__init__
@@ -293,9 +293,9 @@ sys.exit(main(sys.argv[1:]))
 """
 OTHER_ENGINE = """
 import sys
-import replica.client
+import replica.http.engine_client
 
-replica.client.engine_command = lambda: [sys.executable, "-c", {program!r}]
+replica.http.engine_client.engine_command = lambda: [sys.executable, "-c", {program!r}]
 """
 
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from events.blocks import block_keys, root_key
-from events.foreign_stream import ForeignStream
+from events.cache.resolver import Resolver
 from events.messages import EventBatch, encode_batch
-from events.recording import Recorder
-from events.resolver import Resolver
+from events.recording.recording import Recorder
 from events.source import Record, Source
-from events.states import StreamConfig
+from events.stream.foreign_stream import ForeignStream
+from events.stream.states import StreamConfig
 from events.view import CacheView
 from router.front import Front
 from router.members.spec import spec_of

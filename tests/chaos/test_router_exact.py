@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.foreign_stream import ForeignStream
-from events.native_stream import NativeStream
-from events.resolver import Resolver
+from events.cache.resolver import Resolver
 from events.source import Source
-from events.states import StreamConfig
-from events.stream import Stream
+from events.stream.foreign_stream import ForeignStream
+from events.stream.native_stream import NativeStream
+from events.stream.states import StreamConfig
+from events.stream.stream import Stream
 from events.subscriber import Subscriber
 from events.tool.verify import Witness
 from events.view import CacheView

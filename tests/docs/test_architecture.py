@@ -42,7 +42,7 @@ def test_a_walk_has_few_names_and_each_exists(section: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["router.nothing", "events.blocks.nothing", "replica.engine.Engine.nothing", "nothing.at"]
+    "name", ["router.nothing", "events.blocks.nothing", "replica.engine.engine.Engine.nothing", "nothing.at"]
 )
 def test_a_name_that_is_gone_would_be_noticed(name: str) -> None:
     assert not exists(name)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from events.actions import Replay
+from events.cache.groups import Layout
 from events.feed import Feed
-from events.groups import Layout
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.recording import Recorder, Recording, feed_record, redacted_copy
+from events.recording.recording import Recorder, Recording, feed_record, redacted_copy
 from events.source import Record, Source
+from events.stream.actions import Replay
 from events.view import CacheView, Request
 
 BLOCK_SIZE = 4

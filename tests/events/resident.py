@@ -1,7 +1,7 @@
 """Copies that a resolver holds, as tests compare them."""
 
+from events.cache.resolver import Resolver
 from events.messages import Hash
-from events.resolver import Resolver
 
 
 def copies(resolver: Resolver) -> dict[tuple[str, int], dict[Hash, int]]:

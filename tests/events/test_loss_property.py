@@ -15,11 +15,11 @@ from hypothesis.stateful import (
 )
 
 from events.blocks import block_keys, root_key
-from events.changes import Change, Cleared, Removed
-from events.foreign_stream import ForeignStream
+from events.cache.changes import Change, Cleared, Removed
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.resolver import Resolver
-from events.states import StreamConfig
+from events.stream.foreign_stream import ForeignStream
+from events.stream.states import StreamConfig
 from events.view import CacheView
 
 ROOT = root_key("", None, None, 1)

@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from events.blocks import block_keys, root_key
-from events.curve import MOST_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
+from events.cache.pool import fold
+from events.cache.resolver import Resolver
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -24,9 +25,8 @@ from events.messages import (
 )
 from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, Load, decode_snapshot_header, decode_status
-from events.pool import fold
 from events.publisher import Publisher, PublisherConfig, offset_port
-from events.resolver import Resolver
+from events.sockets.curve import MOST_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
 from tests.events.resident import copies
 
 ANY = "tcp://127.0.0.1:0"

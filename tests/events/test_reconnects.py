@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from events.link import LET_IN_S, LONGEST_PAUSE_S, RETRY_AT_MOST_S, Reconnects
 from events.native import Load
 from events.publisher import Publisher
+from events.sockets.link import LET_IN_S, LONGEST_PAUSE_S, RETRY_AT_MOST_S, Reconnects
 from events.subscriber import Subscriber
 from tests.events.test_subscriber import config, native, stored, until
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import zmq
 
-from events.actions import Action, Apply, Gap
-from events.curve import CurveClient, load_curve, write_keys
+from events.cache.resolver import Resolver
 from events.feed import Feed
 from events.messages import EventBatch, Frames, encode_batch
 from events.native import Load
 from events.publisher import END_OF_REPLAY, Publisher
-from events.resolver import Resolver
+from events.sockets.curve import CurveClient, load_curve, write_keys
 from events.source import Source
+from events.stream.actions import Action, Apply, Gap
 from events.subscriber import Subscriber, _Sockets
 from events.view import CacheView
 from tests.events.test_subscriber import config, native, stored, until

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from events.actions import Replay
-from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.stream.actions import Replay
+from events.stream.foreign_stream import ForeignStream
 from events.view import CacheView
 from tests.events.resident import copies
 

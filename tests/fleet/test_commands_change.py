@@ -17,9 +17,9 @@ import pytest
 
 from fleet.commands import drain as drain_module
 from fleet.commands import progress
+from fleet.commands.addresses.local_fleets import Where
 from fleet.commands.client import CONTROLLER, FleetClient, Poller
 from fleet.commands.drain import drain
-from fleet.commands.local_fleets import Where
 from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.view import View

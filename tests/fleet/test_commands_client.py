@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 import click
 import pytest
 
-from fleet.commands.address import FleetAddress
+from fleet.commands.addresses.address import FleetAddress
 from fleet.commands.client import FleetClient
 from fleet.commands.drain import drain
 from fleet.plan import FleetPlan, ModelPlan

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from fleet.commands import down as down_module
+from fleet.commands.addresses.local_fleets import LocalFleet, is_running, process_started, record_fleet, running_fleets
 from fleet.commands.down import down
-from fleet.commands.local_fleets import LocalFleet, is_running, process_started, record_fleet, running_fleets
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 UP = """
 import os, signal, sys
-from fleet.commands.local_fleets import LocalFleet, record_fleet, remove_record, process_started
+from fleet.commands.addresses.local_fleets import LocalFleet, record_fleet, remove_record, process_started
 port, controller, signals, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 fleet = LocalFleet(
     port=port, pid=os.getpid(), started=process_started(os.getpid()), controller=controller, folders=(folder,),

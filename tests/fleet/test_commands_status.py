@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet
+from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
 from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.view import View

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet.commands.local_fleets import (
+from fleet.commands.addresses.local_fleets import (
     LocalFleet,
     Where,
     clean_up,

@@ -13,10 +13,10 @@ import click
 import pytest
 
 from fleet.cli import COMMANDS
-from fleet.commands import local_routers
-from fleet.commands.address import Address
-from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet
-from fleet.commands.local_routers import locate_router
+from fleet.commands.addresses import local_routers
+from fleet.commands.addresses.address import Address
+from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
+from fleet.commands.addresses.local_routers import locate_router
 from fleet.commands.prefixes import prefixes
 from fleet.up.command import up
 from fleet.up.starting import bind, url_here

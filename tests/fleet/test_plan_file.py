@@ -13,7 +13,7 @@ from fleet.plan import Autoscale, FleetPlan, ModelPlan, Resources, check, encode
 from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER
 from fleet.toml.plan_file import BadPlan, parse_fleet, read_fleet
 from fleet.toml.tables import ModelTable
-from replica.settings import TABLE as REPLICA_TABLE
+from replica.settings.options import TABLE as REPLICA_TABLE
 from router.settings import TABLE as ROUTER_TABLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet-file.md").read_text()

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from events.blocks import block_keys, root_key
-from events.changes import Stored
+from events.cache.changes import Stored
+from events.cache.resolver import Resolver
 from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, EventBatch, RejectedEvent, encode_batch
-from events.resolver import Resolver
 from tests.fuzz.watched import watched
 from tests.oracle.vectors import VECTORS, read
 

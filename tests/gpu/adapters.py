@@ -12,7 +12,7 @@ from typing import Any
 
 from replica.config import LoraModule
 from replica.device.orders import Limits
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.model.config import read_config
 from tests.gpu.engines import BLOCK, made, runner_of
 from tests.gpu.golden import engine_of, equal

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, NamedTuple, TypeAlias
 
-from api.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent
 
 FORK = get_context("fork")
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from events.blocks import pack_tokens
 from kernels.paged import KvShape
-from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator
 from replica.device.build import capture_all, sizes_of
@@ -18,11 +17,12 @@ from replica.device.orders import Limits
 from replica.device.parts import layers_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit
 from replica.model.config import ModelConfig, parse_config
-from replica.model.transformer import Transformer
-from replica.sizing import blocks_in
+from replica.model.sizing import blocks_in
+from replica.runners.clock import WallClock
+from replica.transformer import Transformer
 from tests.gpu.place import Kernels, Place, chosen
 
 QUICK = {

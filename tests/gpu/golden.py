@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from tests.gpu.apart import Ended, Job, Say, apart, last_line
 from tests.gpu.place import Place
 from tests.gpu.report import Row, Table

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import save_file
 
 from kernels.paged import LayerCache
-from replica.clock import WallClock
 from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits
 from replica.device.parts import new_caches
 from replica.device.uploads import Uploads
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output
+from replica.model.sizing import GIGABYTE
 from replica.model.weights import SINGLE_FILE, Weights
-from replica.sizing import GIGABYTE
+from replica.runners.clock import WallClock
 from replica.tiers.mover import HostMemory, ThreadedMover
 from tests.gpu.engines import BLOCK, Made, config_of, finish, greedy, made, runner_of, submit, tokens
 from tests.gpu.place import Place

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from tests.gpu.apart import Ended, Job, Say, apart, last_line
 from tests.gpu.golden import Expected, hear, prompts, same_tokens
 from tests.gpu.place import Place

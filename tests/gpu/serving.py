@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from events.messages import BlockStored, decode_batch
 from replica.model.config import parse_config
-from replica.model.transformer import Transformer
+from replica.transformer import Transformer
 from tests.gpu.engines import RandomWeights, fields_of
 from tests.gpu.kit import ROOT
 from tests.gpu.place import Place

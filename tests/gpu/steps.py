@@ -12,9 +12,9 @@ from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import sizes_of
 from replica.device.orders import Limits
 from replica.device.runner import DeviceRunner
-from replica.engine import Engine
-from replica.request import Scheduled
-from replica.runner import Finish
+from replica.engine.engine import Engine
+from replica.runners.request import Scheduled
+from replica.runners.runner import Finish
 from tests.gpu.engines import BLOCK, engine_of, greedy, made, runner_of, submit, tokens
 from tests.gpu.place import Place
 from tests.gpu.report import Figures, Table

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from replica.device.orders import Limits
 from replica.device.runner import DeviceRunner
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Sampling
 from replica.model.config import ModelConfig
 from tests.gpu.ceilings import measured

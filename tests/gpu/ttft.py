@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from replica.device.orders import Limits
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output
 from tests.gpu.engines import BLOCK, engine_of, finish, greedy, made, runner_of, submit, tokens
 from tests.gpu.place import Place

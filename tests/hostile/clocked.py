@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from api.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent
 from router.config import RouterConfig
 from router.front import Front
 from router.http import opening

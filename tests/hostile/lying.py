@@ -7,9 +7,9 @@ from typing import Any
 import zmq
 
 from events.blocks import block_keys, root_key
+from events.cache.pool import Digest
 from events.messages import BlockStored, EventBatch, KnownEvent, encode_batch
 from events.native import SNAPSHOT_REQUEST, Load, Status, encode_native
-from events.pool import Digest
 from events.source import Source
 from tests.events.test_subscriber import until
 

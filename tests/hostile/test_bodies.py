@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from api.counting import check_body
 from api.errors import ApiError
 from api.http.bodies import LARGEST_BODY_BYTES, MEDIUM_BYTES, SMALL_BYTES, Bodies, check_limits
 from api.native import Native
-from api.settings import Unusable
+from api.process.settings import Unusable
+from api.prompts.counting import check_body
 from router.prompts.reading import client as reading_client
 from router.prompts.reading.client import LONG_BODY_BYTES, is_quick
 from router.prompts.reading.messages import OUT_OF_MEMORY, Body, Found, Leave, framed

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import zmq
 
-from events.peers import Peers, PublisherStats
+from events.sockets.peers import Peers, PublisherStats
 
 
 def until(condition: Callable[[], object]) -> None:

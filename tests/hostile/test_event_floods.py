@@ -13,15 +13,15 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.actions import Apply, Reset
-from events.changes import Change, Cleared, Removed, Stored
+from events.cache.changes import Change, Cleared, Removed, Stored
+from events.cache.pools import MOST_MEDIA
+from events.cache.resolver import Resolver
+from events.cache.slices import SLICE_BLOCKS, slices
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
 from events.native import Load, SnapshotHeader, Status, decode_status, encode_native
-from events.native_stream import NativeStream
-from events.pools import MOST_MEDIA
-from events.resolver import Resolver
-from events.slices import SLICE_BLOCKS, slices
 from events.source import Source
+from events.stream.actions import Apply, Reset
+from events.stream.native_stream import NativeStream
 from events.subscriber import MAX_MESSAGE_BYTES
 from events.view import CacheView, Request
 from router.members.feed import MOST_SIZES
@@ -284,7 +284,7 @@ def test_a_native_replica_is_verified_by_the_first_slice_of_its_first_chain() ->
 async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_continues(
     liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.plain_link.RECONNECT_S", 0.1)
+    monkeypatch.setattr("events.sockets.plain_link.RECONNECT_S", 0.1)
     async with routing() as router:
         slot = await exact(router, liar)
         await liar.subscribed()
@@ -300,7 +300,7 @@ async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_continues(
 
 
 async def test_a_too_long_status_silences_no_replica_for_good(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.plain_link.RECONNECT_S", 0.1)
+    monkeypatch.setattr("events.sockets.plain_link.RECONNECT_S", 0.1)
     async with routing() as router:
         await exact(router, liar)
         await until(lambda: liar.say() or len(router.statuses) > 0)
@@ -466,7 +466,7 @@ async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
 
 
 def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.pools.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.cache.pools.MOST_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(100)
     for first in range(0, 3000, 100):
@@ -480,7 +480,7 @@ def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pool_larger_than_what_is_kept_is_no_claim_and_bounded(
     pool: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.pools.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.cache.pools.MOST_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(pool)
     for first in range(0, 4000, at_once):

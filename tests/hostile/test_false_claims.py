@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.native import unpack_ids
+from events.cache.pool import Digest
 from events.messages import AllBlocksCleared, BlockRemoved
 from events.native import Load
-from events.pool import Digest
 from router.members.accuracy import DISBELIEVED, TRUSTED, Accuracy
 from router.status import replica_status
 from tests.hostile.lying import Liar, batch, stored

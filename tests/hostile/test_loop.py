@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from api.native import encode_frame
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from router.http import routes
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.reading.client import LONG_EVENT_BYTES

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
 from events.messages import BlockRemoved, BlockStored
 from events.mirror import Mirror
 from events.publisher import Publisher, PublisherConfig
-from replica.block_pool import BlockPool
+from replica.cache.block_pool import BlockPool
 from router.http.front import FrontConnection
 from router.members.upstream import Connection
 from router.placement.ages import CacheAges

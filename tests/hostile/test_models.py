@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from api.engine_requests import TokenizeRequest
 from api.errors import ApiError
 from api.model_files import MOST_BYTES
-from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
-from api.special_tokens import CODE
-from api.tokenizer import HfTokenizer
+from api.openai.engine_requests import TokenizeRequest
+from api.openai.requests import ChatRequest, CompletionRequest, read
+from api.prompts.prompts import Prompts
+from api.prompts.special_tokens import CODE
+from api.tokens.tokenizer import HfTokenizer
 from events.blocks import pack_tokens
 from replica.model.config import read_config
 from replica.model.locate import locate
-from replica.model.rope import rotation
+from replica.transformer import rotation
 from router.prompts.prompt import read_peek
 from router.prompts.tokens import Tokens
 from tests.api.tokenizers import byte_level, saved

@@ -18,8 +18,8 @@ import zmq
 from msgspec.structs import replace
 
 import events
-from events.curve import CurveClient, load_curve, secure_server, write_keys
 from events.publisher import Publisher, PublisherConfig
+from events.sockets.curve import CurveClient, load_curve, secure_server, write_keys
 from events.source import Source
 from events.subscriber import Subscriber
 from router.peers.links import Links
@@ -274,11 +274,11 @@ def test_no_other_socket_is_opened() -> None:
     }
     assert found == {
         "libzmq": {
-            "events/peers.py",
-            "events/curve_link.py",
-            "events/tool/player.py",  # a tool: it sends recordings
+            "events/sockets/peers.py",
+            "events/sockets/curve_link.py",
+            "events/recording/player.py",  # a tool: it sends recordings
             "events/tool/conform.py",  # a tool: it grades an engine's stream
-            "replica/client.py",  # to the engine's process that it has started, in a folder of its own
+            "replica/http/engine_client.py",  # to the engine's process that it has started, in a folder of its own
             "replica/process.py",
         },
         "bound": {"events/publisher.py", "router/peers/links.py"},

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from api.settings import FILE
+from api.process.settings import FILE
 from fleet.cli import warmroute
-from replica.settings import TABLE as REPLICA
+from replica.settings.options import TABLE as REPLICA
 from router.members.discovery.file import FileDiscovery
 from router.prompts.model_rewrites import parse_rewrites
 from router.settings import TABLE as ROUTER

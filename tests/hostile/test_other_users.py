@@ -21,7 +21,7 @@ from fleet.on_ray.local import private_folder
 from fleet.plan import NO_MODELS
 from fleet.up.launching import LOG, OnRay
 from fleet.up.watching import CannotStart
-from replica.tiers.disk_file import DiskFile, open_disk_file
+from replica.disk.file import DiskFile, open_disk_file
 from tests.chaos.ray_here import Victims
 from tests.fleet.test_up import Up, of_process, starting
 from tests.fleet.test_up_on_ray import RAY_STARTS_S, all_of, listening

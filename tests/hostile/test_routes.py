@@ -19,8 +19,8 @@ from api.errors import ApiError
 from api.http.path import parse_path, parse_target, raw_path
 from api.http.routes import Role, Route, RouteMatch, RouteTable, guarded
 from api.http.server import http_server, listen
-from api.prompts import Prompts
-from api.tokenizer import ByteTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from fleet.control import app as controller_app
 from fleet.control.controller import Controller, StateStore
 from fleet.control.local_hosts import LocalHosts

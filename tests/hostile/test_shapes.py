@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.prompts import Prompts
+from api.prompts.prompts import Prompts
 from router.prompts.oddities import oddities
 from router.prompts.prompt import read_peek
 from router.prompts.shapes import DIFFERS, MOST_RETRY_S

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from api.errors import ApiError
-from api.special_tokens import CODE, SpelledTokens
-from api.templates import Conversation
+from api.prompts.special_tokens import CODE, SpelledTokens
+from api.prompts.templates import Conversation
 from router.prompts.reading.client import LONG_BODY_BYTES
 from tests.api.tokenizers import byte_level, saved
 from tests.router.scripted import CHAT, MODEL, Script, connect, says, served

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from api.errors import ApiError
-from api.template_budget import MOST_SECONDS
-from api.templates import MOST_BYTES, ChatTemplate, Conversation
+from api.prompts.template_budget import MOST_SECONDS
+from api.prompts.templates import MOST_BYTES, ChatTemplate, Conversation
 
 USER = {"role": "user", "content": "Hello\nyou"}
 BACK_WITHIN_S = 5 * MOST_SECONDS  # of a machine that does other things beside

@@ -13,12 +13,12 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from events.curve import load_curve, write_keys
 from events.messages import BlockStored
 from events.native import SNAPSHOT_REQUEST
-from events.peers import MOST_TOPICS, PublisherStats
 from events.publisher import Publisher, PublisherConfig, ReplayBuffer
-from events.transfers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Transfers
+from events.sockets.curve import load_curve, write_keys
+from events.sockets.peers import MOST_TOPICS, PublisherStats
+from events.sockets.transfers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Transfers
 from replica.cli import replica
 from tests.hostile.peers import connected, flooding, part, resident_mb
 

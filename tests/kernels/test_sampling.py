@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from kernels.sampling import GREEDY_BELOW, draw
-from replica import sampling
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.messages import Sampling
-from replica.request import Request
+from replica.runners import sampling
+from replica.runners.request import Request
 from tests.kernels.wishes import Wishes, broken, wishes
 
 

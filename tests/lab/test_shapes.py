@@ -7,7 +7,7 @@ import pytest
 from lab.shapes import SHAPES
 from replica.model.config import read_config
 from replica.model.demo import write_demo
-from replica.sizing import kv_bytes_per_token
+from replica.model.sizing import kv_bytes_per_token
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.plots import check_plot, drawing
 from lab.writing import check_file, write_whole
 

@@ -7,8 +7,8 @@ from functools import partial
 from msgspec import Struct
 
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.cache.resolver import Resolver
 from events.messages import Event, EventBatch
-from events.resolver import Resolver
 from router.placement.index import PrefixIndex
 from tests.live.engine import MODEL, Found
 

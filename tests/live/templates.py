@@ -18,8 +18,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from api.prompts import Prompts
-from api.tokenizer import HfTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import HfTokenizer
 from engines.prompts.vllm import RENDER
 from events.blocks import pack_tokens
 from router.prompts.prompt import read_peek

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from api.prompts import Prompts
-from api.templates import Conversation
-from api.tokenizer import load_tokenizer
+from api.prompts.prompts import Prompts
+from api.prompts.templates import Conversation
+from api.tokens.tokenizer import load_tokenizer
 from tests.live.model import SPECIAL, make
 from tests.live.setup import registries
 from tests.live.traffic import TOOL

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from events.cache.resolver import Resolver
 from events.messages import BlockRemoved, BlockStored, Hash, KnownEvent
-from events.resolver import Resolver
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.contents import NOT_NAMED
-from replica.names import Match
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
+from replica.cache.contents import NOT_NAMED
+from replica.cache.names import Match
 from tests.oracle.test_wire_blockpool import each_trace, load
 from tests.oracle.vectors import Record, unhex
 

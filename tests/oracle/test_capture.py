@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import pytest
 
-from events.actions import Replay
-from events.foreign_stream import ForeignStream
-from events.resolver import Resolver
+from events.cache.resolver import Resolver
+from events.stream.actions import Replay
+from events.stream.foreign_stream import ForeignStream
 from events.view import CacheView
 from tests.events.resident import copies
 from tests.oracle.vectors import Record, clears, file_params, read, resident_copies

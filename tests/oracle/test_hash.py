@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from events.blocks import block_keys, root_key
+from events.cache.resolver import Resolver
 from events.messages import BlockStored, ExtraKeys, Hash
-from events.resolver import Resolver
 from tests.oracle.vectors import Record, own_extras, params, records, unhex
 
 MODEL = "model"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from events.cache.resolver import Resolver
 from events.messages import REMOTE, BlockStored, Decoder
-from events.resolver import Resolver
 from router.placement.index import PrefixIndex
 from router.placement.prices import CPU, STORAGE
 from tests.oracle.vectors import Record, params, records

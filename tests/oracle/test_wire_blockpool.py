@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from events.blocks import block_keys, root_key
+from events.cache.resolver import Resolver
 from events.messages import Decoder
-from events.resolver import Resolver
 from tests.events.resident import copies as resident_copies
 from tests.oracle.test_wire import assert_means
 from tests.oracle.vectors import Record, file_params, read, unhex
@@ -66,7 +66,7 @@ def test_resident_hashes_and_copies_are_the_engines_after_every_call(path: Path)
 @each_trace
 def test_counting_a_report_as_a_copy_would_be_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: taken for stores, the reports of such a trace drift, and only of such a trace."""
-    monkeypatch.setattr("events.orphans.Reports.like", lambda *_: False)
+    monkeypatch.setattr("events.cache.orphans.Reports.like", lambda *_: False)
     _, ops, _ = load(path)
     resolver, decoder = Resolver(MODEL), Decoder()
     drifted = False

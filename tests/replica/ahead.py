@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from replica.clock import Clock, VirtualClock
 from replica.config import SimulatedConfig
-from replica.engine import Engine
-from replica.request import Request, Scheduled
-from replica.runner import Finish, SampledToken
+from replica.engine.engine import Engine
+from replica.runners.clock import Clock, VirtualClock
+from replica.runners.request import Request, Scheduled
+from replica.runners.runner import Finish, SampledToken
 from tests.replica.engines import RememberingRunner, engine
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from replica.engine import Engine
-from replica.tiers.lower import HOST
+from replica.cache.lower import HOST
+from replica.engine.engine import Engine
 from tests.replica.models import Answer, ask, native, submit
 from tests.replica.parallel.conftest import closing_engine
 

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from events.blocks import pack_tokens
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.clock import VirtualClock
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
+from replica.cache.lower import HOST
 from replica.config import EngineConfig, SimulatedConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Refused, Sampling, Submit
-from replica.request import Request, Scheduled
-from replica.runner import SampledToken
-from replica.simulated import SimulatedRunner
-from replica.tiers.lower import HOST
+from replica.runners.clock import VirtualClock
+from replica.runners.request import Request, Scheduled
+from replica.runners.runner import SampledToken
+from replica.runners.simulated import SimulatedRunner
 from replica.tiers.simulated import SimulatedMover
 
 MODEL = "model"

@@ -16,12 +16,12 @@ from transformers.utils import logging as transformers_logging
 
 from events.blocks import pack_tokens
 from replica.build import build
-from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.process import make_mover, make_shelf
+from replica.runners.clock import WallClock
 
 transformers_logging.disable_progress_bar()
 

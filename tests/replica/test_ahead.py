@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from replica.config import SimulatedConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
+from replica.engine.scheduler import Scheduler
 from replica.messages import Output, Sampling
-from replica.request import Request
-from replica.sampling import sample
-from replica.scheduler import Scheduler
+from replica.runners.request import Request
+from replica.runners.sampling import sample
 from tests.replica.ahead import AheadRunner, ahead_engine
 from tests.replica.engines import SIZE, chain, drain, engine, generate, step, submit
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from replica.block_pool import BlockPool
-from replica.engine import Engine
-from replica.request import Request
-from replica.scheduler import Scheduler
+from replica.cache.block_pool import BlockPool
+from replica.engine.engine import Engine
+from replica.engine.scheduler import Scheduler
+from replica.runners.request import Request
 from tests.replica.ahead import AheadRunner
-from tests.replica.engines import RememberingRunner, engine, step, submit
-from tests.replica.test_scheduler_property import (
+from tests.replica.engine.test_scheduler_property import (
     EOS,
     MODEL_LEN,
     SAME,
@@ -32,6 +31,7 @@ from tests.replica.test_scheduler_property import (
     World,
     prompts,
 )
+from tests.replica.engines import RememberingRunner, engine, step, submit
 
 
 class StrictAheadRunner(AheadRunner, StrictRunner):

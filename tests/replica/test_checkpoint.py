@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 
-from api.tokenizer import HfTokenizer
-from replica.gguf.weights import GgufTensors
+from api.tokens.tokenizer import HfTokenizer
+from replica.model.gguf.weights import GgufTensors
 from tests.replica import smollm2
 from tests.replica.checkpoint import WAYS, compared, perplexities, said
-from tests.replica.gguf.test_tokenizer import TEXTS
+from tests.replica.model.gguf.test_tokenizer import TEXTS
 
 LICENSE = (Path(__file__).resolve().parents[2] / "LICENSE").read_text()
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from api.lifeline import PARENT_VARIABLE
+from api.process.lifeline import PARENT_VARIABLE
 from tests.events.processes import wait_until
 from tests.replica.folders import model_folder
 

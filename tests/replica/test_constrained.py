@@ -13,16 +13,16 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from api.constraints import Constraint
-from api.tokenizer import ByteTokenizer
+from api.openai.constraints import Constraint
+from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import pack_tokens
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.grammar.compiler import Compiler
 from replica.grammar.matcher import Matcher
 from replica.grammar.vocabulary import packed_vocabulary, unpacked_vocabulary
 from replica.messages import Sampling, Submit
-from replica.request import Request
-from replica.sampling import sample
+from replica.runners.request import Request
+from replica.runners.sampling import sample
 from tests.replica.device.hosts import on_device
 from tests.replica.engines import chain
 from tests.replica.grammar.constraints import KINDS, WEATHER, schema

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from api import tokenizer
-from api.tokenizer import HfTokenizer
+from api.tokens import tokenizer
+from api.tokens.tokenizer import HfTokenizer
 from replica.fetching import fetch as fetch_module
 from replica.fetching import files
 from replica.model.demo import SIZES

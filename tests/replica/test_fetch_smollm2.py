@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 from replica.fetching.smollm2 import GGUF_SHA256, PACKED
 from tests.events.processes import wait_until
 from tests.replica.hub import Standin, standing_in

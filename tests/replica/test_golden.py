@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from replica.request import Scheduled
-from replica.runner import Finish
+from replica.runners.request import Scheduled
+from replica.runners.runner import Finish
 from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, logits, native, reference, saved, submit
 
 models = pytest.mark.parametrize("name", MODELS)

@@ -12,12 +12,12 @@ import torch
 
 from events.blocks import pack_tokens
 from replica.build import build
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.config import EngineConfig, LoraModule
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
-from replica.request import Request
+from replica.runners.request import Request
 from tests.bench.serving import as_http, ask_all
 from tests.chaos.replicas import resident_bytes
 from tests.events.processes import wait_until

@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from events.blocks import pack_tokens
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.grammar.matcher import Matcher
 from replica.messages import Sampling, Submit
 from tests.replica.grammar.constraints import compiler, text, vocabulary

@@ -9,15 +9,15 @@ import pytest
 from openai import OpenAI
 
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
-from api.requests import ChatRequest
-from api.tokenizer import ByteTokenizer
+from api.openai.requests import ChatRequest
+from api.tokens.tokenizer import ByteTokenizer
 from replica.config import AnswerRule, SimulatedConfig
 from replica.http.scripted_answers import ScriptedAnswers
 from replica.messages import Sampling
-from replica.request import Request
+from replica.runners.request import Request
 from tests.replica.engines import chain
+from tests.replica.runners.test_simulated import EOS, runner
 from tests.replica.serving import MODEL, Replica, replica
-from tests.replica.test_simulated import EOS, runner
 
 CALL = '<tool_call>{"name": "write", "arguments": {"path": "a.txt", "text": "é"}}</tool_call>'
 PATCH = '<tool_call>{"name": "files__patch", "arguments": {"input": "+é\\n\\ud83d\\ude00"}}</tool_call>'

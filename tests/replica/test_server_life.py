@@ -199,7 +199,8 @@ def test_an_engine_that_cannot_start_is_reported_without_a_traceback(temporary: 
     ],
 )
 def test_the_end_of_an_engine_at_its_very_start_is_reported_once(script: str, status: int, said: list[str]) -> None:
-    command = f"import replica.client; replica.client.engine_command = lambda: ['/bin/sh', '-c', {script!r}]; {SERVE}"
+    shell = f"engine_client.engine_command = lambda: ['/bin/sh', '-c', {script!r}]"
+    command = f"from replica.http import engine_client; {shell}; {SERVE}"
     with subprocess.Popen(
         [sys.executable, "-c", command, msgspec.json.encode(config()).decode()], stderr=subprocess.PIPE, text=True
     ) as process:

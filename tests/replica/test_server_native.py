@@ -19,7 +19,7 @@ import transformers
 from openai import AsyncOpenAI
 from openai.types import Completion
 
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from tests.events.processes import DEADLINE_S
 from tests.replica.models import LENGTH, VOCABULARY, logits, saved
 from tests.replica.natives import Serving, ask, completion, native, natives, refused, tokens

@@ -3,8 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-from api.prompts import Prompts
-from api.tokenizer import HfTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import HfTokenizer
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.api.trained import FAMILIES

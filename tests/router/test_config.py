@@ -9,8 +9,8 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from api.options import SettingsCommand
-from api.settings import Setting
+from api.process.options import SettingsCommand
+from api.process.settings import Setting
 from router.config import RouterConfig
 from router.configure import config_from
 from router.members.discovery.file import parse_replicas

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from events.changes import Grouped
-from events.groups import Group, Layout
+from events.cache.changes import Grouped
+from events.cache.groups import Group, Layout
 from fleet.commands.prefixes import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
 from router.tenants.keys import keys_from_options

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from events.blocks import extend_keys_ahead, pack_tokens, root_key
-from events.changes import Grouped, Stored
-from events.groups import Group, Layout
+from events.cache.changes import Grouped, Stored
+from events.cache.groups import Group, Layout
 from events.native import Load
 from events.publisher import Publisher
 from router.core import INDEX_WITHIN_S

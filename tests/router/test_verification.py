@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from api.prompts import Prompts
+from api.prompts.prompts import Prompts
 from engines.prompts.vllm import Vllm
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
-from events.groups import FULL, Group, Layout
+from events.cache.groups import FULL, Group, Layout
 from router import verification
 from router.members.broken import Broken
 from router.members.fetch import Fetched

@@ -6,7 +6,7 @@ Claude Code writes one that our replicas and vLLM leave out. Where hits show tha
 import re
 from collections.abc import Sequence
 
-from api.billing import BILLING_HEADER
+from api.prompts.billing import BILLING_HEADER
 from lab.analysis.breaks.finding import Fault
 from lab.analysis.breaks.prompts import Piece, Prompt
 

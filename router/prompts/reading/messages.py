@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from api.errors import ApiError
 from api.openai_responses.named import NamedResponses
+from api.prompts.special_tokens import SpecialTokensInText
 from api.retention import Retain
-from api.special_tokens import SpecialTokensInText
 from router.prompts.tokens import TokenCounts
 
 LENGTH = struct.Struct("<I")

@@ -14,16 +14,16 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Raw
 
-from api.allocator import give_back
-from api.counting import Counted, check_counts
 from api.errors import ApiError, invalid
 from api.generation_apis import APIS
 from api.http.bodies import LARGEST_BODY_BYTES
-from api.lifeline import die_with_parent
+from api.openai.requests import read
 from api.openai_responses.named import NamedResponses, named_in
-from api.prompts import Prompts
-from api.requests import read
-from api.tokenizer import load_tokenizer
+from api.process.allocator import give_back
+from api.process.lifeline import die_with_parent
+from api.prompts.counting import Counted, check_counts
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import load_tokenizer
 from router.prompts.canonical import peek_of
 from router.prompts.prefixes.recent import TEXT_BYTES
 from router.prompts.prompt import (

@@ -6,8 +6,8 @@ import pytest
 from api.errors import ApiError
 from api.messages.conversion import chat_of
 from api.messages.requests import MessagesRequest
+from api.openai.requests import ChatRequest
 from api.reading import read
-from api.requests import ChatRequest
 
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"properties": {}}}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"b": 1, "a": [2]}}

@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from api.constraint_fields import NamedTool
-from api.constraints import constraint_of
 from api.errors import ApiError
+from api.openai.constraint_fields import NamedTool
+from api.openai.constraints import constraint_of
+from api.openai.requests import ChatRequest
 from api.openai_responses.conversion import chat_of
 from api.openai_responses.requests import ResponsesRequest
 from api.reading import read
-from api.requests import ChatRequest
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "there"}

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from api.openai.requests import ChatRequest, read
 from api.parsing.answer import answer_parser
 from api.parsing.formats import REASONING, AnswerFormats
 from api.parsing.parsed import AnswerParser, Parsed, merged
-from api.requests import ChatRequest, read
 
 NAMES = ("search", "get_weather", "register", "add", "f")
 

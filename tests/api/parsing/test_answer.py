@@ -3,11 +3,11 @@ from typing import Literal
 
 import pytest
 
-from api.constraint_fields import AllowedTool, AllowedTools, NamedFunction, NamedTool
+from api.openai.constraint_fields import AllowedTool, AllowedTools, NamedFunction, NamedTool
+from api.openai.requests import ChatRequest
 from api.parsing.answer import answer_parser, call_id, parsed_tokens
 from api.parsing.formats import REASONING, AnswerFormats
 from api.parsing.parsed import CallDelta, Parsed, in_order, merged
-from api.requests import ChatRequest
 from tests.api.parsing.parsers import calls_in, chat, cut, parser_of, said
 
 ANSWER = "chatcmpl-1"

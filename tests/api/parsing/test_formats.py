@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken
 
 from api.parsing.formats import CALL_PARSERS, REASONING, answer_formats, reasoning_format, tool_format
-from api.tokenizer import ByteTokenizer, HfTokenizer
+from api.tokens.tokenizer import ByteTokenizer, HfTokenizer
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import byte_level, saved
 

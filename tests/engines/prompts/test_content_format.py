@@ -1,6 +1,6 @@
 import pytest
 
-from api.templates import ChatTemplate
+from api.prompts.templates import ChatTemplate
 from engines.prompts.content_format import takes_parts
 from tests.api.chat_templates import TEMPLATES
 

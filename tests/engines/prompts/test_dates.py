@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.prompts import Prompts
+from api.prompts.prompts import Prompts
 from engines.prompts import dates
 from engines.prompts.dates import EDGE_S, OTHER_DATE, QUARTER_S, SHOWS_DATE, SHOWS_TIME, quarter, shown
 from router.prompts.prompt import Prompt, read_peek

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.prompts import Prompts
-from api.tokenizer import ByteTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from engines.prompts.vllm import Vllm
 from router.prompts.canonical import peek_of
 from router.prompts.prompt import text_of

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from api.errors import ApiError
-from api.prompts import Prompts
-from api.tokenizer import ByteTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from engines.prompts.vllm import Vllm
 from tests.engines.prompts.test_vllm import AS_JSON, USER, U, read
 

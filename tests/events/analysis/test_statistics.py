@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.actions import Apply
 from events.analysis.lifetimes import Lifetimes
 from events.analysis.statistics import Statistics
 from events.analysis.tree import Tree
-from events.foreign_stream import ForeignStream
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent
-from events.resolver import Resolver
+from events.stream.actions import Apply
+from events.stream.foreign_stream import ForeignStream
 from events.view import CacheView
 
 

@@ -23,9 +23,9 @@ from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
 from replica.model.config import parse_config
 from replica.model.ranks import ALONE, Ranks
-from replica.model.transformer import Transformer
 from replica.parallel.ranks import GroupRanks
 from replica.parallel.shares import Share
+from replica.transformer import Transformer
 from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles
 from tests.kernels.gpu.test_compiled import H200

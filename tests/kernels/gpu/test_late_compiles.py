@@ -19,15 +19,15 @@ from safetensors.torch import save_file
 from events.blocks import pack_tokens
 from kernels.backends import ChosenAttention
 from kernels.gpu.attention import TritonAttention
-from replica.clock import WallClock
 from replica.config import EngineConfig, LoraModule
 from replica.device import build, parts
 from replica.device.accelerator import Memory
 from replica.device.runner import DeviceRunner
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import parse_config
-from replica.model.transformer import Transformer
+from replica.runners.clock import WallClock
+from replica.transformer import Transformer
 from tests.gpu.engines import RandomWeights
 from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles

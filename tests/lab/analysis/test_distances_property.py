@@ -9,8 +9,8 @@ from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of
 from lab.analysis.distances import hits_by_capacity, smaller_before
 from lab.trace.requests import Trace
-from replica.block_pool import BlockPool
-from replica.chain import Chain
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
 from tests.lab.analysis.trees import BLOCK_TOKENS, found_by_a_list, full_blocks, traces
 
 

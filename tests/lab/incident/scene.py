@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from events.blocks import block_keys, root_key
+from events.cache.resolver import Resolver
 from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
-from events.recording import Recorder
-from events.resolver import Resolver
+from events.recording.recording import Recorder
 from events.source import Record, Source
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feed import ReplicaFeed

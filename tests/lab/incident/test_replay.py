@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.settings import Unusable
-from events.recording import Recorder, Recording, redacted_copy
+from api.process.settings import Unusable
+from events.recording.recording import Recorder, Recording, redacted_copy
 from events.source import Record
 from lab.incident.replay import IncidentReplay, replay
 from lab.incident.report import as_json, lines

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.shadow.tail import Splitter, lines_of_file
 
 MOST = 8

@@ -10,7 +10,7 @@ from lab.simulation.job import Job
 from lab.simulation.outcome import outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
-from replica.tiers.moves import PULLED
+from replica.cache.moves import PULLED
 
 RATE, PULL_RATE = 8000.0, 40_000.0
 TOKENS = 8000

@@ -12,8 +12,8 @@ from lab.simulation.outcome import outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate
-from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import PULLED
 from tests.lab.traffic import conversations
 
 Model: TypeAlias = Literal["fifo", "engine"]

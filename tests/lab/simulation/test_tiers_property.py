@@ -15,10 +15,10 @@ from lab.simulation.job import Job, jobs_of
 from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
-from replica.chain import Chain
+from replica.cache.chain import Chain
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import PULLED
 from replica.messages import KVSource
-from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED
 from tests.lab.simulation.test_fleet_property import BLOCK, traces
 
 Model: TypeAlias = Literal["fifo", "engine"]

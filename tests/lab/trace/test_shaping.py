@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.settings import Unusable
+from api.process.settings import Unusable
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate, coarsened, jittered, sped_up
 from tests.lab.traffic import conversations

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernels.plain import PlainAttention
 from kernels.sampling import draw
-from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Memory, Replay, Wait
 from replica.device.build import capture_all, sizes_of
@@ -21,12 +20,12 @@ from replica.device.parts import layers_of, limits_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
 from replica.device.uploads import Uploads
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.model.config import read_config
-from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from replica.native import load_adapters
 from replica.process import make_mover, make_shelf
+from replica.runners.clock import WallClock
+from replica.transformer import Transformer
 from tests.replica.models import config_of
 
 POISON = 0x7F
@@ -89,7 +88,7 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
     with Weights(folder, getattr(torch, config.dtype), Uploads(accelerator).send) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
-    load_adapters(model.adapters, config)
+    model.adapters.load_named(config)
     memory = new_caches(model, config.num_blocks + 1, config.block_size)
     limits = limits_of(config)
     steps = Steps(model, PlainAttention(), draw, layers_of(memory), limits, accelerator)

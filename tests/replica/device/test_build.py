@@ -13,14 +13,14 @@ from kernels.paged import KvShape
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
-from replica.clock import WallClock
 from replica.config import LoraModule
 from replica.device import parts
 from replica.device.build import Team, build_with, doubled, rehearse, sizes_of
 from replica.device.orders import Limits, Size
 from replica.device.parts import kernels_for
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.model.config import parse_config, read_config
+from replica.runners.clock import WallClock
 from tests.replica.device.hosts import HostAccelerator, runner_of
 from tests.replica.lora.random_adapter import write_adapter
 from tests.replica.models import config_of, finish, native, saved, submit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.device.accelerator import Memory, Span
 from replica.device.block_tables import UPDATE_BYTES, BlockTables, DeviceTables
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
@@ -14,7 +14,7 @@ from replica.device.graph_sizes import LEAST_MIXED, MOST_MIXED, decode_sizes, mi
 from replica.device.inputs import TYPES, Counts, Staging, length_of, packed, places_of
 from replica.device.orders import Size
 from replica.messages import Sampling
-from replica.request import Request
+from replica.runners.request import Request
 from tests.replica.device.hosts import HostAccelerator
 
 

@@ -14,10 +14,10 @@ from subprocess import PIPE
 import pytest
 from safetensors.torch import load_file, save_file
 
+from replica.cache.lower import DISK, HOST
 from replica.config import LoraModule
 from replica.device import leader
 from replica.device.leader import lead
-from replica.tiers.lower import DISK, HOST
 from tests.replica.device.hosts import on_devices
 from tests.replica.device.test_ranks import SMALL
 from tests.replica.device.test_runner import same

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replica.config import LoraModule
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from tests.replica.device.hosts import on_devices
 from tests.replica.device.test_runner import SAMPLED, SHAPED, mixed, prompts, same, same_logprobs
 from tests.replica.lora.adapters import adapted_logits, saved_adapter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import TokenLogprobs
 from tests.replica.device.hosts import FEW_ROWS, HostAccelerator, on_device
 from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, native, saved, submit

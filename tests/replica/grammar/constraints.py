@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from api.constraints import Constraint
-from api.tokenizer import HfTokenizer
+from api.openai.constraints import Constraint
+from api.tokens.tokenizer import HfTokenizer
 from replica.grammar.compiler import Compiler
 from replica.grammar.matcher import Matcher, boolean
 from replica.grammar.vocabulary import Vocabulary, packed_vocabulary, unpacked_vocabulary

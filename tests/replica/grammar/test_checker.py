@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api.constraints import Asked, Constraint, Kind
 from api.errors import ApiError
+from api.openai.constraints import Asked, Constraint, Kind
 from replica.grammar import checker as checking
 from replica.grammar.checker import Checker
 from tests.replica.grammar.constraints import KINDS, packed, schema

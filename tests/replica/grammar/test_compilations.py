@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.constraints import Constraint
 from api.native import pack_ids
+from api.openai.constraints import Constraint
 from replica.grammar.compilations import Compilations, Compiled
 from replica.messages import Refused, Sampling, Submit
 from tests.events.processes import wait_until

@@ -7,9 +7,9 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from api.constraints import Constraint
 from api.errors import ApiError
-from api.tokenizer import HfTokenizer
+from api.openai.constraints import Constraint
+from api.tokens.tokenizer import HfTokenizer
 from replica.grammar.compiler import KEPT, Compiler, NotCompiled
 from replica.grammar.matcher import Matcher
 from replica.grammar.vocabulary import check_constrainable, packed_vocabulary, unpacked_vocabulary

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.constraints import Constraint
+from api.openai.constraints import Constraint
 from replica.grammar.matcher import Matcher
 from tests.replica.grammar.constraints import KINDS, allowed, drawn, matcher, text, tokenizer, vocabulary
 

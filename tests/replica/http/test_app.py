@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from api.http.server import http_server, listen
-from api.prompts import Prompts
-from api.tokenizer import ByteTokenizer
-from replica.client import EngineClient
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from replica.http.app import build_app
+from replica.http.engine_client import EngineClient
 from tests.replica.serving import MODEL, Answer, config
 
 SILENT_ENGINE = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from api.constraint_fields import NamedFunction, NamedTool
 from api.native import Native, pack_ids
+from api.openai.constraint_fields import NamedFunction, NamedTool
+from api.openai.requests import ChatRequest, read
 from api.parsing.formats import REASONING, AnswerFormats, answer_formats
-from api.requests import ChatRequest, read
-from api.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from api.tokens.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from replica.http.forms import form_of
 from replica.http.work import Served, plan
 from tests.api.tokenizers import byte_level, saved

@@ -8,7 +8,7 @@ import pytest
 from api.generation_apis import MESSAGES
 from api.native import Native
 from api.parsing.formats import AnswerFormats
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from replica.http.conversation_forms import form_of
 from replica.http.work import Served, plan
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from api.native import Native, pack_ids
-from api.requests import CompletionRequest, read
-from api.tokenizer import ByteTokenizer
+from api.openai.requests import CompletionRequest, read
+from api.tokens.tokenizer import ByteTokenizer
 from replica.http.forms import Form, form_of
 from replica.http.work import Served, Work, plan
 from replica.messages import TokenLogprobs

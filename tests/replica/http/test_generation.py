@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from replica.http.generation import Choice, Delta, StopConditions
 from replica.messages import TokenLogprobs
 

@@ -18,8 +18,8 @@ from api.generation_apis import CHAT, COMPLETIONS
 from api.http.bodies import Bodies
 from api.http.inflater import SLICE_BYTES
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
-from api.prompts import Prompts
-from api.tokenizer import ByteTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from replica.http.request_reader import INLINE_BYTES, THREADS, WAITING_BODIES, Reader
 
 LONG = INLINE_BYTES + 1

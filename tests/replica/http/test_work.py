@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from api.errors import ApiError
 from api.native import Native, pack_ids
-from api.requests import CompletionRequest, read
-from api.sampling import SamplingDefaults
-from api.tokenizer import ByteTokenizer
+from api.openai.requests import CompletionRequest, read
+from api.openai.sampling import SamplingDefaults
+from api.tokens.tokenizer import ByteTokenizer
 from replica.http.forms import AT_ONCE, form_of
 from replica.http.generation import Delta
 from replica.http.request_reader import ParsedRequest

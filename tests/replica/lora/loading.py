@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.lora.shelf import Shelf
 from replica.messages import AdapterChanged, LoadAdapter, UnloadAdapter
 from tests.events.processes import wait_until

@@ -11,9 +11,9 @@ import pytest
 
 from events.blocks import pack_tokens
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from replica.chain import Chain
+from replica.cache.chain import Chain
 from replica.config import LoraModule
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.neighbours.messages import encode
 from replica.neighbours.source import chain_of

@@ -7,7 +7,7 @@ import torch
 
 from kernels.adapters import ROOM
 from replica.config import LoraModule
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.lora.adapter import Place
 from replica.lora.slots import ANY, NONE, Slots
 from replica.messages import LoadAdapter, UnloadAdapter

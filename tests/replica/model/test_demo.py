@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from api.templates import ChatTemplate, Conversation
-from api.tokenizer import HfTokenizer
+from api.prompts.templates import ChatTemplate, Conversation
+from api.tokens.tokenizer import HfTokenizer
 from replica.model import demo, demo_weights
 from replica.model.config import read_config
 from replica.model.demo import demo_folder, write_demo

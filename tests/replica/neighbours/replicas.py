@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from replica.block_pool import BlockPool
-from replica.chain import Chain
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
 from replica.neighbours.holds import Holds
 from replica.neighbours.nixl import NIXL, NixlSource
 from replica.neighbours.reader import Reader, ReaderConfig

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pytest
 
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.lora.adapter import Adapters
 from tests.replica.models import native, saved
 

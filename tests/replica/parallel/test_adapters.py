@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.lora.adapter import Adapter
 from replica.messages import AdapterChanged, LoadAdapter, encode
 from tests.events.processes import DEADLINE_S, wait_until

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from replica.build import build
 from replica.config import LoraModule
-from replica.model.transformer import Transformer
-from replica.native import load
-from replica.parallel import runner
+from replica.cpu import leader as runner
+from replica.cpu.runner import load
 from replica.parallel.followers import Followers
+from replica.transformer import Transformer
 from tests.events.processes import wait_until
 from tests.replica.lora.adapters import saved_adapter
 from tests.replica.models import config_of, logits, saved

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import torch
 
+from replica.cache.lower import DISK, HOST
 from replica.config import LoraModule
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.process import kv_layout_of
-from replica.tiers.lower import DISK, HOST
 from tests.events.processes import wait_until
 from tests.replica.lora.adapters import adapted_logits, saved_adapter
 from tests.replica.models import Answer, ask, finish, logits, native, saved, submit
@@ -87,7 +87,7 @@ def test_logits_of_a_long_prompt_are_computed_in_several_parts(
 ) -> None:
     [prompt], engine = prompts([50], seed=4), shared("qwen3", 4)
     [whole] = ask(engine, [prompt], prompt_logprobs=1)
-    monkeypatch.setattr("replica.prompt_logprobs.LOGITS_AT_ONCE", 320 * 7)
+    monkeypatch.setattr("replica.runners.sampling.LOGITS_AT_ONCE", 320 * 7)
     [parts] = ask(engine, [prompt], prompt_logprobs=1)
     assert parts.prompt_logprobs == whole.prompt_logprobs
     assert bits([parts]) == bits([whole])

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
-from replica.clock import VirtualClock
+from replica.cache.moves import Load, Pull, Save, Transfer, Write, Written
 from replica.config import EngineConfig
-from replica.engine import Engine
+from replica.disk.record import Record
+from replica.disk.recovery import NOTHING, Recovery
+from replica.engine.engine import Engine
 from replica.messages import DiskCounters
-from replica.request import Scheduled
-from replica.runner import Finish, SampledToken
+from replica.runners.clock import VirtualClock
+from replica.runners.request import Scheduled
+from replica.runners.runner import Finish, SampledToken
 from replica.tiers.mover import Landed
-from replica.tiers.moves import Load, Pull, Save, Transfer, Write, Written
-from replica.tiers.record import Record
-from replica.tiers.recovery import NOTHING, Recovery
 from replica.tiers.speeds import LoadSpeeds
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, content
 

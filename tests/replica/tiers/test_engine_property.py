@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from events.cache.resolver import Resolver
 from events.mirror import Mirror
-from events.resolver import Resolver
-from replica.engine import Engine
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import PULLED, Transfer
+from replica.engine.engine import Engine
+from replica.engine.scheduler import Batch
 from replica.messages import KVSource
-from replica.request import Request
-from replica.scheduler import Batch
-from replica.tiers.lower import DISK, HOST
-from replica.tiers.moves import PULLED, Transfer
+from replica.runners.request import Request
 from replica.tiers.transfers import Transfers
+from tests.replica.engine.test_scheduler_property import MODEL_LEN, SAME, StrictRunner, World, indices, prompts
 from tests.replica.engines import MODEL
 from tests.replica.test_ahead_property import StrictAheadRunner
-from tests.replica.test_scheduler_property import MODEL_LEN, SAME, StrictRunner, World, indices, prompts
 from tests.replica.tiers.movers import Erasure, Watched, tiered_engine
 
 

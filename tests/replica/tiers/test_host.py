@@ -1,8 +1,8 @@
 """Blocks that the pool gives up go to the host's memory, and come back while others compute."""
 
+from replica.cache.lower import HOST
 from replica.config import SimulatedConfig
-from replica.engine import Engine
-from replica.tiers.lower import HOST
+from replica.engine.engine import Engine
 from tests.replica.engines import engine, generate, step, submit
 
 

@@ -12,19 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from replica.block_memory import ArrayMemory
-from replica.chain import Chain
-from replica.clock import VirtualClock
+from replica.cache.chain import Chain
+from replica.cache.lower import DISK, HOST
+from replica.cache.moves import Load, Pull, Save, Transfer, Write
 from replica.config import EngineConfig, SimulatedConfig
-from replica.engine import Engine
-from replica.tiers.disk_file import DiskFile, open_disk_file
-from replica.tiers.lower import DISK, HOST
+from replica.disk.file import DiskFile, open_disk_file
+from replica.disk.record import Record
+from replica.engine.engine import Engine
+from replica.runners.block_memory import ArrayMemory
+from replica.runners.clock import VirtualClock
 from replica.tiers.mover import PARTS, GiveWay, HostMemory, ThreadedMover
-from replica.tiers.moves import Load, Pull, Save, Transfer, Write
-from replica.tiers.record import Record
 from tests.replica.ahead import AheadRunner
+from tests.replica.engine.test_scheduler_property import EOS, SAME, answer
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, submit
-from tests.replica.test_scheduler_property import EOS, SAME, answer
 
 BLOCKS, SLOTS, ON_DISK = 12, 10, 40
 LAYERS = 3

@@ -16,16 +16,16 @@ from hypothesis.stateful import initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from numpy.typing import NDArray
 
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.mirror import Mirror
-from events.resolver import Resolver
-from replica.contents import Contents
-from replica.naming import NONE_KNOWN
-from replica.tiers.lower import DIRTY_FRACTION, DISK, HOST, LowerTiers
-from replica.tiers.moves import Save, Write, Written
-from replica.tiers.tier import Tier
+from replica.cache.contents import Contents
+from replica.cache.lower import DIRTY_FRACTION, DISK, HOST, LowerTiers
+from replica.cache.moves import Save, Write, Written
+from replica.cache.naming import NONE_KNOWN
+from replica.cache.tier import Tier
 from router.placement.index import PrefixIndex
-from tests.replica.test_block_pool_property import MODEL, Content, Held, Model, World, indices, keys_of
+from tests.replica.cache.test_block_pool_property import MODEL, Content, Held, Model, World, indices, keys_of
 
 
 class Entry(NamedTuple):

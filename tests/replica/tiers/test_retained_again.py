@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.block_pool import BlockPool
-from replica.chain import Chain
-from replica.tiers.lower import LowerTiers
-from replica.tiers.moves import Written
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
+from replica.cache.lower import LowerTiers
+from replica.cache.moves import Written
 from tests.replica.engines import SIZE, chain
 
 TTL_S = 300.0

@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from api.measured_rate import ENOUGH
-from replica.engine import Engine
+from replica.cache.moves import PULLED
+from replica.engine.engine import Engine
+from replica.engine.scheduler import Batch
 from replica.messages import KVSource
-from replica.scheduler import Batch
-from replica.tiers.moves import PULLED
 from tests.replica.ahead import AheadRunner
 from tests.replica.engines import SIZE, RememberingRunner, generate, step, submit
 from tests.replica.tiers.movers import RememberingMover, Watched, tiered_engine

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from events.groups import Group, Layout
+from events.cache.groups import Group, Layout
 from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import REPLICA_SERIES
 from router.sharing import told

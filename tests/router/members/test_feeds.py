@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.actions import Apply
 from events.blocks import block_keys, root_key
-from events.changes import RecentChanges
+from events.cache.changes import RecentChanges
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, KnownEvent, encode_batch
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
+from events.stream.actions import Apply
 from router.members.feed import SETTLED_S, Moment, ReplicaFeed
 from router.members.feeds import Feeds
 from router.placement.index import Matches, PrefixIndex

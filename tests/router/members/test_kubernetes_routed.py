@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from events.curve import load_curve, write_keys
 from events.messages import BlockStored
 from events.publisher import Publisher, PublisherConfig
+from events.sockets.curve import load_curve, write_keys
 from router.config import Kubernetes
 from router.members.discovery.cluster import Cluster
 from router.members.feeds import Feeds

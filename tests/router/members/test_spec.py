@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.curve import write_keys
 from events.publisher import EventEndpoints
+from events.sockets.curve import write_keys
 from router.members.spec import (
     BadSpec,
     NativeDescription,

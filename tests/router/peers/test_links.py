@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from events.curve import CurveClient, load_curve_client, secure_client, write_keys
+from events.sockets.curve import CurveClient, load_curve_client, secure_client, write_keys
 from router.peers.links import TOPIC, Links
 from router.placement.placement import Placement
 from tests.router.loopback import until

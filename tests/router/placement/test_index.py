@@ -2,8 +2,8 @@
 
 import pytest
 
-from events.changes import Cleared, Grouped, Held, Removed, Stored
-from events.groups import Group, Layout
+from events.cache.changes import Cleared, Grouped, Held, Removed, Stored
+from events.cache.groups import Group, Layout
 from events.messages import BlockStored
 from router.placement.index import Matches, PrefixIndex
 

@@ -8,11 +8,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from events.actions import Apply, Reset
 from events.blocks import block_keys, root_key
-from events.changes import Change, Cleared, Removed
+from events.cache.changes import Change, Cleared, Removed
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
-from events.resolver import Resolver
+from events.stream.actions import Apply, Reset
 from events.view import CacheView
 from router.placement.index import Matches, PrefixIndex
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.tokenizer import Tokenizer
+from api.tokens.tokenizer import Tokenizer
 from events.blocks import pack_tokens
 from router.prompts.piece_cache import PieceCache, best_cut
 from tests.router.families import prompts

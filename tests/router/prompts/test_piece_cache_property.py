@@ -7,7 +7,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from api.tokenizer import HfTokenizer
+from api.tokens.tokenizer import HfTokenizer
 from events.blocks import pack_tokens
 from router.prompts.piece_cache import PieceCache, difference, tries
 from tests.api.tokenizers import TEXTS, saved

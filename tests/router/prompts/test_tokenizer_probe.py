@@ -3,10 +3,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.engine_requests import TokenizeRequest
-from api.prompts import Prompts
-from api.requests import read
-from api.tokenizer import ByteTokenizer
+from api.openai.engine_requests import TokenizeRequest
+from api.openai.requests import read
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from router.prompts.tokenizer_probe import Probe, conversations, probes, verdict
 from tests.router.families import prompts
 

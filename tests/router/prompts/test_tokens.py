@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
-from api.tokenizer import ByteTokenizer, HfTokenizer
+from api.openai.requests import ChatRequest, CompletionRequest, read
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer, HfTokenizer
 from events.blocks import block_keys, pack_tokens, root_key
 from router.prompts.prompt import Prompt, read_peek
 from router.prompts.tokens import QUICK_BODY_BYTES, TokenCounts, Tokens

@@ -9,10 +9,10 @@ import pytest
 from api.messages.conversion import chat_of
 from api.messages.requests import MessagesRequest
 from api.native import unpack_ids
-from api.prompts import Prompts
+from api.openai.requests import ChatRequest
+from api.prompts.prompts import Prompts
 from api.reading import read
-from api.requests import ChatRequest
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from router.tenants.keys import Key, digest_of
 from tests.router.scripted import MODEL, Call, Script, Scripted, connect, says, served
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.prompts import Prompts
+from api.prompts.prompts import Prompts
 from router.members.members import ServedModel
 from router.prompts.prompt import APPROXIMATE, Peek, Prompt, read_peek
 from router.prompts.reading import process

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from api.native import KvSource
-from api.prompts import Prompts
+from api.openai.requests import ChatRequest
+from api.prompts.prompts import Prompts
 from api.reading import read
-from api.requests import ChatRequest
-from api.tokenizer import ByteTokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
 from router.log_lines import LogLine
 from router.metrics import metrics_text

@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from api.generation_apis import PATHS
-from api.prompts import Prompts
-from api.tokenizer import ByteTokenizer
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import ByteTokenizer
 from engines import NATIVE, OPENAI, PROFILES
 from events.blocks import pack_tokens
 from replica.model.demo import CACHE_VARIABLE

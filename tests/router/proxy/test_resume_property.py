@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.detokenize import Detokenizer
 from api.native import pack_ids
-from api.tokenizer import ByteTokenizer
+from api.tokens.detokenize import Detokenizer
+from api.tokens.tokenizer import ByteTokenizer
 from engines import NATIVE, PROFILES
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.resume import Continuation

@@ -1,0 +1,60 @@
+"""ChatML for the byte tokenizer, as segments, so that a client's text never becomes a special token."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from api.prompts.templates import Conversation
+from api.tokens.tokenizer import ByteTokenizer
+
+Segment: TypeAlias = str | int  # text, or the id of a special token
+
+_START, _END = ByteTokenizer.im_start, ByteTokenizer.im_end
+
+
+def segments(conversation: Conversation) -> list[Segment]:
+    found = list(_segments(conversation))
+    return found[:-2] if conversation.continue_final_message else found
+
+
+def _segments(conversation: Conversation) -> Iterator[Segment]:
+    if conversation.tools:
+        yield from _turn("system", "\n".join(map(_json, conversation.tools)))
+    for message in conversation.messages:
+        yield from _turn(message["role"], _text(message))
+    if conversation.add_generation_prompt:
+        yield from (_START, "assistant\n")
+
+
+def _turn(role: str, text: str) -> tuple[Segment, ...]:
+    return (_START, f"{role}\n{text}", _END, "\n")
+
+
+def _text(message: dict[str, Any]) -> str:
+    calls = [_json(call) for call in message.get("tool_calls") or ()]
+    content = message.get("content", "")
+    return "\n".join([content, *calls]) if calls else content
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def size(segment: Segment) -> int:
+    """The number of tokens of a segment."""
+    return 1 if isinstance(segment, int) else len(segment.encode())
+
+
+def encode(shown: Iterable[Segment]) -> list[int]:
+    token_ids: list[int] = []
+    for segment in shown:
+        if isinstance(segment, int):
+            token_ids.append(segment)
+        else:
+            token_ids += segment.encode()
+    return token_ids
+
+
+def text(shown: Iterable[Segment]) -> str:
+    """The segments as text for people; a special token looks like its text."""
+    return "".join(ByteTokenizer.specials[segment - 256] if isinstance(segment, int) else segment for segment in shown)

@@ -1,0 +1,1 @@
+"""Recordings of streams: written, read, played again, and without the prompts in them."""

@@ -1,0 +1,335 @@
+"""Recordings of streams: everything that came by the sockets, with the time it came.
+
+    file   = MAGIC, then frames; the first frame's body is the Header, every other one's a Record
+    frame  = MARK, u32 length of the body, u32 CRC-32 of the body, the body as msgpack; little-endian
+
+A file is only ever appended to. What a crash has cut off or a disk has damaged is found by its checksum, reported with
+its offset, and skipped up to the next frame that is whole. Rules for editing: new fields go last, with a default;
+nothing is renamed; a reader refuses only a MAGIC it does not know.
+
+A recording holds prompts (as token ids), so it is created readable by its owner alone. `redaction.py` takes them out.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from events.feed import Feed
+from events.messages import Frames
+from events.recording.redaction import Redactor
+from events.source import Header, Record, Source
+from events.stream.actions import Reset
+from events.subscriber import Tap
+from events.view import Request
+
+MAGIC = b"\x89WREC1\r\n"
+MARK = b"\xa5\x5aWR"
+HEAD_BYTES = len(MARK) + 8
+SOCKETS = ("events", "replay", "status", "snapshot")
+FLUSH_EVERY_S = 1.0
+RECORDS_PER_INDEX_ENTRY = 1024
+# A tick is marked after it has changed something: its deadlines must be over at the recorded time, rounding included.
+TICK_LATE_S = 1e-6
+
+
+class BadRecording(ValueError):
+    """A file that is no recording."""
+
+
+class Damage(NamedTuple):
+    """A part of the file that cannot be used."""
+
+    offset: int
+    length: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.length} bytes at offset {self.offset}: {self.reason}"
+
+
+class Recorder:
+    """Writes a recording. Use as a context manager, or call `close`.
+
+    An existing file is refused, unless `append` goes on with it or `force` replaces it. With `redact`, what is written
+    lags up to some seconds behind (see `redaction.py`).
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        sources: Sequence[Source],
+        *,
+        redact: bool = False,
+        append: bool = False,
+        force: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.sources = [msgspec.structs.replace(source, curve=None, keyed=False) for source in sources]
+        self.records = 0
+        self.written_bytes = 0
+        self.cut: Damage | None = None
+        self._redactor = Redactor(self.sources) if redact else None
+        # Times never run backwards within a session, whatever happens to the clock.
+        self._zero_s = time.time() - time.monotonic()
+        self._flushed_s = time.monotonic()
+        if append and self.path.exists():
+            self._reopen(redact)
+        else:
+            self._create(Header(self.sources, time.time(), tool_version(), redact), force)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def tap(self, source: int) -> Tap:
+        """Record everything that a subscriber receives from this source."""
+
+        def tap(kind: str, frames: Frames) -> None:
+            self.write(Record(self._zero_s + time.monotonic(), source, kind, frames))
+
+        return tap
+
+    def write(self, record: Record) -> None:
+        for ready in [record] if self._redactor is None else self._redactor.redact(record):
+            self._append(msgspec.msgpack.encode(ready))
+            self.records += 1
+        self.flush_if_due()
+
+    def flush_if_due(self) -> None:
+        """Flush recent records to disk; call it now and then."""
+        now_s = time.monotonic()
+        if now_s - self._flushed_s >= FLUSH_EVERY_S:
+            self._flushed_s = now_s
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        if self._redactor is not None:
+            for ready in self._redactor.flush():
+                self._append(msgspec.msgpack.encode(ready))
+                self.records += 1
+        self._file.close()
+
+    def _create(self, header: Header, force: bool) -> None:
+        if force:
+            self.path.unlink(missing_ok=True)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise FileExistsError(f"{self.path} exists; --append continues it, --force replaces it") from error
+        self._take(descriptor)
+        self._file.write(MAGIC)
+        self.written_bytes = len(MAGIC)
+        self._append(msgspec.msgpack.encode(header))
+        self._file.flush()
+
+    def _reopen(self, redact: bool) -> None:
+        old = Recording(self.path)
+        if old.header.sources != self.sources or old.header.redacted != redact:
+            kind = "redacted " if old.header.redacted else ""
+            names = ", ".join(source.name for source in old.sources)
+            raise BadRecording(f"{self.path} is a {kind}recording of {names}: append the same, with the same options")
+        end = old.end_of_last_record()
+        self.cut = next((damage for damage in old.damage if damage.offset == end), None)
+        self._take(os.open(self.path, os.O_WRONLY))
+        self._file.truncate(end)
+        self._file.seek(end)
+        self.written_bytes = end
+        self.write(Record(self._zero_s + time.monotonic(), 0, "session", []))
+
+    def _take(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "wb", buffering=2**20)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise BadRecording(f"{self.path} is being recorded to by another process") from error
+
+    def _append(self, body: bytes) -> None:
+        head = MARK + len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        self._file.write(head + body)
+        self.written_bytes += len(head) + len(body)
+
+
+class IndexEntry(Struct):
+    """A run of records: where it starts, and the latest time and, by source, the highest live sequence number in it."""
+
+    offset: int
+    time: float
+    seqs: dict[int, int]
+
+
+class Recording:
+    """A recording that is read. `damage` tells what of it could not be used, as far as it was read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        self.size = size
+        self._damage: dict[int, Damage] = {}
+        self._index: list[IndexEntry] | None = None
+        if self._data[: len(MAGIC)] != MAGIC:
+            raise BadRecording(f"{self.path} is not a recording of warmroute (it starts with {self._data[:8]!r})")
+        body = self._body(len(MAGIC))
+        try:
+            self.header = msgspec.msgpack.decode(body or b"", type=Header)
+        except msgspec.DecodeError as error:
+            raise BadRecording(f"{self.path}: the header cannot be read: {error}") from error
+        redacted = self.header.redacted  # what it calls hashes are keys then
+        self.sources = [msgspec.structs.replace(source, keyed=redacted) for source in self.header.sources]
+        self._start = len(MAGIC) + HEAD_BYTES + len(body or b"")
+
+    @property
+    def damage(self) -> list[Damage]:
+        return sorted(self._damage.values())
+
+    def records(self, start: int | None = None) -> Iterator[Record]:
+        """All records, or those from an offset that `find` gave."""
+        return (record for _, record in self.located(start))
+
+    def located(self, start: int | None = None) -> Iterator[tuple[int, Record]]:
+        """Records with their offsets."""
+        decode = msgspec.msgpack.Decoder(Record).decode
+        offset = self._start if start is None else start
+        while offset < self.size:
+            body = self._body(offset)
+            try:
+                record = None if body is None else decode(body)
+            except msgspec.DecodeError:
+                record = None
+            if record is None or body is None:
+                offset = self._skip(offset)
+                continue
+            yield offset, record
+            offset += HEAD_BYTES + len(body)
+
+    def find(self, *, at_time: float | None = None, seq: int | None = None, source: int = 0) -> int:
+        """The offset of the first record that came at this time or later, or of the source's first live batch with this
+        sequence number or a higher one; the end of the file if there is none."""
+        for entry in self.index():
+            late = entry.time >= at_time if at_time is not None else entry.seqs.get(source, -1) >= (seq or 0)
+            if not late:
+                continue
+            for offset, record in self.located(entry.offset):
+                number = record.seq if record.source == source else None
+                if record.time >= at_time if at_time is not None else number is not None and number >= (seq or 0):
+                    return offset
+        return self.size
+
+    def index(self) -> list[IndexEntry]:
+        """A sparse index, made on first use by reading the file once (1 GB, a million records: about 2 s)."""
+        if self._index is None:
+            self._index = []
+            for number, (offset, record) in enumerate(self.located()):
+                if number % RECORDS_PER_INDEX_ENTRY == 0:
+                    self._index.append(IndexEntry(offset, record.time, {}))
+                entry = self._index[-1]
+                entry.time = max(entry.time, record.time)
+                if (seq := record.seq) is not None:
+                    entry.seqs[record.source] = max(entry.seqs.get(record.source, -1), seq)
+        return self._index
+
+    def end_of_last_record(self) -> int:
+        end = self._start
+        for offset, _ in self.located():
+            end = offset + HEAD_BYTES + int.from_bytes(self._data[offset + 4 : offset + 8], "little")
+        return end
+
+    def replay_into(
+        self,
+        feed: Feed,
+        source: Source,
+        *,
+        until_time: float | None = None,
+        until_seq: int | None = None,
+        on_record: Callable[[Record], None] | None = None,
+    ) -> None:
+        """Feed the frames that the recorder got, in the same order and at the recorded times.
+
+        Ends with the last record of `until_time`, or as soon as batch `until_seq` is applied. `on_record` is called
+        before each record of the source is fed.
+        """
+        number = [other.name for other in self.sources].index(source.name)
+        for record in self.records():
+            if until_time is not None and record.time > until_time:
+                return
+            if record.source != number and record.kind != "session":
+                continue
+            if on_record is not None:
+                on_record(record)
+            feed_record(feed, record)
+            if until_seq is not None and feed.view.stream.last_seq >= until_seq:
+                return
+
+    def _body(self, offset: int) -> bytes | None:
+        """The body of the frame at this offset, if it is whole."""
+        data, start = self._data, offset + HEAD_BYTES
+        if data[offset : offset + len(MARK)] != MARK:
+            return None
+        length = int.from_bytes(data[offset + 4 : offset + 8], "little")
+        body = data[start : start + length]
+        whole = len(body) == length and zlib.crc32(body) == int.from_bytes(data[offset + 8 : start], "little")
+        return body if whole and start <= self.size else None
+
+    def _skip(self, offset: int) -> int:
+        """Note the damage at this offset; return the offset of the next whole frame."""
+        found = self._data.find(MARK, offset + 1)
+        while found >= 0 and self._body(found) is None:
+            found = self._data.find(MARK, found + 1)
+        if found < 0:
+            self._damage[offset] = Damage(offset, self.size - offset, "the end is cut off or damaged; it was left out")
+            return self.size
+        self._damage[offset] = Damage(offset, found - offset, "damaged; it was skipped")
+        return found
+
+
+def feed_record(feed: Feed, record: Record) -> None:
+    """One record to the feed of its source; the requests that follow were sent back then."""
+    view = feed.view
+    requests: list[Request] = []
+    if record.kind == "session":
+        view.perform([Reset("the recorder was started again")])
+        stats = view.stream.stats
+        view.stream = type(view.stream)(view.stream.config)
+        view.stream.stats = stats
+    elif record.kind == "connected":
+        requests = feed.connected(record.time)
+    elif record.kind == "disconnected":
+        feed.disconnected()
+    elif record.kind == "tick":
+        requests = feed.tick(record.time + TICK_LATE_S)
+    elif record.kind == "standstill":
+        requests = feed.stood_still(record.time)
+    elif record.kind in SOCKETS:  # anything else is a later version's
+        requests = feed.receive(record.kind, record.frames, record.time)
+    for request in requests:
+        feed.asked(type(request).__name__.lower())
+
+
+def redacted_copy(recording: Recording, path: str | Path, *, force: bool = False) -> Recorder:
+    """Write a copy without prompts; return the recorder, closed."""
+    with Recorder(path, recording.sources, redact=True, force=force) as recorder:
+        for record in recording.records():
+            recorder.write(record)
+    return recorder
+
+
+def tool_version() -> str:
+    try:
+        return f"warmroute {version('warmroute')}"
+    except PackageNotFoundError:
+        return "warmroute"

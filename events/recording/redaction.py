@@ -1,0 +1,299 @@
+"""Takes the prompts out of a recording and leaves its structure.
+
+What stays: times, sequence numbers, gaps, duplicates, restarts, status; and of every event its type, medium, group,
+block size, and how many blocks and tokens it has, those that its hashes look ahead to included. What goes: token ids
+(zeros stand for them), extra keys, salts, metadata. LoRA names and session ids become digests under a secret that is
+thrown away.
+
+A foreign engine's hashes can only be resolved by tokens. So every hash is replaced by the block's KEY: the redacted
+stream is a native one, which resolver, tree and router read without tokens, and its keys are the original's. The first
+block of a chain names the root key as its parent, because the root cannot be computed again from digests. A block whose
+key cannot be known is named by a digest, or by a key that follows from its parent's digest: what hangs on a parent that
+was never seen is an orphan no more, and what could not be paired with tokens is paired with a key that no prompt has.
+
+A key is a hash of tokens: it reveals nothing by itself, but lets a reader check a guess of a whole prompt.
+
+A batch that was sent after a lost one can be named only once the lost one has been replayed. So records wait in memory
+for up to HOLD_S. The same payload is always redacted to the same bytes, as duplicates are recognized by their bytes.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from events.cache.extras import block_of, chain_keys, chain_root, has_pairs, unit_keys
+from events.cache.groups import Groups
+from events.cache.hash_chain import HashChain
+from events.cache.pool import low64
+from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
+from events.native import decode_snapshot_header
+from events.source import Record, Source
+
+HOLD_S = 10.0
+HOLD_RECORDS = 50_000
+REMEMBERED_NAMES = 1_000_000
+REMEMBERED_PAYLOADS = 4096
+UNREADABLE = b"\xc1"  # a byte that msgpack never uses
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Redactor:
+    """Redacts the records of a recording in order."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        secret = secrets.token_bytes(32)
+        self._names = [Names(source.model, source.native, secret) for source in sources]
+        self._held: deque[Record] = deque()
+
+    def redact(self, record: Record) -> list[Record]:
+        """The records that can be written now; this one may have to wait."""
+        payload = _payload(record)
+        if payload is not None:
+            self._names[record.source].learn(payload)
+        self._held.append(record)
+        ready = []
+        while self._held and (len(self._held) > HOLD_RECORDS or self._is_ready(self._held[0], record.time)):
+            ready.append(self._redacted(self._held.popleft()))
+        return ready
+
+    def flush(self) -> Iterator[Record]:
+        while self._held:
+            yield self._redacted(self._held.popleft())
+
+    def _is_ready(self, record: Record, now_s: float) -> bool:
+        payload = _payload(record)
+        late = now_s - record.time >= HOLD_S
+        return payload is None or late or self._names[record.source].knows(payload)
+
+    def _redacted(self, record: Record) -> Record:
+        names, frames = self._names[record.source], record.frames
+        payload = _payload(record)
+        if payload is not None:
+            frames = [*frames[:-1], names.redact(payload)]
+        elif not _is_known(record):
+            frames = [bytes(len(frame)) for frame in frames]  # strange: only its shape is kept
+        return msgspec.structs.replace(record, frames=frames)
+
+
+class Names:
+    """The names that one source's hashes get: their keys, as far as they can be known."""
+
+    def __init__(self, model: str, native: bool, secret: bytes) -> None:
+        self._secret = secret
+        self._native = native
+        self._model = model
+        self._known: dict[Hash, int] = {}
+        self._gone: dict[Hash, int] = {}  # removed, and perhaps needed again; the oldest are forgotten
+        self._digested: set[Hash] = set()
+        self._waiting: dict[Hash, list[BlockStored]] = {}
+        self._payloads: dict[bytes, bytes] = {}
+        self._groups = Groups()
+        self._hash_chain = HashChain()
+
+    def learn(self, payload: bytes) -> None:
+        if self._native:
+            return
+        stored = [event for event in _events(payload) if isinstance(event, BlockStored)]
+        for event in stored:
+            self._groups.learn(event)
+        for event in stored:
+            if event.token_ids:
+                self._learn_stored(event)
+
+    def knows(self, payload: bytes) -> bool:
+        """Return True if every hash in the batch has a name."""
+        if self._native:
+            return True
+        hashes: list[Hash | None] = []
+        for event in _events(payload):
+            if isinstance(event, BlockStored):
+                hashes += [event.parent_block_hash, *event.block_hashes]
+            elif isinstance(event, BlockRemoved):
+                hashes += event.block_hashes
+        return all(h is None or self._key(h) is not None for h in hashes)
+
+    def redact(self, payload: bytes) -> bytes:
+        digest = blake2b(payload, digest_size=16).digest()
+        redacted = self._payloads.get(digest)
+        if redacted is None:
+            redacted = self._payloads[digest] = self._redact(payload)
+            if len(self._payloads) > REMEMBERED_PAYLOADS:
+                del self._payloads[next(iter(self._payloads))]
+        return redacted
+
+    def _redact(self, payload: bytes) -> bytes:
+        try:
+            batch = Decoder().decode(payload)
+        except BadBatch:
+            return UNREADABLE
+        return _encode([batch.ts, [self._redact_event(event) for event in batch.events], batch.data_parallel_rank])
+
+    def _redact_event(self, event: Event) -> Any:
+        if isinstance(event, BlockStored):
+            return self._redact_stored(event)
+        if isinstance(event, BlockRemoved):
+            named = [self._name(block_hash) for block_hash in event.block_hashes]
+            self._forget(event.block_hashes)
+            return msgspec.structs.replace(event, block_hashes=named)
+        if isinstance(event, AllBlocksCleared):
+            return event
+        # A type that nobody knows stays one, and an event that cannot be read stays unreadable.
+        return {"type": event.type_name[:80]} if isinstance(event, UnknownEvent) else {"type": "BlockStored"}
+
+    def _redact_stored(self, event: BlockStored) -> BlockStored:
+        parent = event.parent_block_hash
+        return BlockStored(
+            block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
+            parent_block_hash=self._root(event) if parent is None else self._name(parent),
+            token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
+            block_size=event.block_size,
+            lora_id=event.lora_id,
+            medium=event.medium,
+            lora_name=self._pseudonym("lora", event.lora_name),
+            group_idx=event.group_idx,
+            kv_cache_spec_kind=event.kv_cache_spec_kind,
+            kv_cache_spec_sliding_window=event.kv_cache_spec_sliding_window,
+            locality=event.locality,
+            ownership=event.ownership,
+            session_id=self._pseudonym("session", event.session_id),
+            lookahead_token_ids=[[0] * len(ahead) for ahead in event.lookahead_token_ids or ()] or None,
+        )
+
+    def _learn_stored(self, event: BlockStored) -> None:
+        if self._groups.sparse and _is_in_gpu_memory(event):
+            self._learn_described(event)
+            return
+        parent = event.parent_block_hash
+        parent_key = self._root(event) if parent is None else self._key(parent)
+        if parent_key is None:
+            assert parent is not None
+            self._waiting.setdefault(parent, []).append(event)
+            if len(self._waiting) > REMEMBERED_NAMES:
+                del self._waiting[next(iter(self._waiting))]
+        else:
+            self._learn_chain(event, parent_key)
+
+    def _learn_chain(self, event: BlockStored, parent_key: int) -> None:
+        pending = [(event, parent_key)]
+        while pending:
+            event, parent_key = pending.pop()
+            keys = self._chained(event, parent_key) if _is_in_gpu_memory(event) else self._below(event, parent_key)
+            for block_hash, key in zip(event.block_hashes, keys, strict=False):
+                if block_hash not in self._digested:
+                    self._known[block_hash] = key
+                    self._gone.pop(block_hash, None)
+                name = self._known.get(block_hash, key)
+                pending += [(child, name) for child in self._waiting.pop(block_hash, ())]
+
+    # The next four name blocks as the resolver does.
+
+    def _root(self, event: BlockStored) -> int:
+        layout = self._groups.layout
+        return chain_root(event, self._model, None if layout is None else layout.unit)
+
+    def _chained(self, event: BlockStored, parent_key: int) -> list[int]:
+        """The keys of the event's blocks; none if it has tokens of others, too: another group names the same hashes."""
+        layout = self._groups.layout
+        keys = chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
+        return keys or []
+
+    def _below(self, event: BlockStored, parent_key: int) -> list[int]:
+        """The same in a lower medium, whose events leave salts and images out: a hash that is known names its block."""
+        keys: list[int] = []
+        for index, block_hash in enumerate(event.block_hashes):
+            made = (
+                [key]
+                if (key := self._key(block_hash)) is not None
+                else self._chained(block_of(event, index), parent_key)
+            )
+            if not made:
+                break
+            keys += made
+            parent_key = made[0]
+        return keys
+
+    def _learn_described(self, event: BlockStored) -> None:
+        """Blocks among those that the event describes, by vLLM's hashes; no group names all of them."""
+        layout = self._groups.layout
+        if layout is None or event.block_size != layout.unit:
+            return
+        names = self._hash_chain.names(event, self._root(event), self._known) or {}
+        for block_hash in event.block_hashes:
+            if names and block_hash not in self._digested:
+                self._known[block_hash] = names[low64(block_hash)]
+                self._gone.pop(block_hash, None)
+
+    def _key(self, block_hash: Hash) -> int | None:
+        if self._native and isinstance(block_hash, int):
+            return block_hash
+        key = self._known.get(block_hash, self._gone.get(block_hash))
+        return self._hash_chain.key(block_hash) if key is None and self._groups.sparse else key
+
+    def _name(self, block_hash: Hash) -> int:
+        """The key, or from now on a digest of the hash."""
+        key = self._key(block_hash)
+        if key is None:
+            key = self._known[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
+            self._digested.add(block_hash)
+            for child in self._waiting.pop(block_hash, ()):
+                self._learn_chain(child, key)
+        return key
+
+    def _forget(self, hashes: Iterable[Hash]) -> None:
+        for block_hash in hashes:
+            key = self._known.pop(block_hash, None)
+            if key is None:
+                key = self._gone.pop(block_hash, None)
+            if key is not None:
+                self._gone[block_hash] = key
+        while len(self._gone) > REMEMBERED_NAMES:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._digested.discard(oldest)
+
+    def _pseudonym(self, kind: str, name: str | None) -> str | None:
+        return None if name is None else f"{kind}-{self._digest(name)[:4].hex()}"
+
+    def _digest(self, value: Hash | str) -> bytes:
+        return blake2b(_encode(value), key=self._secret, digest_size=16).digest()
+
+
+def _is_in_gpu_memory(event: BlockStored) -> bool:
+    return event.medium in (None, "GPU")
+
+
+def _payload(record: Record) -> bytes | None:
+    """The event batch that the record holds."""
+    frames = record.frames
+    if record.kind == "events":
+        return frames[2] if len(frames) == 3 else None
+    if record.kind == "replay":
+        return frames[-1] if len(frames) in (3, 4) and frames[-1] else None
+    if record.kind != "snapshot" or len(frames) != 2:
+        return None
+    try:
+        decode_snapshot_header(frames[1])
+    except msgspec.DecodeError:
+        return frames[1]
+    return None
+
+
+def _is_known(record: Record) -> bool:
+    """Return True for a record without a payload that has a known form, and so holds no prompts."""
+    if record.kind == "replay":
+        return len(record.frames) in (3, 4)
+    if record.kind == "snapshot":
+        return len(record.frames) == 2
+    return record.kind != "events"
+
+
+def _events(payload: bytes) -> list[Event]:
+    try:
+        return Decoder().decode(payload).events
+    except BadBatch:
+        return []

@@ -1,0 +1,284 @@
+"""A bound socket and its connections: how many there may be, and how much they may send.
+
+libzmq bounds neither: it accepts as long as there are descriptors, and keeps a message that never ends part by part; an
+empty part, two bytes on its way, takes 64. Its monitor names the descriptor of each connection; the kernel says when
+something came by it and how much, and can shut it down, which libzmq takes for a peer that has left.
+"""
+
+import errno
+import logging
+import os
+import select
+import socket as network
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import zmq
+from msgspec import Struct
+from zmq.utils.monitor import parse_monitor_message
+
+from events.sockets.curve import CurveKeys, secure_server
+
+log = logging.getLogger(__name__)
+
+# What all peers together may have sent by the connections they have: subscriptions, requests of some ten bytes,
+# handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended.
+MOST_BYTES = 2**20
+INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
+_BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
+_TCP_INFO = getattr(network, "TCP_INFO", None)
+
+
+class PublisherStats(Struct):
+    batches: int = 0
+    events: int = 0
+    payload_bytes: int = 0
+    skipped_batches: int = 0
+    unencodable_events: int = 0
+    replays: int = 0
+    snapshots: int = 0
+    abandoned_transfers: int = 0  # to peers that did not read them
+    refused_peers: int = 0  # there were too many
+    cut_off_peers: int = 0  # they sent too much
+    reopened_sockets: int = 0  # all their peers together subscribed to too many topics
+
+
+class Ends(Struct, frozen=True):
+    """Both addresses of a connection: the kernel may give its descriptor to another one, also of this process."""
+
+    own: object
+    peer: object
+
+
+class PeerConnection(Struct):
+    host: str
+    ends: Ends
+    received: int = 0  # bytes
+
+
+class Peers:
+    """Watches a socket, from before it is bound.
+
+    Call `watch` when `monitor` has something, and `inspect` after `arrivals` has something: at once, or up to INSPECT_S
+    after the last time.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", most_peers: int, stats: PublisherStats) -> None:
+        if sys.platform == "linux":
+            self.arrivals = select.epoll()
+        else:  # nothing tells how much has come, so it awaits nothing
+            self.arrivals = select.kqueue()
+        self._socket = socket
+        self._most_peers = most_peers
+        self._stats = stats
+        self._connections: dict[int, PeerConnection] = {}  # by descriptor, the oldest first
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def close(self) -> None:
+        if not self.monitor.closed:
+            self._socket.disable_monitor()
+            self.monitor.close()
+            self.arrivals.close()
+
+    def watch(self) -> None:
+        """Track connects and disconnects; close connections beyond the limit."""
+        came: dict[int, None] = {}  # the last that is known of each descriptor; in order
+        with suppress(zmq.Again):
+            while True:
+                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+                descriptor = int(event["value"])
+                self._connections.pop(descriptor, None)
+                came.pop(descriptor, None)
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    came[descriptor] = None
+        for descriptor in came:
+            if (ends := self._ends(descriptor)) is not None:
+                host = ends.peer[0] if isinstance(ends.peer, tuple) else ""
+                self._connections[descriptor] = PeerConnection(host, ends)
+                self._await_more(descriptor)
+                if len(self._connections) > self._most_peers:
+                    self._refuse_one()
+
+    def _ends(self, descriptor: int) -> Ends | None:
+        """Return None if the descriptor belongs to another connection by now."""
+        ends = ends_of(descriptor)
+        if ends is None or not isinstance(ends.own, tuple):
+            return None if self._endpoint().startswith("tcp:") else ends
+        return ends if self._endpoint().endswith(f":{ends.own[1]}") else None
+
+    def _endpoint(self) -> str:
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _refuse_one(self) -> None:
+        """The newest of the host that has the most: others can always come in."""
+        [(crowd, _)] = Counter(each.host for each in self._connections.values()).most_common(1)
+        descriptor = next(at for at in reversed(self._connections) if self._connections[at].host == crowd)
+        if not self._stats.refused_peers:
+            log.warning("more than %d peers at one event socket; refusing one from %r", self._most_peers, crowd)
+        self._stats.refused_peers += 1
+        self._shut(descriptor)
+
+    def inspect(self) -> None:
+        """Count what came; beyond the limit, close the connection that has sent most of the host that has."""
+        for descriptor, _ in self.arrivals.poll(0) if sys.platform == "linux" else ():
+            if (connection := self._connections.get(descriptor)) is not None:
+                connection.received = received_bytes(descriptor, connection.ends)
+                self._await_more(descriptor)
+        while sum(each.received for each in self._connections.values()) > MOST_BYTES:
+            by_host: Counter[str] = Counter()
+            for each in self._connections.values():
+                by_host[each.host] += each.received
+            [(host, _)] = by_host.most_common(1)
+            worst = max(
+                (at for at, each in self._connections.items() if each.host == host),
+                key=lambda at: self._connections[at].received,
+            )
+            if not self._stats.cut_off_peers:
+                log.warning("a peer of an event socket at %r sends without end; closing it", host)
+            self._stats.cut_off_peers += 1
+            self._shut(worst)
+
+    def _await_more(self, descriptor: int) -> None:
+        if sys.platform != "linux":
+            return
+        with suppress(OSError):  # it is closed
+            try:
+                self.arrivals.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+            except FileNotFoundError:
+                self.arrivals.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _shut(self, descriptor: int) -> None:
+        connection = self._connections.pop(descriptor)
+        with suppress(OSError), _borrowed(descriptor) as borrowed:  # it may be gone already
+            if _ends(borrowed) == connection.ends:
+                borrowed.shutdown(network.SHUT_RDWR)
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[network.socket]:
+    """A copy of a descriptor of libzmq's, which may be closed meanwhile: OSError, or another connection."""
+    copy = os.dup(descriptor)
+    try:
+        borrowed = network.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with borrowed:
+        yield borrowed
+
+
+def _ends(connection: network.socket) -> Ends:
+    return Ends(connection.getsockname(), connection.getpeername())
+
+
+def ends_of(descriptor: int) -> Ends | None:
+    try:
+        with _borrowed(descriptor) as borrowed:
+            return _ends(borrowed)
+    except OSError:
+        return None
+
+
+def received_bytes(descriptor: int, ends: Ends) -> int:
+    """Bytes; 0 where the kernel does not say."""
+    if _TCP_INFO is None or not isinstance(ends.peer, tuple):
+        return 0
+    try:
+        with _borrowed(descriptor) as borrowed:
+            if _ends(borrowed) != ends:
+                return 0
+            info = borrowed.getsockopt(network.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED.stop)
+            return int.from_bytes(info[_BYTES_RECEIVED], "little")
+    except OSError:
+        return 0
+
+
+MOST_PART_BYTES = 1024  # of what a peer sends: a request, a subscription, a handshake
+MOST_TOPICS = 1000  # of all peers; libzmq takes some 40 bytes for each byte of a topic
+WAITING_REQUESTS = 4  # of one peer; more wait with it (with 1, nobody gets in by CURVE)
+KERNEL_BYTES = 256 * 1024  # wait in the kernel for a peer that does not read
+UNREAD_MS = 30_000  # a peer whose kernel takes nothing for so long is gone
+HANDSHAKE_MS = 5000
+
+
+class BoundSocket:
+    """A PUB or a ROUTER: what its peers may cost. `socket` is another one after `inspect` has found too many topics."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        kind: int,
+        endpoint: str,
+        *,
+        waiting_messages: int,
+        most_peers: int,
+        curve: CurveKeys | None,
+        stats: PublisherStats,
+    ) -> None:
+        self._context = context
+        self._kind = kind
+        self._waiting_messages = waiting_messages
+        self._most_peers = most_peers
+        self._curve = curve
+        self._stats = stats
+        self.endpoint = endpoint
+        self._open()
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._bound = True
+
+    def _open(self) -> None:
+        self.socket: zmq.Socket[bytes] = self._context.socket(self._kind)
+        self.peers = Peers(self.socket, self._most_peers, self._stats)
+        self.socket.sndhwm = self._waiting_messages
+        self.socket.rcvhwm = WAITING_REQUESTS
+        self.socket.maxmsgsize = MOST_PART_BYTES
+        self.socket.handshake_ivl = HANDSHAKE_MS
+        self.socket.tcp_maxrt = UNREAD_MS
+        self.socket.sndbuf = KERNEL_BYTES
+        # The kernel asks whether a peer is there, not ZeroMQ: libzmq 4.3.5 aborts the process when a heartbeat is due
+        # on a connection that broke while nobody read from it, and some consumers' libraries do not know a PING.
+        self.socket.tcp_keepalive = 1
+        self.socket.tcp_keepalive_idle, self.socket.tcp_keepalive_intvl, self.socket.tcp_keepalive_cnt = 10, 5, 3
+        self.socket.linger = 500
+        if self._kind == zmq.ROUTER:
+            self.socket.router_mandatory = True
+        if self._curve is not None:
+            secure_server(self.socket, self._curve)
+
+    def inspect(self) -> bool:
+        """Shut out peers that send too much, forget all if they subscribe to too much; True: inspect again soon."""
+        self.peers.inspect()
+        if not self._bound:
+            self._bind_again()
+        elif self._kind == zmq.PUB and int(self.socket.getsockopt(zmq.TOPICS_COUNT)) > MOST_TOPICS:
+            if not self._stats.reopened_sockets:
+                log.warning("more than %d topics at %s; reopening the socket", MOST_TOPICS, self.endpoint)
+            self._stats.reopened_sockets += 1
+            self.close(linger_ms=0)
+            self._open()
+            self._bind_again()
+        return not self._bound
+
+    def _bind_again(self) -> None:
+        """Bind the endpoint again; messages sent before are lost, which a consumer sees as a gap."""
+        try:
+            self.socket.bind(self.endpoint)
+            self._bound = True
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE:  # the old socket is closed by another thread
+                raise
+            self._bound = False
+
+    def close(self, linger_ms: int | None = None) -> None:
+        self.peers.close()  # first: libzmq waits for ever to report to a monitor that nobody reads any more
+        self.socket.close(linger_ms)

@@ -1,0 +1,229 @@
+"""The fleets of this machine: `warmroute up` keeps a file for each, so that other commands find its controller.
+
+The folder is this user's alone. New fields go last.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+from msgspec import Meta, Struct
+
+from fleet.commands.addresses.address import example
+
+FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
+CONNECT_TIMEOUT_S = 1.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+HeaderText = Annotated[str, Meta(pattern=r"\A[!-~]+\Z")]
+
+
+class LocalFleet(Struct, frozen=True, kw_only=True):
+    port: Port  # of its router
+    pid: Annotated[int, Meta(ge=1)]  # of `warmroute up`
+    started: int  # `process_started(pid)`: tells it from a later process with the same pid
+    controller: Annotated[str, Meta(pattern="^https?://")]  # its URL
+    key: HeaderText | None = None  # of the controller
+    folders: tuple[str, ...] = ()  # temporary ones, to be removed should it be killed
+    ending: bool = False  # whether `warmroute down` has asked it to end: to be asked twice means something else
+    found: bool = False  # whether the fleet was there already: it goes on when this process, with its router, ends
+    router: Annotated[str, Meta(pattern=r"\A(https?://[!-~]+)?\Z")] = ""  # its URL; empty: at 127.0.0.1
+
+    @property
+    def router_url(self) -> str:
+        return self.router or f"http://127.0.0.1:{self.port}"
+
+
+class Where(NamedTuple):
+    """A controller, and its fleet if that runs on this machine."""
+
+    url: str
+    key: str | None
+    local: LocalFleet | None
+    routers: tuple[str, ...] = ()  # URLs of its routers on this machine
+
+
+_decode = msgspec.json.Decoder(LocalFleet).decode
+
+
+# ---- files
+
+
+def record_fleet(fleet: LocalFleet) -> Path:
+    """Write its file, in one piece or not at all; what a killed one on the same port has left is removed before."""
+    for before in recorded_fleets():
+        if before.port == fleet.port and not is_running(before):
+            clean_up(before)
+    path = _path(fleet)
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not _is_ours(path.parent):
+            raise PermissionError(0, "others can write to its folder")
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # with mode 0600
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(fleet))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot write {str(path)!r}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of your own"
+        ) from error
+    return path
+
+
+def remove_record(fleet: LocalFleet) -> None:
+    """Remove its file, and the folder if it is empty."""
+    path = _path(fleet)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
+def recorded_fleets() -> list[LocalFleet]:
+    """Return every fleet that has a file, running or not; report and skip files that cannot be read."""
+    return list(_read(_folder()))
+
+
+def clean_up(fleet: LocalFleet) -> None:
+    """Remove the remains of a killed fleet."""
+    for name in fleet.folders:
+        if Path(name).name.startswith(FOLDER_PREFIX):
+            shutil.rmtree(name, ignore_errors=True)
+    remove_record(fleet)
+
+
+def _folder() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # One that su and sudo have left in the environment is another user's.
+    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
+        return Path(runtime) / "warmroute"
+    return Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{os.geteuid()}"
+
+
+def _path(fleet: LocalFleet) -> Path:
+    """Its file: fleets may have the same port at different addresses."""
+    return _folder() / f"{fleet.port}-{fleet.pid}.json"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return True if only this user can read it; in a shared parent another one may have made it first."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _read(folder: Path) -> Iterator[LocalFleet]:
+    for path in sorted(folder.glob("*.json")) if _is_ours(folder) else ():
+        try:
+            yield _decode(path.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _say(f"{path} is skipped: {error}; remove it")
+
+
+# ---- which of them run
+
+
+def process_started(pid: int) -> int | None:
+    """Return when a process started, in ticks since boot; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended
+
+
+def is_running(fleet: LocalFleet) -> bool:
+    return process_started(fleet.pid) == fleet.started
+
+
+def running_fleets() -> list[LocalFleet]:
+    """Return the fleets that run; clean up after killed ones, with a note."""
+    living = []
+    for fleet in recorded_fleets():
+        if is_running(fleet):
+            living.append(fleet)
+            continue
+        clean_up(fleet)
+        _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); its remains are removed")
+        with contextlib.suppress(OSError, ValueError):  # in a cluster its controller needs no `warmroute up`
+            address = urlsplit(fleet.controller).hostname or "", _port_of(fleet.controller) or 80
+            socket.create_connection(address, CONNECT_TIMEOUT_S).close()
+            _say(f"its controller still answers; end it with: warmroute down {fleet.controller}")
+    return sorted(living, key=lambda fleet: (fleet.port, fleet.started))
+
+
+def find(which: str | None) -> Where:
+    """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
+    fleets = running_fleets()
+    if which is None:
+        return _where(_only(fleets), fleets)
+    found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
+    if len(found) > 1:
+        raise click.ClickException(
+            f"{which} matches several fleets: {listed(found)}; name one by the URL of its controller"
+        )
+    if not found and which.isdecimal():
+        raise click.ClickException(f"no fleet on this machine has port {which}; running: {listed(fleets)}")
+    return _where(found[0], fleets) if found else Where(which, None, None)
+
+
+def listed(fleets: list[LocalFleet]) -> str:
+    return ", ".join(f"port {fleet.port} (controller {fleet.controller})" for fleet in fleets) or "none"
+
+
+def _where(fleet: LocalFleet, fleets: list[LocalFleet]) -> Where:
+    routers = tuple(each.router_url for each in fleets if each.controller == fleet.controller)
+    return Where(fleet.controller, fleet.key, fleet, routers)
+
+
+def _only(fleets: list[LocalFleet]) -> LocalFleet:
+    if not fleets:
+        raise click.ClickException(
+            "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: "
+            f"{example('fleet', 'HOST:PORT')}"
+        )
+    if len(fleets) > 1:
+        raise click.ClickException(
+            f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
+            f"{example('fleet', str(fleets[0].port))}"
+        )
+    return fleets[0]
+
+
+def _at_port(fleets: list[LocalFleet], port: int) -> list[LocalFleet]:
+    """Find the fleets by their router's port, else by their controller's."""
+    of_routers = [fleet for fleet in fleets if fleet.port == port]
+    return of_routers or [fleet for fleet in fleets if _port_of(fleet.controller) == port]
+
+
+def _at_url(fleets: list[LocalFleet], url: str) -> list[LocalFleet]:
+    """Find the fleet by its controller's URL, else by the port of a router here."""
+    named = sorted((fleet for fleet in fleets if fleet.controller == url), key=lambda fleet: fleet.found)
+    port = _port_of(url)
+    if named or port is None or urlsplit(url).hostname not in LOOPBACK:
+        return named[:1]
+    return _at_port(fleets, port)
+
+
+def _port_of(url: str) -> int | None:
+    try:
+        return urlsplit(url).port
+    except ValueError:
+        return None
+
+
+def _say(text: str) -> None:
+    click.echo(f"Note: {text}", err=True)

@@ -1,0 +1,94 @@
+"""The routers of this machine: those of its fleets, and one at the default port."""
+
+import http.client
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from api.process.options import SettingOption
+from fleet.commands.addresses.address import Address, example, optional_argument
+from fleet.commands.addresses.local_fleets import running_fleets
+from router.setting_types import SECRET
+
+DEFAULT = "http://127.0.0.1:8000"
+ANSWER_WITHIN_S = 3.0
+MOST_BYTES = 1024 * 1024
+METRIC = b"warmroute_router:"  # begins the names of a router's metrics, which anyone may read
+
+
+def locate_router(which: str | None) -> str:
+    """Return the URL of this router, or of the only one on this machine."""
+    if which is not None:
+        return which
+    found = local_routers()
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise click.ClickException(
+            "no router was found on this machine: no fleet runs here, and none answers at port 8000; start one with "
+            f"`warmroute up`, or name one: {example('router', 'HOST:PORT')}"
+        )
+    raise click.ClickException(
+        f"{len(found)} routers run on this machine: {', '.join(found)}; name one: {example('router', short(found[0]))}"
+    )
+
+
+def local_routers() -> list[str]:
+    found = list(dict.fromkeys(fleet.router_url for fleet in running_fleets()))
+    if DEFAULT not in found and is_router(DEFAULT):
+        found.append(DEFAULT)
+    return found
+
+
+def is_router(url: str) -> bool:
+    """Ask whatever listens there; another program may have the port."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_WITHIN_S)
+    try:
+        connection.request("GET", "/metrics")
+        return METRIC in connection.getresponse().read(MOST_BYTES)
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def short(url: str) -> str:
+    """The shortest address that means this URL."""
+    return url.removeprefix("http://127.0.0.1:")
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+router_option = click.option(
+    "--router",
+    "which",
+    cls=SettingOption,
+    type=Address(),
+    metavar="ADDRESS",
+    envvar="WARMROUTE_ROUTER",
+    help="The router: a URL, HOST:PORT, or a PORT of this machine.  [default: the only router on this machine]",
+)
+admin_key_option = click.option(
+    "--admin-key",
+    cls=SettingOption,
+    type=SECRET,
+    metavar="KEY",
+    envvar="WARMROUTE_ADMIN_KEY",
+    help="The router's admin key, if it has one. Better given as WARMROUTE_ADMIN_KEY.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
+
+
+def router_argument(command: Command) -> Command:
+    """The router as the first argument or as --router: the parameter `which`, for `locate_router`."""
+    return optional_argument("router", "which", Address())(router_option(command))
+
+
+def show(answer: bytes, as_json: bool, draw: Callable[[bytes, TextIO], None]) -> None:
+    if as_json:
+        click.echo(answer.decode(errors="replace"))
+    else:
+        draw(answer, sys.stdout)

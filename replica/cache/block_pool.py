@@ -1,0 +1,401 @@
+"""The blocks of KV memory: free blocks, cached prefixes and reference counts.
+
+A block is in one of three states, and two events move it:
+
+    free              unnamed, no reference     at the front of the free queue
+    live              referenced                not in the queue; named as soon as it is full
+    cached and free   named, no reference       in the queue, least recently used first
+
+    take      free -> live, cached and free -> live: as a hit it keeps its name, as a new block it loses it (eviction)
+    release   live -> cached and free if it is named, live -> free if not
+
+Eviction is lazy: a released block can be found until its slot is handed out. The pool decides and says what happened as
+events; it sends nothing, and knows neither requests nor time.
+
+A name is the block's key (`events.blocks`), and it never decides alone: a hit must have the prompt's own tokens and
+extra keys, and a parent with the identity of the block before it (`replica.cache.contents`). All copies of one content
+share the identity, so a copy may be evicted or recycled without making the others' children unfindable.
+
+Below the pool there may be slower media (`replica.tiers`), to which its blocks go and from which they come back. What
+`match` finds there follows the hits.
+
+With `partial`, the beginning of a block is worth something too: `part` finds what follows the hits in the chain's next
+block, in a named block or in the last block of a request, which is not full (`replica.cache.tails`).
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import chain as chain_of
+
+import numpy as np
+from msgspec.structs import asdict
+
+from events.messages import AllBlocksCleared, BlockRemoved, Hash, KnownEvent
+from replica.cache.chain import Chain
+from replica.cache.contents import Contents, Copies
+from replica.cache.free_queue import FreeQueue
+from replica.cache.lower import LowerTiers
+from replica.cache.names import NO_MATCH, NO_PART, NOBODY, Lookups, Match, Names, PartialBlock, Slots
+from replica.cache.naming import Naming
+from replica.cache.retention import Mark, Retention
+from replica.cache.tails import find_beginning, keep_tail
+from replica.messages import PoolSnapshot
+
+MEDIUM = "GPU"
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens; without `caching` none of them is ever named, or found by a part."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        partial: bool = False,
+        events: bool = True,
+        host_slots: int = 0,
+        disk_slots: int = 0,
+        retained_blocks: int = 0,
+        retained_per_tenant: int = 0,
+    ) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; it must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.partial = partial and caching
+        self.events = events
+        self.unreferenced = 0  # named, without a reference
+        self.named = 0  # all copies counted
+        self.evictions = 0
+        self.collisions_refused = 0
+        self.lookups = Lookups()
+        # In memory seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
+        self._references = array("i", bytes(4 * num_blocks))
+        self._many_references = np.frombuffer(self._references, np.int32)
+        self._queue = FreeQueue(num_blocks)  # without idle blocks that are retained
+        self.retention = Retention(num_blocks, retained_blocks, retained_per_tenant)
+        self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
+        # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies`.
+        self._names = Names(num_blocks)
+        self._copies = Copies(self._names)
+        self._events: list[KnownEvent] = []
+        own_events = self._events if events else None
+        is_tiered = caching and host_slots > 0
+        self.lower = LowerTiers(self._contents, host_slots, disk_slots, own_events) if is_tiered else None
+        self._naming = Naming(self._names, self._copies, self._contents, self.lower)
+
+    @property
+    def free(self) -> int:
+        """Blocks without a reference."""
+        return self._queue.length + self.retention.idle
+
+    # ---- look up
+
+    def match(self, chain: Chain) -> Match:
+        """The longest cached prefix, at least one token short of the chain, whose last token must be computed."""
+        count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
+        if not count:
+            return NO_MATCH
+        if self._names.find(chain.keys[0]) == NOBODY and (self.lower is None or not self.lower.has(chain.keys[0])):
+            return NO_MATCH
+        keys = np.frombuffer(chain.keys, np.uint64, count)
+        slots = self._names.find_many(keys)
+        if self.lower is not None:
+            self.lower.fill_in(slots, keys)
+        missing = np.flatnonzero(slots == NOBODY)
+        slots = slots[: missing[0]] if missing.size else slots
+        verified = self._contents.count_same(chain, slots)
+        blocks: list[int] = slots[:verified].tolist()
+        is_refused = verified < len(slots)
+        if self.lower is None:
+            return Match(blocks, self._contents.identity[blocks[-1]] if blocks else 0, is_refused)
+        is_lower = slots[:verified] >= self.num_blocks
+        hits = int(is_lower.argmax()) if is_lower.any() else verified
+        after = blocks[hits : hits + int(np.logical_and.accumulate(is_lower[hits:]).sum())]
+        return Match(blocks[:hits], self._contents.identity[blocks[hits - 1]] if hits else 0, is_refused, after)
+
+    def part(self, chain: Chain, match: Match) -> PartialBlock:
+        """Find the block that begins most as the chain's next block does."""
+        if not self.partial:
+            return NO_PART
+        source, tokens = find_beginning(self._contents, chain, len(match.blocks), match.identity)
+        if not tokens:
+            return NO_PART
+        is_all = tokens == self._contents.filled[source] < self.block_size
+        return PartialBlock(source, tokens, is_all and not self._references[source])
+
+    def count_lookup(self, tokens: int, match: Match, part: PartialBlock = NO_PART, *, again: bool) -> None:
+        """Count an admitted request of this many tokens with its hits; `again`: after a preemption."""
+        lookups, hit_blocks = self.lookups, len(match.blocks)
+        hit_tokens = hit_blocks * self.block_size
+        self.collisions_refused += match.refused
+        if again:
+            lookups.preempted_query_tokens += tokens
+            lookups.preempted_hit_tokens += hit_tokens
+        else:
+            lookups.query_tokens += tokens
+            lookups.hit_tokens += hit_tokens
+            lookups.query_blocks += tokens // self.block_size
+            lookups.hit_blocks += hit_blocks
+            lookups.partial_hit_tokens += part.tokens
+
+    # ---- take and release
+
+    def take(self, hits: Sequence[int], new: int) -> list[int] | None:
+        """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
+        if not self._has_room(hits, new):
+            return None
+        if hits:
+            self.touch(hits)
+        return [*hits, *self._hand_out(new)]
+
+    def _has_room(self, hits: Sequence[int], new: int) -> bool:
+        """A hit that waits in the free queue cannot also be handed out as a new block."""
+        references = self._references
+        return self.free - len({block for block in hits if not references[block]}) >= new
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Add a reference to each block, and take it out of the free queue."""
+        references, filled = self._references, self._contents.filled
+        rescued: list[int] = []
+        for block in blocks:
+            if not references[block]:
+                rescued.append(block)
+                self.unreferenced -= filled[block] == self.block_size
+            references[block] += 1
+        if rescued and self.retention.idle:
+            rescued = self.retention.use(np.array(rescued, np.intp)).tolist()
+        self._queue.remove(rescued)
+        if rescued and self.lower is not None:
+            self._retain_again(self.lower, rescued)
+
+    def _hand_out(self, count: int) -> list[int]:
+        """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
+        if count > self._queue.length:
+            self._give_up(count - self._queue.length)
+        blocks = self._queue.pop(count)
+        slots = np.array(blocks, np.intp)
+        self._many_references[slots] = 1
+        findable = slots[self._contents.is_findable(slots)]
+        if findable.size:
+            self._evict(findable)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One user less for each; the tail of the request goes first, because its head is the likelier to be shared."""
+        slots = np.array(blocks, np.intp)[::-1]
+        left = self._many_references[slots] - 1
+        assert not left.size or left.min() >= 0, f"a block of {blocks} is released more often than taken"
+        self._many_references[slots] = left
+        unused = slots[left == 0]
+        self.unreferenced += int(np.count_nonzero(self._contents.is_full(unused)))
+        if self.retention.marked:
+            is_marked = self.retention.is_marked(unused)
+            self.retention.wait(unused[is_marked])
+            unused = unused[~is_marked]
+        is_findable = self._contents.is_findable(unused)
+        self._queue.append(unused[is_findable])
+        self._queue.prepend(unused[~is_findable])
+
+    # ---- retain
+
+    def retain(self, blocks: Sequence[int], tenant: str | None, ttl_s: float) -> None:
+        """Give these named blocks up last, until nobody has used them for so long; they are in use now."""
+        self._queue.append(self.retention.mark(np.array(blocks, np.intp), tenant, ttl_s))
+
+    def end_retention(self, blocks: Sequence[int], lower: Sequence[int] = ()) -> None:
+        """Let these be blocks like any other, and what these slots of lower media hold, when it comes back."""
+        self._queue.append(self.retention.end(np.array(blocks, np.intp)))
+        if self.lower is not None:
+            self._take_marks(self.lower, [*blocks, *lower])
+
+    def _give_up(self, count: int) -> None:
+        """Let so many retained blocks be handed out; their marks are kept for when they come back."""
+        slots = self.retention.first_to_go(count)
+        if self.lower is not None:
+            identities = self._contents.many_identities[slots].tolist()
+            self.lower.past_marks.add(identities, self.retention.marks(slots))
+        self._queue.append(self.retention.end(slots))
+
+    def _retain_again(self, lower: LowerTiers, blocks: Sequence[int]) -> None:
+        """Mark those of these blocks, now in use, that were given up before the time of their mark was over."""
+        if not lower.past_marks:
+            return
+        # A tail has no identity: that of its slot is of what was there before.
+        blocks = [block for block in blocks if self._contents.filled[block] == self.block_size]
+        again: dict[tuple[str | None, float], list[int]] = {}
+        for block, mark in zip(blocks, self._take_marks(lower, blocks), strict=True):
+            if mark is not None:
+                again.setdefault((mark.tenant, mark.ttl_s), []).append(block)
+        for (tenant, ttl_s), own in again.items():
+            self.retain(own, tenant, ttl_s)
+
+    def _take_marks(self, lower: LowerTiers, slots: Sequence[int]) -> list[Mark | None]:
+        return lower.past_marks.take([self._contents.identity[slot] for slot in slots], self.retention.now_s)
+
+    def count_retained(self, blocks: Sequence[int]) -> int:
+        return self.retention.count(np.array(blocks, np.intp))
+
+    def expire(self, now_s: float) -> None:
+        """Tell the time, and end every retention whose time is over."""
+        self._queue.append(self.retention.expire(now_s))
+
+    # ---- name and forget
+
+    def store(self, chain: Chain, blocks: Sequence[int], stop: int) -> None:
+        """Name the chain's blocks up to `stop`, now that they are filled; `blocks` are the chain's from its start."""
+        start = chain.named
+        if stop <= start or chain.identity is None or not self.caching:
+            return
+        wanted = stop
+        stop, copies = self._naming.name(chain, blocks, start, wanted)
+        self.collisions_refused += stop < wanted
+        self.named += stop - start
+        chain.named = stop
+        if self.events:
+            self._announce(chain, start, stop, copies)
+        if self.lower is not None:
+            line = np.array(blocks[max(0, start - 1) : stop], np.intp)
+            self._contents.followed(line[:-1], self._contents.many_identities[line[1:]])
+            self._retain_again(self.lower, blocks[start:stop])
+            if self.lower.saved_early:
+                self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
+
+    def _announce(self, chain: Chain, start: int, stop: int, copies: list[int]) -> None:
+        """One event for each run of first copies."""
+        for end in [*copies, stop]:
+            if end > start:
+                self._events.append(chain.stored_event(start, end, MEDIUM))
+            start = end + 1
+
+    def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
+        """Let `part` find the computed tokens of the block after the chain's named ones, which they do not fill."""
+        if self.partial and chain.identity is not None and computed > chain.named * self.block_size:
+            keep_tail(self._contents, chain, blocks[chain.named], computed)
+
+    def _evict(self, slots: Slots, *, keep: bool = True) -> None:
+        """Take the names of blocks out of the queue, and end the tails among them; `keep`: in the medium below."""
+        findable, slots = slots, slots[self._contents.is_full(slots)]
+        if not slots.size:
+            self._contents.forget(findable)
+            return
+        self.unreferenced -= len(slots)
+        self.named -= len(slots)
+        self.evictions += len(slots)
+        if self._copies:
+            slots = np.array([block for block in slots.tolist() if not self._copies.drop(block)], np.intp)
+        if keep:
+            self._save(slots[::-1])
+        self._contents.forget(findable)
+        self._names.remove_many(slots)
+        if self.events and slots.size:
+            keys: list[Hash] = [self._names.keys[block] for block in slots.tolist()]
+            self._events.append(BlockRemoved(keys, MEDIUM))
+
+    def _save(self, slots: Slots, *, early: bool = False) -> None:
+        """Keep named blocks, heads first, in the medium below; `early`: the pool keeps them, too."""
+        if self.lower is not None and slots.size:
+            keys = np.frombuffer(self._names.keys, np.uint64)[slots]
+            (self.lower.save_early if early else self.lower.save)(slots, keys)
+
+    def forget_other_adapter(self, lora_name: str, lora_digest: str) -> bool:
+        """Forget what another adapter of this name has left; False, and nothing done, while any of it is used."""
+        slots = self._contents.of_other_adapter(lora_name, lora_digest)
+        own = slots[slots < self.num_blocks]
+        if self._many_references[own].any():
+            return False
+        if self.retention.idle:
+            self._queue.append(self.retention.end(own))
+        self._queue.remove(own.tolist())
+        self._evict(own, keep=False)
+        self._queue.prepend(own)
+        if self.lower is not None:
+            self.lower.drop(slots[slots >= self.num_blocks].tolist())
+        return True
+
+    def reset(self) -> bool:
+        """Forget everything; refused (False) while any block is in use."""
+        if self.free < self.num_blocks:
+            return False
+        if self.lower is not None:
+            self.lower.clear()
+        self._names.clear()
+        self._copies.clear()
+        self._contents.clear()
+        self._queue.append(self.retention.order())
+        self.retention.clear()
+        self.unreferenced = self.named = 0
+        if self.events:
+            self._events.append(AllBlocksCleared())
+        return True
+
+    # ---- say
+
+    def take_events(self) -> list[KnownEvent]:
+        """Return the events since the last call, in order."""
+        events = self._events.copy()
+        self._events.clear()
+        return events
+
+    def resident(self) -> set[int]:
+        """The keys of all cached blocks."""
+        return {self._names.keys[slot] for slot in self._names.slots().tolist()}
+
+    def snapshot(self) -> PoolSnapshot:
+        return PoolSnapshot(
+            **asdict(self.lookups),
+            evictions=self.evictions,
+            collisions_refused=self.collisions_refused,
+            total=self.num_blocks,
+            free=self.free,
+            cached=self.named,
+            unreferenced=self.unreferenced,
+            referenced=self.num_blocks - self.free,
+            retained=self.retention.marked,
+            retention_refused=self.retention.refused,
+        )
+
+    def free_queue(self) -> Iterator[int]:
+        """The blocks without a reference, in the order they would be handed out."""
+        return chain_of(self._queue, self.retention.order().tolist())
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def findable_tokens(self, block: int) -> int:
+        """All of a named block, the kept part of a tail, none of any other."""
+        return self._contents.filled[block]
+
+    def check(self) -> None:
+        """Verify every invariant; AssertionError says which one does not hold."""
+        self._queue.check()
+        self._contents.check()
+        if self.lower is not None:
+            self.lower.check()
+        self.retention.check()
+        contents, queue = self._contents, set(self.free_queue())
+        assert len(queue) == self.free, "a retained block is in the free queue, too"
+        unused = {block for block in range(self.num_blocks) if self._references[block] == 0}
+        assert unused == queue, f"{unused ^ queue} are free and not queued, or queued and not free"
+        assert min(self._references) >= 0, "a reference count is negative"
+        named = {block for block in range(self.num_blocks) if contents.filled[block] == self.block_size}
+        assert self.unreferenced == len(named & unused), f"{self.unreferenced} are counted as unreferenced"
+        retained = set(self.retention.blocks().tolist())
+        assert retained <= named, f"{retained - named} are retained without a name"
+        assert self.named == len(named), f"{self.named} are counted as named, {len(named)} are"
+        empty = contents.filled[: self.num_blocks].count(0)
+        assert self.partial or len(named) == self.num_blocks - empty, "a tail, without partial reuse"
+        first_copies = self._names.slots().tolist()
+        assert sorted([*first_copies, *self._copies]) == sorted(named), (
+            "a named block is in no list of names, or in two"
+        )
+        assert all(self._names.find(self._names.keys[block]) == block for block in first_copies), "a name is not found"
+        identities = [contents.identity[block] for block in first_copies]
+        assert len(identities) == len(set(identities)), "two contents share an identity"
+        assert all(0 < identity <= contents.last_identity for identity in identities), "an identity was never given"
+        self._copies.check(contents)

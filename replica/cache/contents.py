@@ -1,0 +1,238 @@
+"""The content of each block, by which a hit is verified.
+
+An identity is a number given to one content (tokens and extra keys from the start of the chain) and to no other ever.
+A content has the same identity in all media: the slots of lower media (`replica.tiers`) follow those of the pool.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from events.blocks import TOKEN_BYTES
+from replica.cache.chain import Chain, adapter_in
+from replica.cache.names import Names, Slots
+
+SEVERAL = -1  # instead of the next identity, if more than one has followed
+NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
+
+
+class Origin(NamedTuple):
+    """The part of a block's event that its tokens do not say."""
+
+    lora_name: str | None
+    extra_keys: list[object] | None
+
+
+class Contents:
+    """By slot, in memory seen in two ways: `array` is faster for one slot, numpy (`many`) for several."""
+
+    def __init__(self, num_blocks: int, block_size: int, lower_slots: int = 0) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        num_slots = num_blocks + lower_slots
+        self.last_identity = 0
+        self.identity = array("q", bytes(8 * num_slots))
+        self.parent = array("q", [NOT_NAMED]) * num_slots  # the identity before it
+        self.filled = array("i", bytes(4 * num_slots))  # tokens that can be found: all if named, fewer of a tail
+        self.many_identities = np.frombuffer(self.identity, np.int64)
+        self.many_parents = np.frombuffer(self.parent, np.int64)
+        self.many_filled = np.frombuffer(self.filled, np.int32)
+        # With lower media only: the identity that has followed each one, or SEVERAL.
+        self.next_identities: NDArray[np.int64] = np.zeros(num_slots if lower_slots else 0, np.int64)
+        self.tokens = np.zeros(num_slots, np.dtype((np.void, TOKEN_BYTES * block_size)))
+        self.rows: NDArray[np.uint32] = self.tokens.view(np.uint32).reshape(num_slots, block_size)
+        self.exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
+        # For the events of lower media only: the key before each block, and of the few that have one, their origin.
+        self.parent_keys: NDArray[np.uint64] = np.zeros(num_slots if lower_slots else 0, np.uint64)
+        self.origins: dict[int, Origin] = {}
+
+    def count_same(self, chain: Chain, slots: Slots, start: int = 0, parent: int = 0) -> int:
+        """Count the slots, from the first, that hold the chain's own content from block `start` on.
+
+        `parent` is the identity before that block.
+        """
+        count = len(slots)
+        tokens = np.frombuffer(chain.tokens, self.tokens.dtype, count, start * self.tokens.itemsize)
+        stored = self.tokens.take(slots)
+        parents, before = self.many_parents[slots], np.full(count, parent, np.int64)
+        before[1:] = self.many_identities[slots[:-1]]
+        if parents.tobytes() != before.tobytes() or stored.tobytes() != tokens.tobytes():
+            count = int(np.argmin((parents == before) & (stored == tokens)))
+        if self.exact or chain.exact:
+            for index, slot in enumerate(slots[:count].tolist()):
+                if self.exact.get(slot) != chain.exact.get(start + index):
+                    return index
+        return count
+
+    def is_same(self, slot: int, chain: Chain, index: int) -> bool:
+        """Compare the slot with the chain's block `index`, which has the same key and follows the chain's identity."""
+        tokens = chain.tokens[index * self.block_size : (index + 1) * self.block_size]
+        return (
+            self.parent[slot] == chain.identity
+            and self.exact.get(slot) == chain.exact.get(index)
+            and self.tokens[slot].tobytes() == tokens.tobytes()
+        )
+
+    def identify(self, chain: Chain, slots: Slots, known: NDArray[np.int64]) -> None:
+        """Give the chain's next blocks the identities that are `known`, and the rest new ones."""
+        assert chain.identity is not None
+        first = self.last_identity + 1
+        self.last_identity += len(slots) - len(known)
+        identities = np.concatenate((known, np.arange(first, self.last_identity + 1)))
+        self.many_identities[slots] = identities
+        self.many_parents[slots[1:]] = identities[:-1]
+        self.parent[slots[0]] = chain.identity
+        chain.identity = int(identities[-1])
+
+    def fill(self, chain: Chain, slots: Slots | int, start: int, stop: int) -> None:
+        """Record the chain's tokens in its blocks from `start` to `stop`."""
+        self.many_filled[slots] = self.block_size
+        first_byte = start * self.tokens.itemsize
+        self.tokens[slots] = np.frombuffer(chain.tokens, self.tokens.dtype, stop - start, first_byte)
+        for index, exact in chain.exact.items():
+            if start <= index < stop:
+                slot = slots if isinstance(slots, int) else int(slots[index - start])
+                self.exact[slot] = exact
+        if self.parent_keys.size:
+            self._remember_origin(chain, [slots] if isinstance(slots, int) else slots.tolist(), start)
+
+    def _remember_origin(self, chain: Chain, slots: list[int], start: int) -> None:
+        stop = start + len(slots)
+        self.parent_keys[slots[0]] = chain.keys[start - 1] if start else 0
+        self.parent_keys[slots[1:]] = np.frombuffer(chain.keys, np.uint64)[start : stop - 1]
+        extras = chain.event_extras(start, stop)
+        for slot, own in zip(slots, extras or (), strict=False):
+            self.origins[slot] = Origin(chain.lora_name, own)
+
+    def followed(self, slots: Slots, identities: NDArray[np.int64]) -> None:
+        """Record that each of these identities, if it is one, follows the content of its slot."""
+        slots, identities = slots[identities != 0], identities[identities != 0]
+        known = self.next_identities[slots]
+        self.next_identities[slots] = np.where((known == 0) | (known == identities), identities, SEVERAL)
+
+    def copy(self, sources: Slots, targets: Slots) -> None:
+        """Record that each target holds what its source holds."""
+        for field in (self.many_identities, self.many_parents, self.many_filled, self.tokens, self.parent_keys):
+            field[targets] = field[sources]
+        self.next_identities[targets] = self.next_identities[sources]
+        if self.exact or self.origins:
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                if source in self.exact:
+                    self.exact[target] = self.exact[source]
+                if source in self.origins:
+                    self.origins[target] = self.origins[source]
+
+    def of_other_adapter(self, lora_name: str, lora_digest: str) -> Slots:
+        """Find what an adapter of this name, but with another digest, has left in any medium."""
+        roots = [
+            slot
+            for slot, exact in self.exact.items()
+            if self.parent[slot] == 0 and _is_other(adapter_in(exact), lora_name, lora_digest)
+        ]
+        identities = {self.identity[slot] for slot in roots if self.filled[slot] == self.block_size}
+        later = np.flatnonzero(self.many_parents > 0) if identities else np.zeros(0, np.intp)
+        found = roots
+        # A parent's identity is lower than its children's: it has been looked at when they are.
+        for slot in later[np.argsort(self.many_parents[later], kind="stable")].tolist():
+            if self.parent[slot] in identities:
+                found.append(slot)
+                if self.filled[slot] == self.block_size:
+                    identities.add(self.identity[slot])
+        return np.array(found, np.intp)
+
+    def is_findable(self, slots: Slots) -> NDArray[np.bool_]:
+        """Distinguish named blocks and tails from empty blocks."""
+        findable: NDArray[np.bool_] = self.many_parents[slots] != NOT_NAMED
+        return findable
+
+    def is_full(self, slots: Slots) -> NDArray[np.bool_]:
+        """Tell named blocks from all others."""
+        full: NDArray[np.bool_] = self.many_filled[slots] == self.block_size
+        return full
+
+    def forget(self, slots: Slots) -> None:
+        self.many_parents[slots] = NOT_NAMED
+        if self.next_identities.size:
+            self.next_identities[slots] = 0
+        self.many_filled[slots] = 0
+        if self.exact or self.origins:
+            for slot in slots.tolist():
+                self.exact.pop(slot, None)
+                self.origins.pop(slot, None)
+
+    def clear(self) -> None:
+        self.exact.clear()
+        self.origins.clear()
+        self.many_parents[:] = NOT_NAMED
+        self.next_identities[:] = 0
+        self.many_filled[:] = 0
+
+    def check(self) -> None:
+        """Verify every invariant; AssertionError says which one does not hold."""
+        findable = {block for block, parent in enumerate(self.parent) if parent != NOT_NAMED}
+        assert findable == {block for block, tokens in enumerate(self.filled) if tokens}, "found without a parent"
+        assert min(self.filled) >= 0 and max(self.filled) <= self.block_size, "more or less is filled than a block"
+        assert max(self.parent) <= self.last_identity, "a parent's identity was never given"
+        assert self.exact.keys() <= findable, "extra keys of a block that cannot be found"
+        assert self.origins.keys() <= findable, "the origin of a block that cannot be found"
+
+    def check_copies(self, first: int, copies: Iterable[int]) -> None:
+        for copy in copies:
+            assert self.identity[copy] == self.identity[first], f"blocks {copy} and {first} differ in identity"
+            assert self.parent[copy] == self.parent[first], f"blocks {copy} and {first} differ in their parent"
+            assert self.tokens[copy] == self.tokens[first], f"blocks {copy} and {first} differ in tokens"
+            assert self.exact.get(copy) == self.exact.get(first), f"blocks {copy} and {first} differ in extra keys"
+
+
+def _is_other(adapter: tuple[str | None, str], lora_name: str, lora_digest: str) -> bool:
+    name, digest = adapter
+    return name == lora_name and digest != lora_digest
+
+
+class Copies:
+    """By key, the blocks after the oldest, as they were made."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._by_key: dict[int, list[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._by_key.values())
+
+    def add(self, key: int, block: int) -> None:
+        self._names.keys[block] = key
+        self._by_key.setdefault(key, []).append(block)
+
+    def drop(self, block: int) -> bool:
+        """Drop one copy of several, which may be the oldest; False if it is the only one."""
+        key = self._names.keys[block]
+        copies = self._by_key.get(key)
+        if copies is None:
+            return False
+        if block in copies:
+            copies.remove(block)
+        else:
+            self._names.remove(block)
+            self._names.add(key, copies.pop(0))
+        if not copies:
+            del self._by_key[key]
+        return True
+
+    def clear(self) -> None:
+        self._by_key.clear()
+
+    def check(self, contents: Contents) -> None:
+        """Verify every invariant; AssertionError says which one does not hold."""
+        for key, copies in self._by_key.items():
+            assert copies, f"key {key:x} has an empty list of copies"
+            first = self._names.find(key)
+            for copy in copies:
+                assert self._names.keys[copy] == key, f"blocks {copy} and {first} differ in their key"
+            contents.check_copies(first, copies)

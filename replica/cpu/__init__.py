@@ -1,0 +1,1 @@
+"""The model on a CPU, in one process or over several ranks."""

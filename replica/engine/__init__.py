@@ -1,0 +1,1 @@
+"""The engine: its loop, and the scheduler that decides what each step computes."""

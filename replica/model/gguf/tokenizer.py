@@ -1,0 +1,157 @@
+"""The tokenizer that a GGUF's metadata describe: byte-level BPE, or the BPE of SentencePiece.
+
+Where transformers reads less of them (the single digits of SmolLM2, the NFC of Qwen), the model's own
+tokenizer.json decides.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from replica.model.gguf.header import Header, Scalar
+
+TOKENS = "tokenizer.ggml.tokens"
+NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+CONTROL, USER_DEFINED = 3, 4  # types of tokens: those that a text is cut at
+FOLDER_INSTEAD = "name a folder in Hugging Face's layout instead, which has a tokenizer.json"
+LONGEST_PIECE = 512  # characters of a token whose halves are looked up; SentencePiece makes none of more than 16
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# What cuts a text before the merges, by llama.cpp's names: GPT-2's own regular expression, or one of these.
+LLAMA3, QWEN2 = ("llama-bpe", "llama3", "llama-v3"), ("qwen2",)
+SPLITS = dict.fromkeys(LLAMA3, WORDS.replace("DIGITS", "{1,3}")) | dict.fromkeys(QWEN2, WORDS.replace("DIGITS", ""))
+GPT2, SINGLE_DIGITS = ("default", "gpt-2"), ("smollm",)
+
+
+def build_tokenizer(header: Header) -> Tokenizer:
+    """ValueError for a kind that is not supported, and for metadata that contradict themselves."""
+    kind = header.scalar("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise header.refused(f"tokenizer.ggml.model is {kind!r:.80}; only gpt2 and llama work: {FOLDER_INSTEAD}")
+    types = header.numbers("tokenizer.ggml.token_type", len(header.strings(TOKENS)))
+    named = [token for name in NAMED if (token := _named(header, name)) is not None]
+    try:
+        tokenizer = _byte_level(header) if kind == "gpt2" else _sentencepiece(header)
+        special = [token for token, type in zip(header.strings(TOKENS), types, strict=True) if type == CONTROL]
+        tokenizer.add_special_tokens(
+            [AddedToken(token, normalized=False, special=True) for token in dict.fromkeys([*special, *named])]
+        )
+        plain = [token for token, type in zip(header.strings(TOKENS), types, strict=True) if type == USER_DEFINED]
+        tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+        tokenizer.post_processor = _ends(header)
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises plain Exceptions for what a file may have wrong
+        raise header.refused(f"its tokenizer cannot be built: {error!r:.200}; get the file again") from error
+    return tokenizer
+
+
+def tokenizer_config(header: Header) -> dict[str, Any]:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": _adds_bos(header),
+        "add_eos_token": _adds_eos(header),
+        "chat_template": _chat_template(header),
+    }
+    named = {name: _named(header, name) for name in NAMED}
+    return {key: value for key, value in (config | named).items() if value is not None}
+
+
+def _chat_template(header: Header) -> Scalar | list[dict[str, Scalar | None]] | None:
+    """One, or as in tokenizer_config.json several by their names."""
+    key = "tokenizer.chat_template"
+    others = [name for name in header.metadata if name.startswith(f"{key}.")]
+    if not others:
+        return header.scalar(key)
+    named = {"default": header.scalar(key)} | {name.removeprefix(f"{key}."): header.scalar(name) for name in others}
+    return [{"name": name, "template": template} for name, template in named.items()]
+
+
+def _named(header: Header, name: str) -> str | None:
+    token_id, tokens = header.scalar(f"tokenizer.ggml.{NAMED[name]}_token_id"), header.strings(TOKENS)
+    if token_id is None:
+        return None
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+        raise header.refused(f"its {name} is {token_id!r:.80}, which none of its {len(tokens)} tokens is; get it again")
+    return tokens[token_id]
+
+
+def _pre(header: Header) -> Scalar | None:
+    return header.scalar("tokenizer.ggml.pre")
+
+
+def _adds_bos(header: Header) -> bool:
+    """Unless the file says it, as llama.cpp does."""
+    by_default = header.scalar("tokenizer.ggml.model") == "llama" or _pre(header) in LLAMA3
+    return bool(header.scalar("tokenizer.ggml.add_bos_token", by_default))
+
+
+def _adds_eos(header: Header) -> bool:
+    return bool(header.scalar("tokenizer.ggml.add_eos_token", False))
+
+
+def _ends(header: Header) -> processors.TemplateProcessing | None:
+    bos = _named(header, "bos_token") if _adds_bos(header) else None
+    eos = _named(header, "eos_token") if _adds_eos(header) else None
+    ids = {token: header.strings(TOKENS).index(token) for token in (bos, eos) if token is not None}
+    if not ids:
+        return None
+
+    def one(text: str, number: int) -> list[str]:
+        return [f"{piece}:{number}" for piece in (bos, text, eos) if piece is not None]
+
+    return processors.TemplateProcessing(
+        single=one("$A", 0), pair=one("$A", 0) + one("$B", 1), special_tokens=list(ids.items())
+    )
+
+
+def _byte_level(header: Header) -> Tokenizer:
+    pre = _pre(header)
+    supported = (*GPT2, *SINGLE_DIGITS, *SPLITS)
+    if pre not in supported:
+        raise header.refused(f"tokenizer.ggml.pre is {pre!r:.80}; only {', '.join(supported)} work: {FOLDER_INSTEAD}")
+    halves = (merge.partition(" ") for merge in header.strings("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in halves]
+    tokenizer = Tokenizer(BPE(vocab=_vocabulary(header), merges=merges, ignore_merges=pre in LLAMA3))
+    if pre in SPLITS:
+        split = pre_tokenizers.Split(Regex(SPLITS[str(pre)]), behavior="isolated")
+        steps = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    else:
+        digits = [pre_tokenizers.Digits(individual_digits=True)] if pre in SINGLE_DIGITS else []
+        steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.normalizer = normalizers.NFC() if pre in QWEN2 else None
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(header: Header) -> Tokenizer:
+    vocabulary = _vocabulary(header)
+    merges = _merges(vocabulary, header.numbers("tokenizer.ggml.scores", len(header.strings(TOKENS))))
+    tokenizer = Tokenizer(
+        BPE(vocab=vocabulary, merges=merges, unk_token=_named(header, "unk_token"), fuse_unk=True, byte_fallback=True)
+    )
+    prefix = bool(header.scalar("tokenizer.ggml.add_space_prefix", True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if prefix else "never", split=False)
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _vocabulary(header: Header) -> dict[str, int]:
+    return {token: number for number, token in enumerate(header.strings(TOKENS))}
+
+
+def _merges(vocabulary: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to put a token together from two, the best score first: SentencePiece has no list of merges."""
+    short = (token for token in vocabulary if len(token) <= LONGEST_PIECE)
+    cuts = ((token, token[:cut], token[cut:]) for token in short for cut in range(1, len(token)))
+    pairs = [cut for cut in cuts if cut[1] in vocabulary and cut[2] in vocabulary]
+    pairs.sort(key=lambda pair: (-scores[vocabulary[pair[0]]], -len(pair[1])))
+    return [(left, right) for _, left, right in pairs]

@@ -1,0 +1,127 @@
+"""A GGUF's tensors by the names that transformers gives them, each dequantized when it is read."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from replica.model.gguf.header import Header, Tensor, read_header
+
+PARTS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+# llama.cpp rotates neighbours where transformers rotates halves, so its converter has put the rows of Llama's queries
+# and keys in another order.
+PERMUTED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+TYPES = {type.value: type for type in GGML_QUANT_SIZES}
+PIECE_VALUES = 2**18  # dequantized at a time
+
+
+class GgufTensors:
+    """The part of `safetensors.safe_open` that we use, for a GGUF file. ValueError, on one line, for a damaged one."""
+
+    def __init__(self, file: Path) -> None:
+        header = read_header(file)
+        data = np.memmap(file, np.uint8, "r").view(np.ndarray)  # slices of a memmap are dear
+        self._slices = {_name(name): _slice(header, data, name, tensor) for name, tensor in header.tensors.items()}
+        self.loaded_bytes = sum(4 * math.prod(tensor.shape) for tensor in header.tensors.values())
+
+    def keys(self) -> Iterable[str]:
+        return self._slices.keys()
+
+    def get_slice(self, name: str) -> "GgufSlice":
+        return self._slices[name]
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._slices[name][()]
+
+
+@dataclass(frozen=True)
+class GgufSlice:
+    rows: NDArray[np.uint8]  # the bytes of each
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    heads: int | None  # whose rows are put back in order
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def get_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
+        """Only the rows of the part are dequantized, unless their order changes."""
+        if self.heads is None and len(self.shape) == 2 and part:
+            return self._values(self.rows[part[0]], (-1, self.shape[1]))[:, *part[1:]]
+        values = self._values(self.rows, self.shape)
+        if self.heads is not None:
+            pairs = values.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
+            values = pairs.transpose(1, 2).reshape(self.shape)
+        return values[part]
+
+    def _values(self, rows: NDArray[np.uint8], shape: tuple[int, ...]) -> torch.Tensor:
+        values = np.empty((len(rows), self.shape[-1]), np.float32)
+        step = max(1, PIECE_VALUES // self.shape[-1])
+        for start in range(0, len(rows), step):
+            piece = rows[start : start + step]
+            try:  # as one row: of many, gguf takes sixteen at a time
+                values[start : start + step] = dequantize(piece.reshape(1, -1), self.type).reshape(len(piece), -1)
+            except NotImplementedError as error:
+                raise ValueError(f"{self.type.name} cannot be dequantized; use another quantization") from error
+        return torch.from_numpy(values).reshape(shape)
+
+
+def _name(name: str) -> str:
+    """Its own, if it is none of the model's."""
+    match = NAME.fullmatch(name)
+    if match is None or match[2] not in PARTS:
+        return name
+    layer = "" if match[1] is None else f"model.layers.{match[1]}."
+    return f"{layer}{PARTS[match[2]]}.{match[3]}"
+
+
+def _slice(header: Header, data: NDArray[np.uint8], name: str, tensor: Tensor) -> GgufSlice:
+    if tensor.type not in TYPES:
+        raise header.refused(f"{name!r:.80} has the type {tensor.type}, which is not known; use another quantization")
+    type, rows = TYPES[tensor.type], math.prod(tensor.shape[:-1])
+    block, size = GGML_QUANT_SIZES[type]
+    row_bytes, odd = divmod(tensor.shape[-1] * size, block)
+    stop = tensor.start + rows * row_bytes
+    if odd or not row_bytes or stop > len(data):
+        raise header.refused(
+            f"{name!r:.80} of shape {tensor.shape} in {type.name} is not all there; get the file again"
+        )
+    heads = _permuted_heads(header, name)
+    if heads is not None and (heads < 1 or tensor.shape[0] % (2 * heads)):
+        raise header.refused(f"{name!r:.80} has {tensor.shape[0]} rows, which {heads} heads cannot have; get it again")
+    return GgufSlice(data[tensor.start : stop].reshape(rows, row_bytes), tensor.shape, type, heads)
+
+
+def _permuted_heads(header: Header, name: str) -> int | None:
+    match = NAME.fullmatch(name)
+    if match is None or match[2] not in PERMUTED or header.scalar("general.architecture") != "llama":
+        return None
+    queries, own = (header.scalar(f"llama.attention.{key}") for key in ("head_count", PERMUTED[match[2]]))
+    heads = queries if own is None else own
+    return heads if isinstance(heads, int) else 0

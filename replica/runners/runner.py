@@ -1,0 +1,67 @@
+"""The interface of a runner: the only part in which a simulated engine differs from a real one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from replica.messages import TokenLogprobs
+from replica.runners.block_memory import BlockMemory
+from replica.runners.request import Scheduled
+
+if TYPE_CHECKING:  # torch
+    from replica.lora.adapter import Adapters
+
+
+class SampledToken(NamedTuple):
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+Finish: TypeAlias = Callable[[], list[SampledToken | None]]
+
+
+class Runner(Protocol):
+    num_blocks: int  # of KV; of any number, where there is none
+    vocab_size: int  # token ids are below it
+    attention_name: str  # empty where none is computed
+    ahead: bool  # whether a step may be started before the results of the one before it are known
+
+    @property
+    def memory(self) -> BlockMemory | None:
+        """Its KV, for lower media; None: there is none."""
+
+    @property
+    def adapters(self) -> "Adapters | None":
+        """The adapters that it computes with; None: it computes nothing."""
+
+    def start(self, batch: Sequence[Scheduled]) -> Finish:
+        """Begin to compute the step, after all that was begun before; what it returns waits for the results.
+
+        They are one entry for each request, None where its chain does not end in this step.
+
+        A runner that runs ahead gets requests whose last token the step before is drawing, and reads it where that is
+        drawn. Of a request it may read blocks, chain and `Scheduled.position` only now: until it is asked for the
+        results, the blocks may be another's, and the chain longer.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes that compute for it, if there are any."""
+        ...
+
+
+class ImmediateRunner(ABC):
+    """A runner that has computed the step when it returns."""
+
+    ahead = False
+    adapters: "Adapters | None" = None
+
+    def start(self, batch: Sequence[Scheduled]) -> Finish:
+        results = self.run(batch)
+        return lambda: results
+
+    @abstractmethod
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]: ...
+
+    def close(self) -> None:  # noqa: B027
+        """Nothing but this process computes."""

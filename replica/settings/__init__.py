@@ -1,0 +1,1 @@
+"""The options of a replica, and the configuration that they make together."""

@@ -1,0 +1,319 @@
+"""Recordings: records are read back, even from damaged files, and produce the same view."""
+
+import os
+import random
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.feed import Feed
+from events.recording.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recording, feed_record
+from events.source import Record, Source
+from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
+from tests.events.resident import copies
+
+RECORDS = [Record(100.0 + n, 0, "events", [TOPIC, n.to_bytes(8, "big"), bytes([n]) * n]) for n in range(20)]
+
+records = st.builds(
+    Record,
+    time=st.floats(0, 2e9),
+    source=st.integers(0, 3),
+    kind=st.sampled_from(["events", "replay", "status", "snapshot", "connected", "tick", "session"]),
+    frames=st.lists(st.binary(max_size=200), max_size=4),
+)
+
+
+def write(path: Path, written: list[Record], **options: Any) -> None:
+    with Recorder(path, [SOURCE], **options) as recorder:
+        for record in written:
+            recorder.write(record)
+
+
+def offsets(path: Path) -> list[int]:
+    """Offset of each record, and the end of the file."""
+    return [*(offset for offset, _ in Recording(path).located()), path.stat().st_size]
+
+
+@given(st.lists(records, max_size=30))
+def test_what_is_written_is_read(written: list[Record]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.wre"
+        write(path, written)
+        recording = Recording(path)
+        assert list(recording.records()) == written
+        assert recording.damage == []
+
+
+def test_the_header_describes_the_sources(tmp_path: Path) -> None:
+    sources = [SOURCE, Source("b", "ipc:///b", status="ipc:///s", snapshot="ipc:///n", topic="t", model="n")]
+    with Recorder(tmp_path / "a.wre", sources):
+        pass
+    header = Recording(tmp_path / "a.wre").header
+    assert header.sources == sources
+    assert header.tool.startswith("warmroute")
+    assert header.created > 0
+    assert not header.redacted
+
+
+@pytest.mark.parametrize("umask", [0, 0o22, 0o77])
+def test_only_the_owner_can_read_it(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "a.wre", RECORDS)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.wre").stat().st_mode) == 0o600
+
+
+def test_an_existing_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match=r"a\.wre exists; --append .* --force"):
+        Recorder(path, [SOURCE])
+    assert path.read_bytes() == b"precious"
+
+
+def test_force_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    path.write_bytes(b"precious")
+    write(path, RECORDS, force=True)
+    assert list(Recording(path).records()) == RECORDS
+
+
+def test_append_continues_after_what_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    write(path, RECORDS[:5])
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 3)
+    with Recorder(path, [SOURCE], append=True) as recorder:
+        assert recorder.cut is not None
+        for record in RECORDS[5:]:
+            recorder.write(record)
+    recording = Recording(path)
+    read = list(recording.records())
+    assert [record for record in read if record.kind != "session"] == RECORDS[:4] + RECORDS[5:]
+    assert [record.kind for record in read].index("session") == 4
+    assert recording.damage == []
+
+
+def test_append_makes_a_new_file_where_there_is_none(tmp_path: Path) -> None:
+    write(tmp_path / "a.wre", RECORDS, append=True)
+    assert list(Recording(tmp_path / "a.wre").records()) == RECORDS
+
+
+def test_append_of_other_sources_or_redaction_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.wre", RECORDS)
+    with pytest.raises(BadRecording, match="append the same"):
+        Recorder(tmp_path / "a.wre", [Source("b", "tcp://b:1")], append=True)
+    with pytest.raises(BadRecording, match="append the same"):
+        Recorder(tmp_path / "a.wre", [SOURCE], append=True, redact=True)
+
+
+def test_two_recorders_of_one_file_are_refused(tmp_path: Path) -> None:
+    with (
+        Recorder(tmp_path / "a.wre", [SOURCE]),
+        pytest.raises(BadRecording, match="another process"),
+    ):
+        Recorder(tmp_path / "a.wre", [SOURCE], append=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else", MAGIC, MAGIC + b"\xa5\x5aWR\xff\xff\xff\xff"])
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.wre").write_bytes(content)
+    with pytest.raises(BadRecording, match=r"a\.wre"):
+        Recording(tmp_path / "a.wre")
+
+
+def test_every_cut_of_the_tail_leaves_the_rest_and_is_reported(tmp_path: Path) -> None:
+    path, cut = tmp_path / "a.wre", tmp_path / "cut.wre"
+    write(path, RECORDS)
+    content, starts = path.read_bytes(), offsets(path)
+    for end in range(starts[-4], len(content)):
+        cut.write_bytes(content[:end])
+        whole = sum(start <= end for start in starts[1:])
+        recording = Recording(cut)
+        assert list(recording.records()) == RECORDS[:whole]
+        damage = [(one.offset, one.length) for one in recording.damage]
+        assert damage == ([(starts[whole], end - starts[whole])] if end > starts[whole] else [])
+
+
+def test_every_flipped_bit_costs_only_its_record_and_is_reported(tmp_path: Path) -> None:
+    path, flipped = tmp_path / "a.wre", tmp_path / "flipped.wre"
+    write(path, RECORDS)
+    content, starts = path.read_bytes(), offsets(path)
+    for position in range(starts[7], starts[9]):
+        for bit in (0, 3, 7):
+            changed = bytearray(content)
+            changed[position] ^= 1 << bit
+            flipped.write_bytes(changed)
+            hit = 7 if position < starts[8] else 8
+            recording = Recording(flipped)
+            assert list(recording.records()) == RECORDS[:hit] + RECORDS[hit + 1 :]
+            [damage] = recording.damage
+            assert (damage.offset, damage.length) == (starts[hit], starts[hit + 1] - starts[hit])
+            assert "skipped" in str(damage)
+
+
+def test_noise_in_the_middle_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    write(path, RECORDS)
+    content, starts = path.read_bytes(), offsets(path)
+    noise = random.Random(1).randbytes(5000)
+    path.write_bytes(content[: starts[3]] + noise + content[starts[5] :])
+    recording = Recording(path)
+    assert list(recording.records()) == RECORDS[:3] + RECORDS[5:]
+    assert [(damage.offset, damage.length) for damage in recording.damage] == [(starts[3], 5000)]
+
+
+def test_a_whole_frame_that_is_no_record_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    with Recorder(path, [SOURCE]) as recorder:
+        recorder.write(RECORDS[0])
+        recorder._append(msgspec.msgpack.encode({"of": "the future"}))
+        recorder.write(RECORDS[1])
+    recording = Recording(path)
+    assert list(recording.records()) == RECORDS[:2]
+    assert len(recording.damage) == 1
+
+
+def test_what_was_written_a_second_ago_survives_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 50.0
+    monkeypatch.setattr("events.recording.recording.time.monotonic", lambda: now_s)
+    recorder = Recorder(tmp_path / "a.wre", [SOURCE])
+    recorder.write(RECORDS[0])
+    assert list(Recording(tmp_path / "a.wre").records()) == []
+    now_s += 1.0
+    recorder.flush_if_due()
+    assert list(Recording(tmp_path / "a.wre").records()) == [RECORDS[0]]
+    recorder.close()
+
+
+def test_a_kind_of_a_later_version_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "a.wre", [RECORDS[0], Record(101.0, 0, "telemetry", [b"x"]), Record(101.0, 7, "events", [])])
+    assert replay_into_view(Recording(tmp_path / "a.wre"), SOURCE).stream.last_seq == 0
+
+
+def test_a_tap_records_times_that_never_run_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
+        tap = recorder.tap(0)
+        tap("connected", [])
+        monkeypatch.setattr("events.recording.recording.time.time", lambda: 0.0)
+        tap("events", RECORDS[0].frames)
+    first, second = Recording(tmp_path / "a.wre").records()
+    assert first.kind == "connected"
+    assert second.time >= first.time > 1e9
+
+
+# ---- seeking
+
+
+@pytest.fixture
+def indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """Many entries in the index; the publisher restarts at record 60."""
+    monkeypatch.setattr("events.recording.recording.RECORDS_PER_INDEX_ENTRY", 7)
+    seqs = [*range(100, 160), *range(40)]
+    frames = [[TOPIC, seq.to_bytes(8, "big"), b""] for seq in seqs]
+    write(tmp_path / "a.wre", [Record(10.0 + n, 0, "events", frames[n]) for n in range(100)])
+    recording = Recording(tmp_path / "a.wre")
+    assert len(recording.index()) == 15
+    return recording
+
+
+@pytest.mark.parametrize(("at_time", "first"), [(0.0, 10.0), (10.0, 10.0), (16.5, 17.0), (50.0, 50.0), (109.0, 109.0)])
+def test_a_moment_is_found(indexed: Recording, at_time: float, first: float) -> None:
+    assert next(indexed.records(indexed.find(at_time=at_time))).time == first
+
+
+@pytest.mark.parametrize(("seq", "found"), [(0, 100), (100, 100), (106, 106), (107, 107), (159, 159)])
+def test_a_batch_is_found(indexed: Recording, seq: int, found: int) -> None:
+    assert next(indexed.records(indexed.find(seq=seq))).seq == found
+
+
+def test_what_is_not_there_is_found_at_the_end(indexed: Recording) -> None:
+    assert indexed.find(at_time=109.1) == indexed.find(seq=160) == indexed.find(seq=1, source=1) == indexed.size
+
+
+# ---- the view
+
+
+def summary(feed: Feed) -> Any:
+    view = feed.view
+    return copies(view.resolver), view.resolver.keys(), msgspec.to_builtins(view.stream.stats), view.inexact
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replayed_view_is_the_recorders_own_at_every_moment(tmp_path: Path, seed: int) -> None:
+    engine, chance = Engine(seed), random.Random(seed)
+    truth: list[Any] = []
+    with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
+        line = Line(recorder)
+        line.keep_replays = lambda _: chance.random() < 0.97
+        line.on_record = lambda record: truth.append((record, summary(line.feed)))
+        line.arrive("connected", [])
+        for step in range(120):
+            if step in (50, 90):
+                line.restart()
+                engine.chains = []
+            line.publish(engine.step(), lost=chance.random() < 0.2)
+            if chance.random() < 0.1:
+                line.wait(chance.random() * 3)
+        line.wait(1)
+        end = summary(line.feed)
+        assert line.feed.view.stream.stats.lost_batches > 0
+    recording = Recording(tmp_path / "a.wre")
+    feed = Feed(recording.sources[0].view())
+    seen: list[Any] = []
+    for record in recording.records():
+        feed_record(feed, record)
+        if record.kind not in ("tick", "disconnected"):
+            seen.append((record, summary(feed)))
+    assert seen == truth
+    assert summary(Feed(replay_into_view(recording, SOURCE))) == end
+
+
+def test_a_view_at_a_batch_and_at_a_time(tmp_path: Path) -> None:
+    engine = Engine(3)
+    sizes = []
+    with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
+        line = Line(recorder)
+        line.arrive("connected", [])
+        for _ in range(20):
+            line.publish(engine.step())
+            sizes.append((line.now_s, line.feed.view.resolver.resident_blocks()))
+    recording = Recording(tmp_path / "a.wre")
+    for seq, (now_s, blocks) in enumerate(sizes):
+        assert replay_into_view(recording, SOURCE, until_seq=seq).resolver.resident_blocks() == blocks
+        assert replay_into_view(recording, SOURCE, until_time=now_s).resolver.resident_blocks() == blocks
+
+
+def test_a_second_session_does_not_inherit_the_first_ones_state(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    engine, other = Engine(1), Engine(2)
+    with Recorder(path, [SOURCE]) as recorder:
+        line = Line(recorder)
+        line.arrive("connected", [])
+        for _ in range(30):
+            line.publish(engine.step())
+    with Recorder(path, [SOURCE], append=True) as recorder:
+        line = Line(recorder, started_s=2000.0)
+        line.sent = [other.step() for _ in range(10)]
+        line.arrive("connected", [])
+        line.publish(other.step())
+    view = replay_into_view(Recording(path), SOURCE)
+    assert copies(view.resolver) == copies(line.feed.view.resolver)
+    assert view.inexact is None
+    assert view.stream.stats.batches == 41
+
+
+def test_the_incident_of_the_other_tests_is_one(tmp_path: Path) -> None:
+    record_incident(tmp_path / "a.wre")
+    kinds = [record.kind for record in Recording(tmp_path / "a.wre").records()]
+    assert kinds.count("connected") == 2
+    assert "tick" in kinds
+    assert HEAD_BYTES * len(kinds) < (tmp_path / "a.wre").stat().st_size

@@ -1,0 +1,160 @@
+"""`record`, as a process on real sockets: the file has everything received, even after a kill."""
+
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from events.cli import events
+from events.recording.recording import BadRecording, Recording
+from tests.events.processes import FREE, Replica, replica, tool, wait_until
+from tests.events.recorded import record_incident, replay_into_view
+from tests.events.resident import copies
+
+
+def last_seq(path: Path) -> int:
+    """The last batch that is in the file by now."""
+    try:
+        recording = Recording(path)
+    except (BadRecording, FileNotFoundError):
+        return -1
+    return replay_into_view(recording, recording.sources[0]).stream.last_seq
+
+
+def record(path: Path, engine: Replica, *options: str) -> list[object]:
+    return ["record", engine.events, "--replay", engine.replay, "--model", "m", "-o", path, *options]
+
+
+def wait_for_batch(path: Path, seq: int) -> None:
+    wait_until(lambda: last_seq(path) >= seq, f"batch {seq} is in {path.name}")
+
+
+def truth(engine: Replica) -> object:
+    """The engine's cache, read again."""
+    return {block_hash for chain in engine.engine.chains for block_hash in chain}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_file_holds_the_stream(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "a.wre"
+    with replica() as engine, tool(*record(path, engine)) as recorder:
+        engine.publish(10)
+        wait_for_batch(path, 9)
+        assert recorder.end(number) == 0
+        [summary] = recorder.lines()
+    assert (summary["batches"], summary["gaps"], summary["bytes"]) == (10, 0, path.stat().st_size)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    recording = Recording(path)
+    view = replay_into_view(recording, recording.sources[0])
+    assert view.inexact is None
+    assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
+    assert recording.damage == []
+
+
+@pytest.mark.chaos
+def test_what_was_recorded_before_a_kill_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    with replica() as engine, tool(*record(path, engine)) as recorder:
+        engine.publish(10)
+        wait_for_batch(path, 9)
+        assert recorder.end(signal.SIGKILL) == -signal.SIGKILL
+        with tool(*record(path, engine, "--append")) as again:
+            engine.publish(5)
+            wait_for_batch(path, 14)
+            assert again.end() == 0
+    recording = Recording(path)
+    view = replay_into_view(recording, recording.sources[0])
+    assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
+
+
+def test_a_redacted_recording_has_no_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    with replica() as engine, tool(*record(path, engine, "--redact")) as recorder:
+        engine.publish(20)
+        wait_for_batch(path, 19)
+        assert recorder.end() == 0
+    content = path.read_bytes()
+    assert not [token for token in engine.engine.tokens if token.to_bytes(4, "big") in content]
+    recording = Recording(path)
+    assert recording.header.redacted
+    resident = replay_into_view(recording, recording.sources[0]).resolver.resident_blocks()
+    assert resident == len(set(map(str, truth(engine))))  # type: ignore[call-overload]
+
+
+def test_a_native_replica_is_recorded_with_status_and_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    with replica(status=FREE, snapshot=FREE) as engine:
+        ends = engine.publisher.endpoints
+        options = ["--status", str(ends.status), "--snapshot", str(ends.snapshot), "--for", "0.5"]
+        with tool(*record(path, engine, *options)) as recorder:
+            assert recorder.end(None) == 0
+    kinds = {record.kind for record in Recording(path).records()}
+    assert "snapshot" in kinds
+
+
+def test_two_streams_are_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    with (
+        replica() as a,
+        replica() as b,
+        tool("record", a.events, b.events, "--replay", a.replay, "--replay", b.replay, "-o", path) as recorder,
+    ):
+        a.publish(4)
+        b.publish(6)
+        wait_until(lambda: path.exists() and _seqs(path) == [3, 5], "both streams are in the file")
+        assert recorder.end() == 0
+
+
+def _seqs(path: Path) -> list[int]:
+    try:
+        recording = Recording(path)
+    except BadRecording:
+        return []
+    return [replay_into_view(recording, source).stream.last_seq for source in recording.sources]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(events, ["record", *map(str, arguments), "--json"])
+
+
+def test_an_existing_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    path.write_text("precious")
+    result = run("tcp://127.0.0.1:1", "-o", path)
+    assert result.exit_code == 1
+    assert f"{path} exists; --append continues it, --force replaces it" in result.stderr
+    assert path.read_text() == "precious"
+
+
+def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    result = run("tcp://127.0.0.1:1", "-o", tmp_path / "nowhere" / "a.wre")
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+
+
+def test_a_recording_is_copied_redacted(tmp_path: Path) -> None:
+    engine = record_incident(tmp_path / "a.wre", secrets=True)
+    result = run(tmp_path / "a.wre", "--redact", "-o", tmp_path / "r.wre", "--json")
+    assert result.exit_code == 0, result.output
+    content = (tmp_path / "r.wre").read_bytes()
+    assert b"secret" not in content
+    assert not [token for token in engine.tokens if token.to_bytes(4, "big") in content]
+
+
+@pytest.mark.parametrize("options", [[], ["--redact", "--append"], ["tcp://127.0.0.1:1", "--redact"]])
+def test_a_recording_is_copied_in_no_other_way(tmp_path: Path, options: list[str]) -> None:
+    record_incident(tmp_path / "a.wre")
+    result = run(tmp_path / "a.wre", *options, "-o", tmp_path / "r.wre")
+    assert result.exit_code == 2
+    assert not (tmp_path / "r.wre").exists()
+
+
+def test_a_copy_onto_itself_is_refused(tmp_path: Path) -> None:
+    record_incident(tmp_path / "a.wre")
+    size = (tmp_path / "a.wre").stat().st_size
+    result = run(tmp_path / "a.wre", "--redact", "--force", "-o", tmp_path / "a.wre")
+    assert result.exit_code == 2
+    assert "itself" in result.stderr
+    assert (tmp_path / "a.wre").stat().st_size == size

@@ -1,0 +1,861 @@
+"""The block pool, one rule a test; docs/concepts.md tells the same in prose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
+from replica.cache.block_pool import BlockPool
+from replica.cache.chain import Chain
+from replica.cache.contents import NOT_NAMED
+from replica.cache.names import NO_MATCH, NO_PART, Match, PartialBlock
+from replica.messages import PoolSnapshot
+from tests.replica.engines import SIZE, admit, chain, forged, serve
+
+A, B, C, D = ([letter] * SIZE for letter in (1, 2, 3, 4))
+MORE = [9]  # one token after the last full block, so that all full blocks may hit
+
+REFUSED = Match([], 0, refused=True)
+
+
+def hits(pool: BlockPool, tokens: list[int], **extra: Any) -> int:
+    return len(pool.match(chain(tokens, **extra)).blocks)
+
+
+def state(pool: BlockPool, block: int) -> str:
+    assert (block in pool.free_queue()) == (pool.references(block) == 0)
+    if pool.references(block):
+        return "live"
+    return "free" if pool._contents.parent[block] == NOT_NAMED else "cached and free"
+
+
+# ---- the state diagram
+
+
+def test_a_new_pool_has_free_blocks_only_and_knows_nothing() -> None:
+    pool = BlockPool(3, SIZE)
+    assert [state(pool, block) for block in range(3)] == ["free"] * 3
+    assert pool.match(chain(A + MORE)) == NO_MATCH
+    pool.check()
+
+
+def test_take_and_release_move_a_block_through_its_three_states() -> None:
+    pool = BlockPool(1, SIZE)
+    request = chain(A)
+    walk = [state(pool, 0)]
+    blocks = admit(pool, request)
+    walk.append(state(pool, 0))
+    pool.store(request, blocks, 1)
+    pool.release(blocks)
+    walk.append(state(pool, 0))
+    again = pool.take(pool.match(chain(A + MORE)).blocks, 0)  # as a hit
+    assert again == [0]
+    walk.append(state(pool, 0))
+    pool.release(again)
+    walk.append(state(pool, 0))
+    assert pool.take([], 1) == [0]  # as a new block: evicted
+    walk.append(state(pool, 0))
+    pool.release([0])
+    walk.append(state(pool, 0))
+    assert walk == ["free", "live", "cached and free", "live", "cached and free", "live", "free"]
+    pool.check()
+
+
+def test_reference_count_of_a_shared_block_walks_1_2_1_0() -> None:
+    pool = BlockPool(4, SIZE)
+    first, second = chain(A + MORE), chain(A + MORE)
+    mine = admit(pool, first)
+    pool.store(first, mine, 1)
+    walk = [pool.references(mine[0])]
+    theirs = admit(pool, second)
+    assert theirs[0] == mine[0]
+    walk.append(pool.references(mine[0]))
+    pool.release(mine)
+    walk.append(pool.references(mine[0]))
+    pool.release(theirs)
+    walk.append(pool.references(mine[0]))
+    assert walk == [1, 2, 1, 0]
+    assert hits(pool, A + MORE) == 1
+    pool.check()
+
+
+def test_a_block_that_was_never_filled_goes_back_to_free() -> None:
+    pool = BlockPool(1, SIZE)
+    pool.release(admit(pool, chain(A)))
+    assert state(pool, 0) == "free"
+    assert pool.take_events() == []
+
+
+# ---- lazy LRU
+
+
+def test_a_released_block_is_found_until_its_slot_is_handed_out() -> None:
+    pool = BlockPool(3, SIZE)
+    serve(pool, chain(A + MORE))
+    for _ in range(2):  # two of the three blocks are nobody's yet
+        pool.release(admit(pool, chain([7, 7])))
+        assert hits(pool, A + MORE) == 1
+    held = pool.take([], 3)
+    assert held is not None
+    assert hits(pool, A + MORE) == 0
+    pool.check()
+
+
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+    pool = BlockPool(4, SIZE)
+    for text in (A, B, C):
+        serve(pool, chain(text))
+    serve(pool, chain(A + MORE))  # hits A: now B is the oldest
+    assert pool.take([], 2) is not None  # the block without a name, then B
+    assert [hits(pool, text + MORE) for text in (A, B, C)] == [1, 0, 1]
+
+
+def test_touch_rescues_a_block_from_the_free_queue() -> None:
+    pool = BlockPool(2, SIZE)
+    [block] = serve(pool, chain(A))
+    assert block in list(pool.free_queue())
+    pool.touch([block])
+    assert block not in list(pool.free_queue())
+    assert pool.take([], 2) is None  # what is rescued cannot be evicted
+    assert pool.take([], 1) is not None
+    assert hits(pool, A + MORE) == 1
+    pool.check()
+
+
+def test_the_tail_of_a_request_is_evicted_before_its_head() -> None:
+    pool = BlockPool(4, SIZE)
+    serve(pool, chain(A + B + C + D))
+    for left in (3, 2, 1, 0):
+        assert pool.take([], 1) is not None
+        assert hits(pool, A + B + C + D + MORE) == left
+
+
+def test_blocks_without_a_name_are_handed_out_before_any_cached_one() -> None:
+    pool = BlockPool(3, SIZE)
+    serve(pool, chain(A + B))
+    unnamed = pool.take([], 1)
+    assert unnamed is not None
+    pool.release(unnamed)
+    assert next(pool.free_queue()) == unnamed[0]
+    pool.take([], 1)
+    assert (hits(pool, A + B + MORE), pool.evictions) == (2, 0)
+
+
+def test_uncached_tail_goes_to_the_front_and_cached_head_to_the_back() -> None:
+    pool = BlockPool(6, SIZE)
+    cached = serve(pool, chain(A))
+    blocks = serve(pool, chain(B + C + MORE))
+    queue = list(pool.free_queue())
+    assert queue[0] == blocks[2]
+    assert queue[-3:] == [cached[0], blocks[1], blocks[0]]
+
+
+# ---- common misconceptions
+
+
+def test_only_a_prefix_from_token_0_hits() -> None:
+    pool = BlockPool(8, SIZE)
+    serve(pool, chain(A + B + C))
+    assert hits(pool, A + B + MORE) == 2
+    assert hits(pool, B + C + MORE) == 0
+    assert hits(pool, MORE + A + B + C) == 0
+    assert hits(pool, D + B + C + MORE) == 0
+
+
+def test_cached_blocks_take_no_memory_that_others_could_use() -> None:
+    pool = BlockPool(4, SIZE)
+    serve(pool, chain(A + B + C + D))
+    assert (pool.named, pool.free) == (4, 4)
+    assert pool.take([], 4) is not None
+
+
+# ---- known wrong turns
+
+
+def test_an_admission_check_leaves_no_references_behind() -> None:
+    pool = BlockPool(3, SIZE)
+    serve(pool, chain(A + B))
+    match = pool.match(chain(A + B + C + D + MORE))
+    for _ in range(3):
+        assert pool.take(match.blocks, 3) is None
+    assert [pool.references(block) for block in range(3)] == [0, 0, 0]
+    assert pool.free == 3
+    pool.check()
+
+
+def test_a_hit_in_the_free_queue_is_not_counted_as_evictable_too() -> None:
+    pool = BlockPool(2, SIZE)
+    serve(pool, chain(A + B))
+    match = pool.match(chain(A + C + MORE))
+    assert len(match.blocks) == 1
+    assert pool.free == 2  # and yet there are not two new blocks beside the hit
+    assert pool.take(match.blocks, 2) is None
+    assert pool.take(match.blocks, 1) is not None
+
+
+def test_partial_blocks_are_never_registered() -> None:
+    pool = BlockPool(4, SIZE)
+    serve(pool, chain(A + [5] * (SIZE - 1)))
+    assert pool.named == 1
+    assert hits(pool, A + [5] * SIZE + MORE) == 1
+
+
+def test_a_second_insert_does_not_reset_shared_reference_counts() -> None:
+    pool = BlockPool(6, SIZE)
+    first, second, third = (chain(A + B) for _ in range(3))
+    mine = admit(pool, first)
+    pool.store(first, mine, 2)
+    theirs = admit(pool, second)  # shares A, computes B itself
+    assert pool.references(mine[0]) == 2
+    pool.store(second, theirs, 2)  # names a second copy of B
+    assert pool.references(mine[0]) == 2
+    others = admit(pool, third)
+    pool.store(third, others, 2)
+    assert pool.references(mine[0]) == 3
+    for blocks in (mine, theirs, others):
+        pool.release(blocks)
+        pool.check()
+    assert pool.free == 6
+
+
+def test_storing_the_same_blocks_twice_changes_nothing() -> None:
+    pool = BlockPool(3, SIZE)
+    request = chain(A + B)
+    blocks = admit(pool, request)
+    pool.store(request, blocks, 2)
+    pool.take_events()
+    before = pool.snapshot()
+    pool.store(request, blocks, 2)
+    pool.store(request, blocks, 1)
+    assert pool.snapshot() == before
+    assert pool.take_events() == []
+
+
+def test_the_same_block_after_another_parent_does_not_hit() -> None:
+    pool = BlockPool(6, SIZE)
+    serve(pool, chain(A + C))
+    serve(pool, chain(B + D))
+    assert hits(pool, B + C + MORE) == 1
+
+
+def test_the_middle_of_a_prompt_does_not_match() -> None:
+    pool = BlockPool(6, SIZE)
+    request = chain(A + B + C)
+    blocks = admit(pool, request)
+    pool.store(request, blocks, 3)
+    pool.release(blocks[:1])  # a head that is gone, while its tail stays
+    assert pool.take([], 4) is not None
+    assert hits(pool, A + B + C + MORE) == 0
+    assert hits(pool, B + C + MORE) == 0
+
+
+@pytest.mark.parametrize("tokens", [1, SIZE - 1])
+def test_a_prompt_shorter_than_a_block_neither_hits_nor_is_named(tokens: int) -> None:
+    pool = BlockPool(2, SIZE)
+    serve(pool, chain(A))
+    short = chain(A[:tokens])
+    assert pool.match(short) == NO_MATCH
+    pool.release(admit(pool, short))
+    assert pool.named == 1
+    pool.check()
+
+
+def test_a_chain_of_zero_full_blocks_is_served_as_any_other() -> None:
+    pool = BlockPool(2, SIZE)
+    short = chain([1])
+    blocks = admit(pool, short)
+    pool.store(short, blocks, 0)
+    pool.release(blocks)
+    assert pool.take([], 0) == []
+    pool.release([])
+    assert (pool.named, pool.free, pool.take_events()) == (0, 2, [])
+    pool.check()
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [(A + B, 1), (A + B + MORE, 2), (A, 0), (A + MORE, 1)])
+def test_a_prompt_that_is_fully_cached_still_computes_its_last_token(prompt: list[int], expected: int) -> None:
+    pool = BlockPool(8, SIZE)
+    serve(pool, chain(A + B))
+    assert hits(pool, prompt) == expected
+
+
+# ---- when it is full, and before it is
+
+
+def test_take_gives_nothing_and_changes_nothing_when_there_is_no_room() -> None:
+    pool = BlockPool(4, SIZE)
+    serve(pool, chain(A + B))
+    held = admit(pool, chain([7]))
+    pool.take_events()
+    before = (pool.snapshot(), list(pool.free_queue()), pool.resident())
+    assert pool.take([], 4) is None
+    assert pool.take(pool.match(chain(A + B + MORE)).blocks, 2) is None
+    assert (pool.snapshot(), list(pool.free_queue()), pool.resident()) == before
+    assert pool.take_events() == []
+    pool.release(held)
+    pool.check()
+
+
+@pytest.mark.parametrize("new", [0, 1, 2, 3])
+def test_new_blocks_are_the_first_of_the_free_queue_that_are_no_hits(new: int) -> None:
+    pool = BlockPool(5, SIZE)
+    serve(pool, chain(A + B))
+    match = pool.match(chain(A + B + MORE))
+    others = [block for block in pool.free_queue() if block not in match.blocks]
+    assert pool.take(match.blocks, new) == [*match.blocks, *others[:new]]
+
+
+def test_taking_too_much_changes_nothing() -> None:
+    pool = BlockPool(2, SIZE)
+    before = (pool.snapshot(), list(pool.free_queue()))
+    assert pool.take([], 3) is None
+    assert (pool.snapshot(), list(pool.free_queue())) == before
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(0, 1), (-1, 1), (1, 0)])
+def test_a_pool_of_nothing_is_refused_with_the_value(blocks: int, size: int) -> None:
+    with pytest.raises(ValueError, match=f"is {min(blocks, size)}; it must be at least 1"):
+        BlockPool(blocks, size)
+
+
+def test_releasing_more_often_than_taking_is_caught() -> None:
+    pool = BlockPool(1, SIZE)
+    with pytest.raises(AssertionError, match="more often than taken"):
+        pool.release([0])
+
+
+# ---- a hit is verified by content
+
+
+def test_a_child_still_hits_when_the_copy_its_parent_was_is_recycled() -> None:
+    """The parent is content, not a slot: another copy of it will do."""
+    pool = BlockPool(4, SIZE)
+    early, late = chain(A + MORE), chain(A + B)
+    copy = admit(pool, early)
+    blocks = admit(pool, late)  # looked up when A was not there yet
+    pool.store(early, copy, 1)
+    pool.store(late, blocks, 2)
+    assert pool.take_events()
+    pool.release(copy)
+    assert pool.take([], 2) is not None  # recycles the copy of A that was named first
+    assert hits(pool, A + B + MORE) == 2
+    pool.check()
+
+
+def test_a_child_still_hits_when_its_own_request_goes_and_another_copy_of_the_parent_stays() -> None:
+    pool = BlockPool(5, SIZE)
+    early, late = chain(A + MORE), chain(A + B)
+    copy = admit(pool, early)
+    blocks = admit(pool, late)
+    pool.store(early, copy, 1)
+    pool.store(late, blocks, 2)
+    both = admit(pool, chain(A + B + MORE))  # A of the first, B of the second
+    assert both[:2] == [copy[0], blocks[1]]
+    pool.release(blocks)  # B is still in use; the late copy of A is not
+    assert pool.take([], 1) == [blocks[0]]
+    assert hits(pool, A + B + MORE) == 2
+    pool.check()
+
+
+def test_a_forged_parent_does_not_hit_when_the_real_one_is_evicted() -> None:
+    pool = BlockPool(4, SIZE)
+    real = chain(A + B)
+    blocks = admit(pool, real)
+    pool.store(real, blocks, 2)
+    pool.release(blocks[:1])
+    others = pool.take([], 3)
+    assert others is not None
+    assert pool.resident() == {real.keys[1]}  # the child is left alone
+    pool.release(others)
+    parent = forged(C + MORE, real)
+    held = admit(pool, parent)
+    pool.store(parent, held, 1)
+    assert pool.resident() == set(real.keys)  # the name was free
+    assert pool.match(forged(C + B + MORE, real)).blocks == held[:1]  # and not the child of the real parent
+    assert pool.match(chain(A + B + MORE)).refused
+    assert hits(pool, A + B + MORE) == 0
+    pool.check()
+
+
+def test_other_tokens_of_the_same_key_do_not_hit() -> None:
+    pool = BlockPool(6, SIZE)
+    real = chain(A + B + C)
+    serve(pool, real)
+    assert pool.match(forged(A + D + C + MORE, real)).blocks == pool.match(chain(A + MORE)).blocks
+    assert pool.match(forged(D + B + C + MORE, real)) == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("owner", "thief"),
+    [
+        ({"cache_salt": "a"}, {"cache_salt": "b"}),
+        ({"cache_salt": "a"}, {}),
+        ({}, {"cache_salt": "b"}),
+        ({"lora_name": "a"}, {"lora_name": "b"}),
+        ({"lora_name": "a"}, {"cache_salt": "a"}),
+        ({"extras": {0: [("image", 0)]}}, {"extras": {0: [("image", 1)]}}),
+        ({"extras": {0: [b"digest"]}}, {}),
+    ],
+)
+def test_another_tenants_block_does_not_hit_even_with_the_same_key(
+    owner: dict[str, Any], thief: dict[str, Any]
+) -> None:
+    pool = BlockPool(8, SIZE)
+    real = chain(A + B, **owner)
+    serve(pool, real)
+    forgery = forged(A + B + MORE, real, **thief)
+    assert pool.match(forgery) == REFUSED
+    assert hits(pool, A + B + MORE, **owner) == 2
+    blocks = admit(pool, forgery)
+    pool.store(forgery, blocks, 2)
+    assert pool.named == 2  # nor does it take the name away
+    assert hits(pool, A + B + MORE, **owner) == 2
+    pool.check()
+
+
+def test_an_image_forged_to_the_key_of_another_in_a_later_block_does_not_hit() -> None:
+    pool = BlockPool(8, SIZE)
+    real = chain(A + B + C, extras={1: [("cat", 0)]})
+    serve(pool, real)
+    assert pool.match(forged(A + B + C + MORE, real, extras={1: [("dog", 0)]})).blocks == [0]
+    assert pool.match(forged(A + B + C + MORE, real)).blocks == [0]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_block_whose_name_is_taken_stays_unnamed_and_all_after_it(at_once: bool) -> None:
+    pool = BlockPool(8, SIZE)
+    real = chain(A + B + C)
+    serve(pool, real)
+    forgery = forged(A + D + C, real)
+    blocks = admit(pool, forgery)
+    for stop in [3] if at_once else [1, 2, 3]:
+        pool.store(forgery, blocks, stop)
+    assert forgery.identity is None
+    assert forgery.named == 1
+    assert pool.resident() == set(real.keys)
+    assert hits(pool, A + B + C + MORE) == 3
+    pool.release(blocks)
+    assert pool.collisions_refused >= 1
+    pool.check()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_two_blocks_of_one_chain_with_the_same_key_are_distinguished(at_once: bool) -> None:
+    pool = BlockPool(8, SIZE)
+    request, again = chain(A + B + C), chain(A + B + C + MORE)
+    for one in (request, again):
+        one.keys[1] = one.keys[0]
+    blocks = admit(pool, request)
+    for stop in [3] if at_once else [1, 2, 3]:
+        pool.store(request, blocks, stop)
+    assert (request.named, pool.named) == (1, 1)
+    assert pool.match(again).blocks == blocks[:1]
+    pool.check()
+
+
+def test_a_name_is_free_again_once_its_block_is_evicted() -> None:
+    pool = BlockPool(2, SIZE)
+    real = chain(A)
+    serve(pool, real)
+    held = pool.take([], 2)
+    assert held is not None
+    pool.release(held)
+    serve(pool, forged(B, real))
+    assert pool.match(forged(B + MORE, real)).blocks
+    assert hits(pool, A + MORE) == 0
+
+
+# ---- copies
+
+
+def two_copies(pool: BlockPool, tokens: list[int]) -> tuple[list[int], list[int]]:
+    """Two requests with the same tokens, computed at the same time."""
+    chains = chain(tokens), chain(tokens)
+    first, second = admit(pool, chains[0]), admit(pool, chains[1])
+    pool.store(chains[0], first, len(chains[0].keys))
+    pool.store(chains[1], second, len(chains[1].keys))
+    return first, second
+
+
+@pytest.mark.parametrize("first_goes_first", [True, False])
+def test_a_hash_is_announced_at_its_first_copy_and_removed_at_its_last(first_goes_first: bool) -> None:
+    pool = BlockPool(4, SIZE)
+    copies = two_copies(pool, A + B)
+    stored = pool.take_events()
+    assert [type(event) for event in stored] == [BlockStored]
+    assert (pool.named, len(pool.resident())) == (4, 2)
+    for blocks in copies if first_goes_first else copies[::-1]:
+        pool.release(blocks)
+    assert pool.take([], 2) is not None
+    pool.check()
+    assert pool.take_events() == []
+    assert hits(pool, A + B + MORE) == 2
+    assert pool.take([], 2) is not None
+    [removed] = pool.take_events()
+    assert isinstance(removed, BlockRemoved)
+    assert removed.block_hashes == chain(A + B).keys.tolist()[::-1]
+    pool.check()
+
+
+def test_all_copies_evicted_in_one_go_are_removed_once() -> None:
+    pool = BlockPool(4, SIZE)
+    for blocks in two_copies(pool, A + B):
+        pool.release(blocks)
+    pool.take_events()
+    assert pool.take([], 4) is not None
+    [removed] = pool.take_events()
+    assert isinstance(removed, BlockRemoved)
+    assert sorted(map(int, removed.block_hashes)) == sorted(chain(A + B).keys)
+    assert (pool.named, pool.evictions) == (0, 4)
+    pool.check()
+
+
+def test_the_oldest_copy_is_the_one_that_hits() -> None:
+    pool = BlockPool(6, SIZE)
+    first, second = two_copies(pool, A + B)
+    assert pool.match(chain(A + B + MORE)).blocks == first
+    pool.release(first)
+    assert pool.take([], 4) is not None
+    assert pool.match(chain(A + B + MORE)).blocks == second
+
+
+def test_copies_take_over_in_the_order_they_were_made() -> None:
+    pool = BlockPool(3, SIZE)
+    chains = [chain(A) for _ in range(3)]
+    held = [admit(pool, one) for one in chains]
+    for one, blocks in zip(chains, held, strict=True):
+        pool.store(one, blocks, 1)
+        pool.release(blocks)
+    for blocks in held:
+        assert pool.match(chain(A + MORE)).blocks == blocks
+        pool.take([], 1)
+        pool.check()
+    assert pool.match(chain(A + MORE)) == NO_MATCH
+
+
+def test_runs_of_first_copies_are_announced_each_with_its_parent() -> None:
+    pool = BlockPool(12, SIZE)
+    known, longer = chain(A + B), chain(A + B + C + D)
+    blocks = admit(pool, longer)
+    serve(pool, known)
+    pool.take_events()
+    pool.store(longer, blocks, 4)
+    [event] = pool.take_events()
+    assert isinstance(event, BlockStored)
+    assert event.block_hashes == longer.keys[2:].tolist()
+    assert event.parent_block_hash == longer.keys[1]
+    assert list(event.token_ids) == C + D
+
+
+# ---- what is announced
+
+
+def test_stored_blocks_are_announced_with_all_that_their_names_are_made_of() -> None:
+    pool = BlockPool(4, SIZE)
+    request = chain(A + B + MORE, lora_name="adapter", cache_salt="salt")
+    serve(pool, request)
+    [event] = pool.take_events()
+    assert (
+        event
+        == BlockStored(
+            block_hashes=request.keys.tolist(),  # type: ignore[arg-type]
+            parent_block_hash=None,
+            token_ids=request.tokens[: 2 * SIZE],
+            block_size=SIZE,
+            lora_id=None,
+            medium="GPU",
+            lora_name="adapter",
+            extra_keys=[["adapter", "salt"], ["adapter"]],
+        )
+    )
+
+
+def test_evicted_blocks_are_announced_when_their_slots_are_handed_out_and_not_before() -> None:
+    pool = BlockPool(2, SIZE)
+    serve(pool, chain(A + B))
+    assert [type(event) for event in pool.take_events()] == [BlockStored]
+    pool.take([], 1)
+    assert pool.take_events() == [BlockRemoved([chain(A + B).keys[1]], "GPU")]
+
+
+@pytest.mark.parametrize("prompt", [[], A + B])
+def test_reset_announces_that_all_is_cleared_at_once_also_when_idle_and_empty(prompt: list[int]) -> None:
+    pool = BlockPool(4, SIZE)
+    if prompt:
+        serve(pool, chain(prompt))
+    pool.take_events()
+    assert pool.reset()
+    assert pool.take_events() == [AllBlocksCleared()]
+    assert (pool.named, pool.unreferenced, pool.free, pool.resident()) == (0, 0, 4, set())
+    assert hits(pool, A + B + MORE) == 0
+    pool.check()
+    serve(pool, chain(A + B))
+    assert hits(pool, A + B + MORE) == 2
+    pool.check()
+
+
+def test_reset_is_refused_while_a_block_is_in_use() -> None:
+    pool = BlockPool(4, SIZE)
+    serve(pool, chain(A + B))
+    held = admit(pool, chain(C))
+    pool.take_events()
+    assert not pool.reset()
+    assert (pool.take_events(), pool.named) == ([], 2)
+    pool.release(held)
+    assert pool.reset()
+
+
+def test_without_caching_nothing_is_named_or_announced() -> None:
+    pool = BlockPool(4, SIZE, caching=False)
+    serve(pool, chain(A + B))
+    assert (pool.named, hits(pool, A + B + MORE), pool.take_events()) == (0, 0, [])
+    pool.check()
+
+
+def test_without_events_everything_else_is_the_same() -> None:
+    pool = BlockPool(2, SIZE, events=False)
+    serve(pool, chain(A + B))
+    assert hits(pool, A + B + MORE) == 2
+    serve(pool, chain(C + D))
+    assert hits(pool, A + B + MORE) == 0
+    assert pool.reset()
+    assert pool.take_events() == []
+
+
+# ---- statistics
+
+
+def test_snapshot_counts_blocks_by_state_and_what_happened() -> None:
+    pool = BlockPool(6, SIZE)
+    serve(pool, chain(A + B))  # two cached and free
+    request = chain(A + C)
+    blocks = admit(pool, request)  # shares one, holds one new
+    pool.store(request, blocks, 2)
+    expected = PoolSnapshot(total=6, free=4, cached=3, unreferenced=1, referenced=2)
+    assert pool.snapshot() == expected
+    assert pool.take([], 4) is not None
+    assert pool.snapshot() == PoolSnapshot(evictions=1, total=6, free=0, cached=2, unreferenced=0, referenced=6)
+    forgery = forged(D + MORE, request)
+    pool.count_lookup(len(forgery), pool.match(forgery), again=False)
+    found = pool.snapshot()
+    assert (found.collisions_refused, found.query_tokens, found.hit_tokens) == (1, len(forgery), 0)
+
+
+# ---- one block at a time, and many at once
+
+
+@pytest.mark.parametrize("texts", [[A + B + C], [A + B + C, A + B + D], [A + B, A + B + C + D, D]])
+def test_naming_one_by_one_and_all_at_once_end_in_the_same_state(texts: list[list[int]]) -> None:
+    def named(stops: Callable[[Chain], list[int]]) -> tuple[list[int], list[int], set[int], PoolSnapshot]:
+        pool = BlockPool(16, SIZE)
+        chains = [chain(text) for text in texts]
+        held = [admit(pool, one) for one in chains]
+        for one, blocks in zip(chains, held, strict=True):
+            for stop in stops(one):
+                pool.store(one, blocks, stop)
+        for blocks in held:
+            pool.release(blocks)
+        pool.check()
+        matches = [block for text in texts for block in pool.match(chain(text + MORE)).blocks]
+        return matches, list(pool.free_queue()), pool.resident(), pool.snapshot()
+
+    one_by_one = named(lambda one: list(range(1, len(one.keys) + 1)))
+    assert one_by_one == named(lambda one: [len(one.keys)])
+    assert one_by_one == named(lambda one: [1, len(one.keys)])
+
+
+# ---- check() sees what is wrong
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda pool: setattr(pool._queue, "length", pool.free - 1),
+        lambda pool: setattr(pool, "named", pool.named + 1),
+        lambda pool: setattr(pool, "unreferenced", 0),
+        lambda pool: pool._references.__setitem__(0, 1),
+        lambda pool: pool._queue._next.__setitem__(pool.num_blocks, 1),
+        lambda pool: pool._queue._previous.__setitem__(0, 0),
+        lambda pool: pool._contents.parent.__setitem__(0, -1),
+        lambda pool: pool._contents.identity.__setitem__(0, pool._contents.identity[1]),
+        lambda pool: pool._names.remove(0),
+        lambda pool: pool._copies._by_key.__setitem__(pool._names.keys[0], []),
+        lambda pool: pool._contents.exact.__setitem__(5, b""),
+        lambda pool: pool._contents.tokens.__setitem__(2, np.void(bytes(pool._contents.tokens.itemsize))),
+    ],
+)
+def test_check_notices_a_broken_invariant(harm: Callable[[BlockPool], object]) -> None:
+    pool = BlockPool(6, SIZE)
+    for blocks in two_copies(pool, A + B):
+        pool.release(blocks)
+    pool.check()
+    harm(pool)
+    with pytest.raises(AssertionError):
+        pool.check()
+
+
+# ---- parts of blocks
+
+
+def parts(num_blocks: int = 8) -> BlockPool:
+    return BlockPool(num_blocks, SIZE, partial=True)
+
+
+def part(pool: BlockPool, tokens: list[int], **extra: Any) -> PartialBlock:
+    request = chain(tokens, **extra)
+    return pool.part(request, pool.match(request))
+
+
+def test_a_block_with_an_equal_beginning_is_found_up_to_its_difference() -> None:
+    pool = parts()
+    [_, second, _] = serve(pool, chain([*A, 1, 2, 3, 4, *MORE]))
+    assert part(pool, [*A, 1, 2, 7, 8, *MORE]) == PartialBlock(second, 2, adoptable=False)
+    assert part(pool, [*A, 7, 2, 3, 4, *MORE]) == NO_PART
+    assert part(pool, [1, 2, 3, 4, *MORE]).tokens == 1  # of the first block, which is as far as the texts agree
+
+
+def test_the_longest_run_is_found_among_all_with_the_prefix() -> None:
+    pool = parts(32)
+    for tokens in ([1, 2, 7, 7], [1, 2, 3, 7], [1, 7, 7, 7], [2, 2, 3, 4]):
+        serve(pool, chain(A + tokens))
+    assert part(pool, [*A, 1, 2, 3, 4, *MORE]).tokens == 3
+
+
+def test_of_a_block_that_is_cached_as_a_whole_all_but_the_last_token_is_found() -> None:
+    pool = parts()
+    blocks = serve(pool, chain(A + B))
+    assert part(pool, A + B) == PartialBlock(blocks[1], SIZE - 1, adoptable=False)
+    assert part(pool, A + B + MORE) == NO_PART
+    assert part(pool, [*A, 2]) == NO_PART  # its only token
+
+
+def test_the_end_of_a_text_is_found_though_it_fills_no_block() -> None:
+    pool = parts()
+    blocks = serve(pool, chain([*A, 1, 2, 3]))
+    assert part(pool, [*A, 1, 2, 3, *MORE]) == PartialBlock(blocks[1], 3, adoptable=True)
+    assert part(pool, [*A, 1, 2, 7]) == PartialBlock(
+        blocks[1], 2, adoptable=False
+    )  # writing on it would destroy the third
+    assert part(pool, [*A, 1, 2, 3]) == PartialBlock(blocks[1], 2, adoptable=False)
+    assert hits(pool, [*A, 1, 2, 3, *MORE]) == 1
+    assert (pool.named, pool.unreferenced, len(pool.resident())) == (1, 1, 1)  # it has no name, and counts as free
+    pool.check()
+
+
+def test_a_tail_in_use_is_found_but_not_given_away() -> None:
+    pool = parts()
+    request = chain([*A, 1, 2])
+    blocks = admit(pool, request)
+    pool.store(request, blocks, 1)
+    pool.keep_tail(request, blocks, 6)
+    assert part(pool, [*A, 1, 2, *MORE]) == PartialBlock(blocks[1], 2, adoptable=False)
+    pool.release(blocks)
+    assert part(pool, [*A, 1, 2, *MORE]) == PartialBlock(blocks[1], 2, adoptable=True)
+
+
+def test_a_tail_queues_like_a_cached_block_and_ends_when_its_slot_is_handed_out() -> None:
+    pool = parts(2)
+    blocks = serve(pool, chain([*A, 1, 2]))
+    assert list(pool.free_queue()) == blocks[::-1]
+    assert pool.take([], 1) == [blocks[1]]
+    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
+    assert (pool.evictions, hits(pool, A + MORE)) == (0, 1)
+    pool.check()
+
+
+def test_a_tail_that_another_block_holds_is_not_kept_twice() -> None:
+    pool = parts()
+    first, second = (serve(pool, chain([*A, 1, 2])) for _ in range(2))
+    assert [pool.findable_tokens(blocks[1]) for blocks in (first, second)] == [2, 0]
+    longer = serve(pool, chain([*A, 1, 2, 3]))
+    assert pool.findable_tokens(longer[1]) == 3
+    assert pool.findable_tokens(serve(pool, chain([*A, 1]))[1]) == 0
+
+
+def test_a_tail_that_is_filled_becomes_a_block_like_any_other() -> None:
+    pool = parts()
+    request = chain([*A, 1, 2])
+    blocks = admit(pool, request)
+    pool.store(request, blocks, 1)
+    pool.keep_tail(request, blocks, 6)
+    for token in (3, 4):
+        request.append(token)
+    pool.store(request, blocks, 2)
+    pool.check()
+    assert hits(pool, [*A, 1, 2, 3, 4, *MORE]) == 2
+    assert part(pool, [*A, 1, 2, 3, 7, *MORE]).tokens == 3
+    assert len(pool.take_events()) == 2
+
+
+@pytest.mark.parametrize("extra", [{"cache_salt": "x"}, {"lora_name": "x"}, {"extras": {0: [("cat", 0)]}}])
+@pytest.mark.parametrize("tokens", [[1, 2], [1, 2, 3, 4]])
+def test_nothing_is_found_in_the_first_block_of_another_tenant_adapter_or_image(
+    extra: dict[str, Any], tokens: list[int]
+) -> None:
+    pool = parts()
+    serve(pool, chain(tokens, **extra))
+    assert part(pool, [1, 2, *MORE]) == NO_PART
+    assert part(pool, [1, 2, *MORE], **extra).tokens == 2
+    serve(pool, chain([1, *MORE]))
+    assert part(pool, [1, 2, *MORE], **extra).tokens == 2
+    assert part(pool, [1, 2, *MORE]).tokens == 1
+    pool.check()
+
+
+def test_another_image_in_a_later_block_is_not_shared_in_part_either() -> None:
+    pool = parts()
+    serve(pool, chain([*A, 1, 2, 3], extras={1: [("cat", 1)]}))
+    assert part(pool, [*A, 1, 2, *MORE], extras={1: [("dog", 1)]}) == NO_PART
+    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
+    assert part(pool, [*A, 1, 2, *MORE], extras={1: [("cat", 1)]}).tokens == 2
+    assert pool.take([], 8) is not None
+    pool.check()
+
+
+def test_a_forged_key_shares_nothing_in_part_that_the_tokens_do_not() -> None:
+    pool = parts()
+    real = chain(A + B + MORE)
+    serve(pool, real)
+    forgery = forged(C + B + MORE, real)
+    assert pool.match(forgery) == REFUSED
+    assert pool.part(forgery, pool.match(forgery)) == NO_PART  # its B comes after C
+    blocks = serve(pool, forgery)
+    assert [pool.findable_tokens(block) for block in blocks] == [0, 0, 0]  # nothing of it is ever named, nor its tail
+    pool.check()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_without_partial_reuse_or_caching_there_are_no_parts_and_no_tails(caching: bool) -> None:
+    pool = BlockPool(4, SIZE, caching=caching, partial=not caching)
+    blocks = serve(pool, chain([*A, 1, 2]))
+    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
+    assert pool.findable_tokens(blocks[1]) == 0
+    pool.check()
+
+
+def test_reset_forgets_tails() -> None:
+    pool = parts()
+    serve(pool, chain([1, 2]))
+    assert pool.reset()
+    assert part(pool, [1, 2, *MORE]) == NO_PART
+    pool.check()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda pool: pool._contents.filled.__setitem__(1, 0),
+        lambda pool: pool._contents.filled.__setitem__(1, SIZE + 1),
+        lambda pool: pool._contents.parent.__setitem__(1, 9),
+        lambda pool: setattr(pool, "partial", False),
+    ],
+)
+def test_check_notices_a_broken_tail(harm: Callable[[BlockPool], object]) -> None:
+    pool = parts(4)
+    assert serve(pool, chain([*A, 1, 2]))[1] == 1
+    pool.check()
+    harm(pool)
+    with pytest.raises(AssertionError):
+        pool.check()

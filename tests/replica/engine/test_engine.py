@@ -1,0 +1,422 @@
+"""The engine from submit to output, in virtual time, without sockets."""
+
+from typing import Any
+
+import pytest
+
+from events.blocks import block_keys, pack_tokens, root_key
+from events.cache.resolver import Resolver
+from events.messages import AllBlocksCleared, BlockStored
+from replica.config import EngineConfig, SimulatedConfig
+from replica.engine.engine import Engine
+from replica.messages import Refused, Sampling, Submit
+from replica.process import make_runner
+from replica.runners.clock import WallClock
+from replica.runners.simulated import SimulatedRunner
+from tests.replica.engines import MODEL, SIZE, RememberingRunner, drain, engine, generate, step, submit
+
+PROMPT = list(range(100, 121))  # five blocks and a token
+
+
+# ---- what a hit saves, and what it does not
+
+
+def test_a_hit_skips_prefill_and_not_decode() -> None:
+    speed = SimulatedConfig(prefill_tokens_per_s=1000, decode_tokens_per_s=10, step_overhead_s=0)
+    one = engine(simulated=speed)
+    times: list[tuple[float, float]] = []
+    answers = []
+    for _ in range(2):
+        began_s = one.clock.now_s()
+        submit(one, 0, PROMPT, 5)
+        tokens = step(one)[0].token_ids
+        first_s = one.clock.now_s()
+        tokens += drain(one)[0]
+        answers.append(tokens)
+        times.append((first_s - began_s, one.clock.now_s() - first_s))
+    (cold_s, decode_s), (warm_s, decode_again_s) = times
+    assert cold_s - warm_s == pytest.approx(21 / 1000)  # what is left is one token, computed like a decode
+    assert decode_again_s == pytest.approx(decode_s)
+    assert answers[0] == answers[1]
+    assert one.scheduler.generated_tokens == 10
+
+
+def test_cached_tokens_are_whole_blocks_and_a_part_and_never_the_last_token() -> None:
+    one = engine(runner=RememberingRunner)
+    assert generate(one, PROMPT)[1] == 0
+    assert generate(one, PROMPT)[1] == len(PROMPT) - 1
+    assert generate(one, PROMPT[: 5 * SIZE])[1] == 5 * SIZE - 1
+    assert generate(one, [*PROMPT[:10], 1, 2, 3])[1] == 10
+    assert generate(one, PROMPT[:SIZE])[1] == SIZE - 1
+    assert generate(one, PROMPT[:1])[1] == 0
+    assert one.stats().computed_prompt_tokens == 21 + 1 + 1 + 3 + 1 + 1
+
+
+def test_without_partial_reuse_cached_tokens_are_whole_blocks() -> None:
+    one = engine(enable_partial_reuse=False)
+    assert generate(one, PROMPT)[1] == 0
+    assert generate(one, PROMPT)[1] == 5 * SIZE
+    assert generate(one, PROMPT[: 5 * SIZE])[1] == 4 * SIZE
+    assert generate(one, PROMPT[:SIZE])[1] == 0
+    assert generate(one, PROMPT[: SIZE + 1])[1] == SIZE
+
+
+def test_answers_are_cached_like_prompts_so_the_next_turn_of_a_conversation_hits() -> None:
+    one = engine()
+    said, _ = generate(one, PROMPT, 8)
+    assert generate(one, [*PROMPT, *said, 7])[1] == (len(PROMPT) + 8 - 1) // SIZE * SIZE
+
+
+def test_every_output_says_the_same_of_the_cache() -> None:
+    one = engine()
+    generate(one, PROMPT)
+    submit(one, 1, PROMPT)
+    cached = []
+    while one.busy:
+        cached += [output.cached_tokens for output in step(one)]
+    assert cached == [5 * SIZE] * 4
+
+
+@pytest.mark.parametrize("salts", [("a", "b"), (None, "b"), ("a", None)])
+def test_another_salt_shares_nothing(salts: tuple[str | None, str | None]) -> None:
+    one = engine(runner=RememberingRunner)
+    first, second = (generate(one, PROMPT, cache_salt=salt) for salt in salts)
+    assert (first[1], second[1]) == (0, 0)
+    assert first[0] == second[0]
+    assert generate(one, PROMPT, cache_salt=salts[0])[1] == 5 * SIZE
+
+
+def test_another_adapter_shares_nothing() -> None:
+    one = engine(runner=RememberingRunner)
+    generate(one, PROMPT, lora_name="a")
+    assert generate(one, PROMPT, lora_name="b")[1] == 0
+    assert generate(one, PROMPT)[1] == 0
+    assert generate(one, PROMPT, lora_name="a")[1] == 5 * SIZE
+
+
+def test_another_image_in_a_later_block_shares_what_stands_before_it() -> None:
+    one = engine()
+    generate(one, PROMPT, extras={2: [("cat", 0)]})
+    assert generate(one, PROMPT, extras={2: [("dog", 0)]})[1] == 2 * SIZE
+    assert generate(one, PROMPT, extras={2: [("cat", 0)]})[1] == 5 * SIZE
+
+
+def test_without_caching_nothing_is_cached_and_the_answer_is_the_same() -> None:
+    plain, cached = engine(enable_prefix_caching=False), engine()
+    for _ in range(2):
+        assert generate(plain, PROMPT) == (generate(cached, PROMPT)[0], 0)
+    assert plain.take_events() == []
+
+
+# ---- names before and after prefill
+
+
+def test_nothing_hits_before_it_is_computed() -> None:
+    one = engine(runner=RememberingRunner, max_num_batched_tokens=8)
+    submit(one, 1, PROMPT)
+    assert one.pool.resident() == set()
+    keys = block_keys(PROMPT, SIZE, root_key(MODEL, block_size=SIZE))
+    for blocks in (2, 4, 5):
+        step(one)
+        assert one.pool.resident() == set(keys[:blocks])
+
+
+def test_concurrent_requests_read_only_their_own_blocks() -> None:
+    one = engine(runner=RememberingRunner, num_blocks=16, max_num_batched_tokens=12)
+    for number in range(6):
+        submit(one, number, [*PROMPT[: 3 * number], number], 6, seed=number)
+    assert sorted(drain(one)) == list(range(6))
+    assert one.pool.free == 16
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(b"", b""), (b"abc", b""), (b"abcd", b"x")])
+def test_a_prompt_that_is_no_list_of_token_ids_is_invalid(prompt: bytes, output: bytes) -> None:
+    refused = engine().submit(Submit(1, prompt, Sampling(max_tokens=1), output))
+    assert refused is not None
+    assert (refused.id, refused.reason) == (1, "invalid")
+
+
+def test_a_request_that_never_fits_is_refused_with_the_numbers() -> None:
+    one = engine(num_blocks=4)
+    refused = submit(one, 1, PROMPT)
+    assert refused == Refused(1, "too_long", refused.message if refused else "")
+    assert "21 prompt tokens" in refused.message
+    assert "16 tokens (4 blocks of 4)" in refused.message
+    assert not one.busy
+
+
+def test_a_full_queue_says_when_there_should_be_room_again() -> None:
+    one = engine(max_waiting=1, max_num_seqs=1, num_blocks=256, simulated=SimulatedConfig(prefill_tokens_per_s=100))
+    for first in (0, 10_000, 20_000):  # now the speeds are known
+        generate(one, list(range(first, first + 600)), 10)
+    submit(one, 1, PROMPT, 200)
+    step(one)
+    submit(one, 2, list(range(1000, 1100)))
+    refused = submit(one, 3, PROMPT)
+    assert refused is not None
+    assert refused.reason == "full"
+    speed = one.speed
+    assert refused.retry_after_s == pytest.approx(100 / speed.prefill_tokens_per_s + 199 * speed.step_s)
+    assert 1 <= refused.retry_after_s <= 60
+
+
+def test_a_full_queue_of_unknown_speed_says_one_second() -> None:
+    one = engine(max_waiting=1, max_num_seqs=1)
+    submit(one, 1, PROMPT)
+    submit(one, 2, PROMPT)
+    refused = submit(one, 3, PROMPT)
+    assert refused is not None
+    assert refused.retry_after_s == 1.0
+
+
+@pytest.mark.parametrize(("prompt", "output"), [([5, 300], []), ([5], [6, 300])])
+def test_a_token_id_that_the_model_does_not_know_is_refused_with_the_id(prompt: list[int], output: list[int]) -> None:
+    one = engine()
+    one.runner.vocab_size = 300
+    assert submit(one, 1, prompt, output=output) == Refused(
+        1, "invalid", "token id 300 is not in the model's vocabulary of 300 tokens"
+    )
+    assert not one.busy
+    assert submit(one, 1, [5, 299]) is None
+
+
+# ---- resume
+
+
+@pytest.mark.parametrize("said", [0, 1, 3, 7, 11])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_request_resumed_elsewhere_continues_with_the_same_tokens(said: int, warm: bool) -> None:
+    whole, _ = generate(engine(), PROMPT, 12, seed=5)
+    other = engine(runner=RememberingRunner)
+    if warm:
+        generate(other, PROMPT, 2, seed=1)
+    rest, cached = generate(other, PROMPT, 12, output=whole[:said], seed=5)
+    assert rest == whole[said:]
+    assert cached == (min(len(PROMPT) + said - 1, len(PROMPT)) if warm else 0)
+
+
+def test_a_resumed_request_keeps_its_limit_and_the_models() -> None:
+    one = engine(max_model_len=32)
+    submit(one, 1, PROMPT, 100, output=[1] * 5)
+    assert len(drain(one)[1]) == 32 - 21 - 5
+    submit(one, 2, PROMPT, 6, output=[1] * 5)
+    assert len(drain(one)[2]) == 1
+
+
+def test_a_resumed_request_hits_where_it_was_computed_but_never_counts_output_as_cached_prompt() -> None:
+    one = engine()
+    whole, _ = generate(one, PROMPT, 12)
+    assert generate(one, PROMPT, 12, output=whole[:11])[1] == len(PROMPT)
+
+
+def test_resumed_output_that_cannot_fit_is_refused_and_the_engine_continues() -> None:
+    one = engine(num_blocks=8)
+    refused = submit(one, 1, PROMPT, 2, output=[1] * 20)
+    assert refused is not None
+    assert refused.reason == "too_long"
+    assert generate(one, PROMPT)[0]
+
+
+# ---- cancel and reset
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 6])
+def test_cancel_in_any_state_gives_the_blocks_back_at_once(steps: int) -> None:
+    one = engine(max_num_batched_tokens=8)
+    submit(one, 1, PROMPT, 20)
+    for _ in range(steps):
+        step(one)
+    assert one.cancel(1)
+    one.check()
+    assert (one.busy, one.pool.free) == (False, 64)
+    assert not one.cancel(1)
+
+
+def test_a_cancelled_request_leaves_what_it_computed_in_the_cache() -> None:
+    one = engine(max_num_batched_tokens=8)
+    submit(one, 1, PROMPT, 20)
+    step(one)
+    one.cancel(1)
+    assert generate(one, PROMPT)[1] == 2 * SIZE
+
+
+def test_reset_forgets_the_cache_and_says_so_also_when_idle() -> None:
+    one = engine()
+    generate(one, PROMPT)
+    one.take_events()
+    assert one.reset()
+    assert one.take_events() == [AllBlocksCleared()]
+    assert one.reset()
+    assert one.take_events() == [AllBlocksCleared()]
+    assert generate(one, PROMPT)[1] == 0
+
+
+def test_reset_is_refused_while_a_request_runs_and_possible_while_it_waits() -> None:
+    one = engine()
+    submit(one, 1, PROMPT)
+    assert one.reset()
+    step(one)
+    assert not one.reset()
+    drain(one)
+    assert one.reset()
+
+
+# ---- events
+
+
+def test_events_describe_the_cache_after_every_step() -> None:
+    one = engine(num_blocks=12)
+    resolver = Resolver(MODEL)
+    for number in range(8):
+        submit(one, number, [*PROMPT[: 4 * number + 2], number], 6)
+    while one.busy:
+        step(one)
+        resolver.apply(one.take_events())
+        assert resolver.keys() == one.pool.resident()
+    assert one.stats().kv_events > 0
+    assert one.pool.evictions > 0
+
+
+def test_events_carry_lora_and_salt_so_that_a_router_finds_the_same_keys() -> None:
+    one = engine()
+    generate(one, PROMPT, lora_name="adapter", cache_salt="salt")
+    event = one.take_events()[0]
+    assert isinstance(event, BlockStored)
+    assert event.block_hashes == block_keys(PROMPT, SIZE, root_key(MODEL, "adapter", "salt", SIZE))
+
+
+def test_events_can_be_turned_off() -> None:
+    one = engine(events=None)
+    generate(one, PROMPT)
+    assert one.take_events() == []
+    assert generate(one, PROMPT)[1] == 5 * SIZE
+
+
+# ---- statistics
+
+
+def test_snapshot_counts_tokens_and_blocks_asked_for_and_found() -> None:
+    one = engine()
+    generate(one, PROMPT)
+    generate(one, PROMPT)
+    found = one.pool.snapshot()
+    assert (found.query_tokens, found.hit_tokens) == (42, 20)
+    assert (found.query_blocks, found.hit_blocks) == (10, 5)
+    assert (found.partial_hit_tokens, found.preempted_query_tokens, found.preempted_hit_tokens) == (0, 0, 0)
+    assert (found.total, found.free, found.referenced) == (64, 64, 0)
+    assert found.cached == found.unreferenced == one.pool.named
+
+
+def test_snapshot_counts_lookups_of_preempted_requests_apart() -> None:
+    one = engine(num_blocks=5)
+    for number in (1, 2):
+        submit(one, number, [number] * 7, 6)
+    drain(one)
+    found = one.pool.snapshot()
+    assert one.stats().preemptions >= 1
+    assert (found.query_tokens, found.hit_tokens) == (14, 0)
+    assert found.preempted_query_tokens > found.preempted_hit_tokens > 0
+
+
+def test_a_probe_counts_no_query_until_the_request_is_admitted() -> None:
+    one = engine()
+    submit(one, 1, PROMPT)
+    assert one.pool.snapshot().query_tokens == 0
+    step(one)
+    assert one.pool.snapshot().query_tokens == 21
+
+
+def test_stats_count_what_was_asked_computed_and_generated() -> None:
+    one = engine()
+    generate(one, PROMPT, 4)
+    generate(one, PROMPT, 4)
+    stats = one.stats()
+    assert (stats.prompt_tokens, stats.computed_prompt_tokens, stats.generated_tokens) == (42, 22, 8)
+    assert stats.steps == 8
+    assert (stats.load.running, stats.load.waiting, stats.load.free_blocks) == (0, 0, 64)
+    assert stats.load.cached_blocks == one.pool.named
+    assert stats.rates.token_hit_rate == 0.0  # nothing to compare with yet
+    generate(one, PROMPT, 4)
+    assert one.stats().rates.token_hit_rate == pytest.approx(20 / 21)
+
+
+def test_load_tells_a_router_what_runs_waits_and_is_queued() -> None:
+    one = engine(max_num_seqs=1)
+    submit(one, 1, PROMPT)
+    submit(one, 2, PROMPT)
+    step(one)
+    load = one.load()
+    assert (load.running, load.waiting, load.queued_prefill_tokens) == (1, 1, 21)
+    assert load.free_blocks == 64 - 6
+
+
+# ---- time
+
+
+def test_virtual_and_wall_clock_give_the_same_tokens() -> None:
+    fast = SimulatedConfig(prefill_tokens_per_s=1e9, decode_tokens_per_s=1e9, step_overhead_s=0)
+    config = EngineConfig(model=MODEL, engine="simulated", block_size=SIZE, num_blocks=64, simulated=fast)
+    clock = WallClock()
+    runner = make_runner(config, clock)
+    assert isinstance(runner, SimulatedRunner)
+    wall, virtual = Engine(config, runner, clock), engine()
+    for one in (wall, virtual):
+        for number in range(3):
+            submit(one, number, PROMPT[: 9 * number + 3], 10, seed=number)
+    assert drain(wall) == drain(virtual)
+
+
+def test_tokens_do_not_depend_on_what_else_runs_or_on_preemption() -> None:
+    requests: list[dict[str, Any]] = [{"prompt": [number] * 7, "max_tokens": 9, "seed": number} for number in range(4)]
+    alone = [generate(engine(), **request)[0] for request in requests]
+    crowded = engine(num_blocks=5, runner=RememberingRunner)
+    for number, request in enumerate(requests):
+        submit(crowded, number, **request)
+    together = drain(crowded)
+    assert crowded.scheduler.preemptions > 0
+    assert [together[number] for number in range(4)] == alone
+
+
+@pytest.mark.parametrize("priority", [-2.0, 0.0])
+def test_requests_of_equal_priority_are_served_in_order_of_arrival(priority: float) -> None:
+    one = engine(max_num_seqs=1)
+    for number in (3, 1, 2):
+        assert one.submit(Submit(number, pack_tokens([number]), Sampling(max_tokens=1), priority=priority)) is None
+    assert list(drain(one)) == [3, 1, 2]
+
+
+def test_a_priority_is_overtaken_by_what_comes_so_many_seconds_later_and_by_nothing_else() -> None:
+    one = engine(max_num_seqs=1)
+    for number, priority in ((1, 5.0), (2, 0.0), (3, 0.0)):
+        assert submit(one, number, [number], 1, priority=priority) is None
+        one.clock.sleep(4.0)
+    assert list(drain(one)) == [2, 1, 3]
+
+
+def test_the_choices_of_one_request_are_all_taken_or_none() -> None:
+    one = engine(max_waiting=3, max_num_seqs=1)
+    sampling = Sampling(max_tokens=2)
+    choices = [Submit(number, pack_tokens(PROMPT), sampling) for number in range(4)]
+    submit(one, 9, PROMPT, 1)
+    refused = one.submit_all(choices)
+    assert refused is not None
+    assert (refused.id, refused.reason) == (3, "full")
+    assert one.scheduler.requests.keys() == {9}
+    one.check()
+    assert drain(one).keys() == {9}
+    assert one.submit_all(choices) is None
+    assert drain(one).keys() == {0, 1, 2, 3}
+    assert one.stats().prompt_tokens == 5 * len(PROMPT)
+
+
+def test_more_choices_than_ever_fit_are_not_told_to_try_again() -> None:
+    one = engine(max_waiting=3, max_num_seqs=1)
+    refused = one.submit_all([Submit(number, pack_tokens(PROMPT), Sampling(max_tokens=2)) for number in range(5)])
+    assert refused is not None
+    assert (refused.reason, refused.message) == (
+        "invalid",
+        "the request has 5 choices, all prompts counted; at most 4 are taken at once",
+    )

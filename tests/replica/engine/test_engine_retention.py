@@ -1,0 +1,155 @@
+"""Retention in an engine in virtual time: what requests ask to keep, and for how long."""
+
+from typing import Any
+
+import pytest
+
+from api.retention import Retain
+from events.blocks import pack_tokens
+from replica.engine.engine import Engine
+from replica.messages import RetainPrefix
+from tests.replica.engines import SIZE, drain, engine, generate, step, submit
+
+BLOCKS = 32
+KEPT = list(range(100, 100 + 4 * SIZE + 1))
+TTL_S = 300.0
+
+
+def small(**changes: Any) -> Engine:
+    return engine(num_blocks=BLOCKS, retained_share=0.5, retained_tenant_share=0.5, **changes)
+
+
+def press(one: Engine) -> None:
+    """Use every block that is not retained."""
+    for number in range(4):
+        generate(one, [number + 1] * (10 * SIZE), 1)
+
+
+def cached(one: Engine, prompt: list[int], **extra: str) -> int:
+    return generate(one, prompt, 1, **extra)[1]
+
+
+def wait(one: Engine, seconds: float) -> None:
+    one.clock.sleep(seconds)
+    one.expire_retention()
+    one.check()
+
+
+def test_only_the_beginning_is_kept_in_whole_blocks() -> None:
+    one = small()
+    generate(one, KEPT, 1, retain=[Retain(3 * SIZE - 1, TTL_S)])
+    assert one.stats().pool.retained == 2
+    press(one)
+    assert cached(one, KEPT) == 2 * SIZE
+
+
+def test_each_use_renews_the_time() -> None:
+    one = small()
+    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
+    for _ in range(3):
+        wait(one, TTL_S - 1)
+        assert cached(one, KEPT) == 4 * SIZE
+        press(one)
+    assert one.stats().pool.retained == 4
+    wait(one, TTL_S + 1)
+    assert one.stats().pool.retained == 0
+    press(one)
+    assert cached(one, KEPT) == 0
+
+
+def test_no_time_passes_while_a_request_runs() -> None:
+    one = small()
+    assert submit(one, 1, KEPT, 8, retain=[Retain(len(KEPT), TTL_S)]) is None
+    step(one)
+    wait(one, 10 * TTL_S)
+    drain(one)
+    assert one.stats().pool.retained == 4
+
+
+def test_a_preempted_or_cancelled_request_keeps_what_it_has_computed() -> None:
+    one = small()
+    assert submit(one, 1, KEPT, 8, retain=[Retain(len(KEPT), TTL_S)]) is None
+    step(one)
+    one.cancel(1)
+    one.check()
+    assert one.stats().pool.retained == 4
+
+
+def test_running_requests_get_retained_blocks_rather_than_being_preempted() -> None:
+    one = small()
+    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
+    text, _ = generate(one, [7] * (BLOCKS * SIZE - 8), 8)
+    assert len(text) == 8
+    assert one.scheduler.preemptions == 0
+    assert one.stats().pool.retained == 0
+
+
+@pytest.mark.parametrize("own", [1, 6], ids=["one salt", "six salts"])
+def test_salts_of_one_key_share_its_share(own: int) -> None:
+    """The router puts the key's own salt before what its client adds."""
+    one = small()
+    for number in range(6):
+        prompt, salt = [number] * (2 * SIZE + 1), f"{'a' * 32}.{number % own}"
+        generate(one, prompt, 1, cache_salt=salt, retain=[Retain(len(prompt), TTL_S)])
+    assert one.stats().pool.retained == BLOCKS // 4
+    generate(one, KEPT, 1, cache_salt="b" * 32, retain=[Retain(len(KEPT), TTL_S)])
+    assert one.stats().pool.retained == BLOCKS // 4 + 4
+
+
+def test_a_salt_is_a_tenant() -> None:
+    one = small()
+    for number in range(3):
+        prompt = [number + 50] * (6 * SIZE + 1)
+        generate(one, prompt, 1, cache_salt="a", retain=[Retain(len(prompt), TTL_S)])
+    assert one.stats().pool.retained == BLOCKS // 4
+    generate(one, KEPT, 1, cache_salt="b", retain=[Retain(len(KEPT), TTL_S)])
+    assert one.stats().pool.retained == BLOCKS // 4 + 4
+
+
+def test_an_operator_retains_the_cached_part_and_ends_it() -> None:
+    one = small()
+    generate(one, KEPT, 1)
+    asked = RetainPrefix(1, pack_tokens([*KEPT[: 4 * SIZE], *[9] * SIZE]), TTL_S)
+    found = one.retain(asked)
+    assert (found.cached_blocks, found.retained_blocks) == (4, 4)
+    press(one)
+    assert cached(one, KEPT) == 4 * SIZE
+    asked.ttl_s = 0
+    found = one.retain(asked)
+    assert (found.cached_blocks, found.retained_blocks) == (4, 0)
+    one.check()
+    press(one)
+    assert cached(one, KEPT) == 0
+
+
+def test_a_reset_forgets_what_is_retained() -> None:
+    one = small()
+    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
+    assert one.reset()
+    one.check()
+    assert one.stats().pool.retained == 0
+    assert cached(one, KEPT) == 0
+
+
+def test_without_a_share_nothing_is_retained() -> None:
+    one = engine(num_blocks=BLOCKS, retained_share=0.0)
+    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
+    assert one.stats().pool.retained == 0
+
+
+def test_what_comes_back_from_the_host_is_retained_again_unless_an_operator_ended_that() -> None:
+    one = small(host_blocks=8 * BLOCKS)
+    asked = RetainPrefix(1, pack_tokens(KEPT), TTL_S)
+    for ttl_s, marks in ((TTL_S, 4), (0.0, 0)):
+        generate(one, KEPT, 1)
+        asked.ttl_s = TTL_S
+        one.retain(asked)
+        generate(one, [7] * (BLOCKS * SIZE - 8), 8)  # in every block
+        assert one.stats().pool.retained == 0
+        asked.ttl_s = ttl_s
+        if not ttl_s:
+            one.retain(asked)
+        loaded = one.scheduler.transfers.loaded_tokens.copy()
+        assert cached(one, KEPT) == 4 * SIZE
+        assert one.scheduler.transfers.loaded_tokens != loaded, "nothing was loaded"
+        assert one.stats().pool.retained == marks

@@ -1,0 +1,179 @@
+"""The engine's process, as the HTTP process sees it: submitted to, cancelled, refusing, silent, dead."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import uvloop
+
+from api.native import pack_ids
+from replica.config import EngineConfig
+from replica.http.engine_client import EngineClient, EngineDied, EngineRefused, OutputStream
+from replica.messages import Output, Sampling, Submit
+from tests.replica.serving import FAST, SLOW, config, is_alive
+
+GREETS_NOBODY = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]
+ENDS_BY_CTRL_C = ["/bin/sh", "-c", "kill -INT $$"]
+FAILS = [sys.executable, "-c", "import sys; sys.exit(3)"]
+
+
+def engine_config(**fields: Any) -> EngineConfig:
+    return config(fields.pop("simulated", FAST), **fields).engine
+
+
+async def started(config: EngineConfig, command: Sequence[str] | None = None, **limit: float) -> EngineClient:
+    """Client of an engine that can serve."""
+    engine = await EngineClient.spawn(config, command)
+    try:
+        await engine.ready(**limit)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[EngineClient]:
+    client = await started(engine_config())
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[EngineClient]:
+    client = await started(engine_config(simulated=SLOW, max_num_seqs=2, max_waiting=1))
+    yield client
+    await client.close()
+
+
+def submit(client: EngineClient, max_tokens: int = 5, prompt: bytes = b"hello", **fields: Any) -> Submit:
+    return Submit(client.new_id(), pack_ids(list(prompt)), Sampling(max_tokens=max_tokens, seed=1), **fields)
+
+
+async def everything(answers: OutputStream) -> list[Output]:
+    outputs = []
+    while arrived := await answers.next():
+        outputs += arrived
+    return outputs
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_hello_says_what_runs(engine: EngineClient) -> None:
+    assert engine.hello is not None
+    assert (engine.hello.model, engine.hello.num_blocks) == ("demo", 8192)
+
+
+async def test_every_token_arrives_once_and_the_last_with_its_reason(engine: EngineClient) -> None:
+    answers = engine.submit([submit(engine)])
+    outputs = await everything(answers)
+    assert len([token for output in outputs for token in output.token_ids]) == 5
+    assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
+    assert answers.complete
+
+
+async def test_several_submits_are_one_stream(engine: EngineClient) -> None:
+    asked = [submit(engine), submit(engine, 9)]
+    outputs = await everything(engine.submit(asked))
+    assert {one.id: sum(output.id == one.id for output in outputs) for one in asked} == {asked[0].id: 5, asked[1].id: 9}
+
+
+async def test_no_submits_are_answered_at_once(engine: EngineClient) -> None:
+    assert await engine.submit([]).next() == []
+
+
+async def test_resumed_tokens_are_not_generated_again(engine: EngineClient) -> None:
+    whole = [token for output in await everything(engine.submit([submit(engine)])) for token in output.token_ids]
+    resumed = submit(engine, output=pack_ids(whole[:3]))
+    rest = [token for output in await everything(engine.submit([resumed])) for token in output.token_ids]
+    assert rest == whole[3:]
+
+
+async def test_closing_gives_the_blocks_back(slow: EngineClient) -> None:
+    answers = slow.submit([submit(slow, 4000)])
+    assert await answers.next()
+    await until(lambda: slow.stats.load.running == 1 and slow.stats.pool.referenced)
+    answers.close()
+    assert answers.complete and await answers.next() == []
+    await until(lambda: slow.stats.load.running == 0 and not slow.stats.pool.referenced)
+
+
+async def test_cancelling_one_leaves_the_others(engine: EngineClient) -> None:
+    kept, dropped = submit(engine, 50), submit(engine, 4000)
+    answers = engine.submit([kept, dropped])
+    answers.cancel(dropped.id)
+    outputs = await everything(answers)
+    assert outputs[-1].id == kept.id and outputs[-1].finish_reason == "length"
+
+
+async def test_close_wakes_all_waiters(slow: EngineClient) -> None:
+    answers = slow.submit([submit(slow, 4000)])
+    await answers.next()
+    waiting = asyncio.create_task(answers.next())
+    await asyncio.sleep(0)  # it waits now
+    answers.close()
+    assert await waiting == []
+
+
+async def test_a_full_engine_refuses(slow: EngineClient) -> None:
+    answers = slow.submit([submit(slow, 4000)])
+    await answers.next()
+    with pytest.raises(EngineRefused) as refused:
+        await everything(slow.submit([submit(slow, 4000) for _ in range(3)]))
+    assert refused.value.reason == "full"
+    assert refused.value.retry_after_s >= 1
+    answers.close()
+    await until(lambda: slow.stats.load.running == slow.stats.load.waiting == 0)
+
+
+async def test_an_empty_prompt_is_refused(engine: EngineClient) -> None:
+    with pytest.raises(EngineRefused, match="at least one token"):
+        await everything(engine.submit([submit(engine, prompt=b"")]))
+
+
+async def test_reset_is_answered(slow: EngineClient) -> None:
+    assert await slow.reset()
+    answers = slow.submit([submit(slow, 4000)])
+    await answers.next()
+    assert not await slow.reset()
+    answers.close()
+
+
+async def test_death_reaches_all_waiters(slow: EngineClient) -> None:
+    answers = slow.submit([submit(slow, 4000)])
+    assert await answers.next()
+    os.kill(slow.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="killed by signal 9"):
+        await everything(answers)
+    assert await slow.died() == "the engine's process was killed by signal 9"
+    with pytest.raises(EngineDied):
+        await slow.reset()
+    with pytest.raises(EngineDied):
+        await slow.submit([submit(slow)]).next()
+    assert not is_alive(slow.pid)
+
+
+async def test_an_engine_that_ends_before_it_is_ready_is_reported() -> None:
+    with pytest.raises(EngineDied, match="ended with status 3"):
+        await started(engine_config(), FAILS)
+
+
+def test_an_engine_that_ends_before_it_reads_is_reported_on_the_loop_of_the_server() -> None:
+    """A Ctrl-C can reach it before it has a session of its own; there is more to read than a pipe holds."""
+    large = engine_config(topic="x" * 2_000_000)
+    for _ in range(5):
+        with pytest.raises(EngineDied, match="killed by signal 2"):
+            uvloop.run(started(large, ENDS_BY_CTRL_C))
+
+
+async def test_an_engine_that_says_nothing_is_given_up() -> None:
+    with pytest.raises(EngineDied, match=r"silent for 0\.1 s"):
+        await started(engine_config(), GREETS_NOBODY, limit_s=0.1)
