@@ -1,1 +1,1 @@
-"""What our programs do as processes: settings, children, memory, and folders of their own."""
+"""Programs as processes: settings, children, memory, and folders of their own."""

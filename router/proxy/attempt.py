@@ -33,7 +33,7 @@ HEAD, BODY = 1, 2  # of an answer, as signs of life
 
 
 class AttemptListener(Protocol):
-    """What is told of an attempt: a request, or the prefill half of one."""
+    """Listens to an attempt: a request, or the prefill half of one."""
 
     exchange: "Exchange"
 

@@ -60,7 +60,7 @@ _BODY, _PROMPTED, _OUTDATED, _ELSEWHERE, _COMPUTED, _SENT, _HEAD, _FREED = TRANS
 
 
 class Port(Protocol):
-    """What a flow has its shell do, about the attempt under way where there is one."""
+    """The port from a flow to its shell; calls are about the attempt under way where there is one."""
 
     @property
     def has_begun(self) -> bool:
@@ -101,7 +101,7 @@ class Port(Protocol):
 
 
 class RequestType(Struct, frozen=True):
-    """What the table of routes says of a request. What else depends on its body is asked when that has come."""
+    """A kind of request, as the table of routes has it. What else depends on its body is asked when that has come."""
 
     api: str = ""  # of engines, by which its prompt is read; empty: it is not
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
