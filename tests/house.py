@@ -1,10 +1,15 @@
 """Measures the house: each package's rooms, floors and circles by its imports, its files in a folder, and its lines.
 
-`python -m tests.house` prints the table. Rooms are the files and folders at the top of a package; one is above another
-if something in it imports something of the other, even if only for types.
+`python -m tests.house` prints the table; `python -m tests.house FOLDER`, that of another checkout beside it. Rooms are
+the files and folders at the top of a package; one is above another if something in it imports something of the other,
+even if only for types.
 """
 
 import ast
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +18,6 @@ from typing import NamedTuple
 import click
 
 from api.process.options import KeyOption
-from replica.cli import replica
-from router.cli import router
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("api", "engines", "events", "fleet", "kernels", "lab", "replica", "router")
@@ -88,10 +91,10 @@ def floors(reached: Graph) -> int:
     return max(floor.values(), default=0)
 
 
-def private_helpers() -> tuple[int, int]:
+def private_helpers(root: Path = ROOT) -> tuple[int, int]:
     """Count the private functions and methods, and those among them whose name is used once beside its definition."""
     defined, used = list[str](), Counter[str]()
-    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+    for path in (path for package in PACKAGES for path in (root / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if node.name.startswith("_") and not node.name.startswith("__"):
@@ -110,17 +113,67 @@ def flags(command: click.Command) -> list[str]:
     ]
 
 
+def importers(root: Path, module: str, name: str) -> int:
+    """Count the modules that import this name, even if only for types."""
+    return sum(
+        any(
+            isinstance(node, ast.ImportFrom) and node.module == module and name in {alias.name for alias in node.names}
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+        for package in PACKAGES
+        for path in (root / package).rglob("*.py")
+    )
+
+
+# Run in a checkout: a warm chat through its front, without sockets.
+WALK = """
+import logging, uvloop
+from tests.bench import front as it
+from tests.bench.measure import calls
+async def main():
+    logging.disable(logging.WARNING)
+    front = it.FrontOnWires()
+    *others, last = it.bodies(800, False, 0)[:9]
+    for body in others:
+        front.ask(body, [it.PLAIN])
+    with calls() as made:
+        front.ask(last, [it.PLAIN])
+    upstream = next(n for n, file in enumerate(made) if file.endswith("members/upstream.py"))
+    print(len(made), len({file for file in made[:upstream] if "/router/" in file}))
+    await front.close()
+uvloop.run(main())
+"""
+
+
+def of_checkout(root: Path) -> dict[str, str]:
+    """Return the rows of the whole house, each with its figure in this checkout."""
+    environment = os.environ | {"PYTHONPATH": str(root)}
+
+    def printed(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True).stdout
+
+    helpers, once = private_helpers(root)
+    made, files = printed("-c", WALK).split()
+    helps = (printed("-m", "fleet", name, "--help") for name in ("router", "replica"))
+    options = (len(re.findall(r"^  --(?!help)", text, re.M)) for text in helps)
+    packages = {name: measured(root / name) for name in PACKAGES if (root / name).exists()}
+    return {name: ", ".join(f"{value:,}" for value in found) for name, found in packages.items()} | {
+        "importers of `Router`": str(importers(root, "router.core", "Router")),
+        "Python calls of a warm chat; files of router/ before the upstream": f"{made}; {files}",
+        "flags of router / replica": " / ".join(map(str, options)),
+        "private helpers that are used once": f"{once / helpers:.0%} of {helpers:,}",
+        "lines of product Python": f"{sum(found.lines for found in packages.values()):,}",
+    }
+
+
 def main() -> None:
-    print("| package | " + " | ".join(Measures._fields) + " |")
-    print("| --- |" + " --- |" * len(Measures._fields))
-    total = 0
-    for package in PACKAGES:
-        found = measured(ROOT / package)
-        total += found.lines
-        print(f"| {package} | " + " | ".join(f"{value:,}" for value in found) + " |")
-    helpers, once = private_helpers()
-    print(f"\n{total:,} lines of product Python; {once / helpers:.0%} of {helpers:,} private helpers are used once.")
-    print(f"`warmroute router` has {len(flags(router))} flags, `warmroute replica` {len(flags(replica))}.")
+    roots = [*(Path(name).resolve() for name in sys.argv[1:2]), ROOT]
+    columns = [of_checkout(root) for root in roots]
+    print(f"| {', '.join(Measures._fields)} of |" + (" before |" if len(roots) > 1 else "") + " now |")
+    print("| --- |" + " --- |" * len(roots))
+    for name in columns[-1]:
+        print(f"| {name} | " + " | ".join(column.get(name, "") for column in columns) + " |")
 
 
 if __name__ == "__main__":
