@@ -37,7 +37,7 @@ def measured(package: Path) -> Measures:
     reached, of_rooms = reach(graph), reach(rooms(graph))
     return Measures(
         rooms=len(of_rooms),
-        floors=floors(of_rooms),
+        floors=max(floors(of_rooms).values(), default=0),
         in_circles=sum(name in others for found in (reached, of_rooms) for name, others in found.items()),
         files=max(Counter(path.parent for path in package.rglob("*.py")).values()),
         lines=sum(len(path.read_text().splitlines()) for path in package.rglob("*.py")),
@@ -82,13 +82,13 @@ def reach(graph: Graph) -> dict[str, set[str]]:
     return found
 
 
-def floors(reached: Graph) -> int:
-    """Return the length of the longest chain of imports; those of one circle are on one floor."""
+def floors(reached: Graph) -> dict[str, int]:
+    """Return each one's floor: one above the highest that it imports. Those of one circle are on one floor."""
     floor: dict[str, int] = {}
     for name in sorted(reached, key=lambda name: (len(reached[name]), name not in reached[name])):
         below = [floor[other] for other in reached[name] - {name} if name not in reached[other]]
         floor[name] = 1 + max(below, default=0)
-    return max(floor.values(), default=0)
+    return floor
 
 
 def private_helpers(root: Path = ROOT) -> tuple[int, int]:

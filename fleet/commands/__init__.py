@@ -1,0 +1,1 @@
+"""Commands that look after a running fleet from another terminal, one file each."""

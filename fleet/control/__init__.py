@@ -1,0 +1,1 @@
+"""The desired and the current state of a fleet, and the one controller that makes them equal."""

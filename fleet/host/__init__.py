@@ -1,0 +1,1 @@
+"""One replica's process: its command, its child, and whether it works."""

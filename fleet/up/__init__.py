@@ -1,0 +1,1 @@
+"""`warmroute up`: from nothing to a fleet that answers."""

@@ -1,4 +1,4 @@
-"""The newcomer's walk of docs/architecture.md: few names, and each of them is there."""
+"""docs/architecture.md: its walks have few names, each of them is there, and every room is listed."""
 
 import re
 from importlib import import_module
@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import pytest
 
+from tests.docs import rooms
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -47,3 +48,14 @@ def test_a_walk_has_few_names_and_each_exists(section: str) -> None:
 def test_a_name_that_is_gone_would_be_noticed(name: str) -> None:
     assert not exists(name)
     assert exists("events.blocks.block_keys")
+
+
+def test_the_page_lists_every_room_of_the_house() -> None:
+    assert rooms.PART.text() == rooms.plan(), "run `python -m tests.docs.rooms`"
+
+
+def test_each_place_where_something_is_decided_is_there() -> None:
+    table = PAGE.partition("## Where is it decided?\n")[2].partition("\n## ")[0]
+    places = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", table)
+    assert len(places) > 10
+    assert [place for place in places if not (ROOT / place).exists()] == []
