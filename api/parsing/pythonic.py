@@ -90,53 +90,38 @@ class PythonicParser(CallParser):
         if char and char in "'\"":
             return (yield from self._string(char))
         if char == "{":
-            return (yield from self._dictionary(depth))
-        if char and char in "[(":
-            return (yield from self._items("]" if char == "[" else ")", depth))
-        return (yield from self._word(char))
-
-    def _items(self, closing: str, depth: int) -> Steps[str]:
-        self._add("[")
-        char = yield from self._skipped((yield))
-        first = True
-        while char != closing:
-            if not first:
-                self._add(", ")
-            first = False
-            char = yield from self._skipped((yield from self._value(char, depth + 1)))
-            char = yield from self._after_item(char, closing)
-        self._add("]")
-        return (yield)
-
-    def _dictionary(self, depth: int) -> Steps[str]:
-        self._add("{")
-        char = yield from self._skipped((yield))
-        first = True
-        while char != "}":
-            if char == "" or char not in "'\"":
-                raise Unexpected(char)  # only strings are keys in JSON
-            if not first:
-                self._add(", ")
-            first = False
-            char = yield from self._skipped((yield from self._string(char)))
-            if char != ":":
-                raise Unexpected(char)
-            self._add(": ")
+            self._add("{")
             char = yield from self._skipped((yield))
-            char = yield from self._skipped((yield from self._value(char, depth + 1)))
-            char = yield from self._after_item(char, "}")
-        self._add("}")
-        return (yield)
-
-    def _after_item(self, char: str, closing: str) -> Steps[str]:
-        if char == ",":
-            return (yield from self._skipped((yield)))
-        if char != closing:
-            raise Unexpected(char)
-        return char
-
-    def _word(self, char: str) -> Steps[str]:
-        """Take a number or a constant."""
+            first = True
+            while char != "}":
+                if char == "" or char not in "'\"":
+                    raise Unexpected(char)  # only strings are keys in JSON
+                if not first:
+                    self._add(", ")
+                first = False
+                char = yield from self._skipped((yield from self._string(char)))
+                if char != ":":
+                    raise Unexpected(char)
+                self._add(": ")
+                char = yield from self._skipped((yield))
+                char = yield from self._skipped((yield from self._value(char, depth + 1)))
+                char = yield from self._after_item(char, "}")
+            self._add("}")
+            return (yield)
+        if char and char in "[(":
+            closing = "]" if char == "[" else ")"
+            self._add("[")
+            char = yield from self._skipped((yield))
+            first = True
+            while char != closing:
+                if not first:
+                    self._add(", ")
+                first = False
+                char = yield from self._skipped((yield from self._value(char, depth + 1)))
+                char = yield from self._after_item(char, closing)
+            self._add("]")
+            return (yield)
+        # Take a number or a constant.
         word = ""
         while char and (char.isalnum() or char in "+-._") and len(word) <= MAX_NUMBER:
             word += char
@@ -146,6 +131,13 @@ class PythonicParser(CallParser):
             self._add(word)
             raise Unexpected(char)
         self._add(shown)
+        return char
+
+    def _after_item(self, char: str, closing: str) -> Steps[str]:
+        if char == ",":
+            return (yield from self._skipped((yield)))
+        if char != closing:
+            raise Unexpected(char)
         return char
 
     def _string(self, quote: str) -> Steps[str]:
@@ -171,33 +163,27 @@ class PythonicParser(CallParser):
     def _escape(self, char: str) -> Steps[str]:
         """Take an escape after its backslash; what is none stands for itself, as in Python."""
         if char in HEX_DIGITS:
-            return (yield from self._hex(HEX_DIGITS[char]))
+            number = 0
+            for _ in range(HEX_DIGITS[char]):
+                char = yield
+                if char == "" or char not in "0123456789abcdefABCDEF":
+                    raise Unexpected(char)
+                number = number * 16 + int(char, 16)
+            if number > 0x10FFFF:
+                raise Unexpected((yield))
+            self._add(in_quotes(chr(number)))
+            return (yield)
         if char and char in "01234567":
-            return (yield from self._octal(char))
+            number, digits = 0, 0
+            while char and char in "01234567" and digits < 3:
+                number, digits = number * 8 + int(char), digits + 1
+                char = yield
+            self._add(in_quotes(chr(number)))
+            return char
         if char == "":
             raise Unexpected(char)
         self._add(in_quotes(ESCAPES.get(char, "\\" + char)))
         return (yield)
-
-    def _hex(self, digits: int) -> Steps[str]:
-        number = 0
-        for _ in range(digits):
-            char = yield
-            if char == "" or char not in "0123456789abcdefABCDEF":
-                raise Unexpected(char)
-            number = number * 16 + int(char, 16)
-        if number > 0x10FFFF:
-            raise Unexpected((yield))
-        self._add(in_quotes(chr(number)))
-        return (yield)
-
-    def _octal(self, char: str) -> Steps[str]:
-        number, digits = 0, 0
-        while char and char in "01234567" and digits < 3:
-            number, digits = number * 8 + int(char), digits + 1
-            char = yield
-        self._add(in_quotes(chr(number)))
-        return char
 
 
 def _number(word: str) -> str | None:

@@ -55,7 +55,16 @@ def of_messages(body: bytes, prompts: Prompts) -> dict[str, Any]:
         made.append({"role": "system", "content": "".join(system)})
     for message in asked.messages:
         if message.get("role") != "system":
-            _add_message(message, made)
+            role, content = message.get("role"), message.get("content")
+            seen: dict[str, Any] = {"role": role}
+            if isinstance(content, str):
+                seen["content"] = content
+            elif isinstance(content, list):
+                _add_blocks(content, str(role), seen, made)
+            else:
+                raise _refuse("a message has no content", "messages")
+            if role != "user" or "content" in seen:
+                made.append(seen)
         elif not merged and (text := _inline_system(message)):
             made.append({"role": "system", "content": text})
     fields: dict[str, Any] = {"messages": made, **_passed_on(asked)}
@@ -120,19 +129,6 @@ def _with_effort(prompts: Prompts, effort: str) -> str | list[int] | None:
         return prompts.conversation_text(Conversation(messages=[{"role": "user", "content": "Hi"}], kwargs=arguments))
     except ApiError:
         return None
-
-
-def _add_message(message: dict[str, Any], made: list[dict[str, Any]]) -> None:
-    role, content = message.get("role"), message.get("content")
-    seen: dict[str, Any] = {"role": role}
-    if isinstance(content, str):
-        seen["content"] = content
-    elif isinstance(content, list):
-        _add_blocks(content, str(role), seen, made)
-    else:
-        raise _refuse("a message has no content", "messages")
-    if role != "user" or "content" in seen:
-        made.append(seen)
 
 
 def _add_blocks(blocks: list[Any], role: str, seen: dict[str, Any], made: list[dict[str, Any]]) -> None:

@@ -104,8 +104,26 @@ class Statistics:
         from_stream = isinstance(action, Apply) and action.seq >= 0
         ts = batch.ts if batch is not None and from_stream else None
         if ts is not None and batch is not None and isinstance(action, Apply):
-            self._count(batch, at_s)
-            self._lag(action.seq, ts)
+            second = int(at_s)
+            if not self._seconds or self._seconds[-1][0] != second:
+                self._seconds.append((second, Counts()))
+                while self._seconds[0][0] < second - RECENT_S:
+                    self._seconds.popleft()
+            for counts in (self.counts, self._seconds[-1][1]):
+                counts.batches += 1
+                counts.events += len(batch.events)
+                for event in batch.events:
+                    if isinstance(event, BlockStored):
+                        counts.stored_blocks += len(event.block_hashes)
+                    elif isinstance(event, BlockRemoved):
+                        counts.removed_blocks += len(event.block_hashes)
+            self._first_ts = batch.ts if self._first_ts is None else min(self._first_ts, batch.ts)
+            self._last_ts = batch.ts if self._last_ts is None else max(self._last_ts, batch.ts)
+            received_s = self._received_s.pop(action.seq, None)
+            if received_s is not None:
+                lag_s = received_s - ts
+                self._lags.append(lag_s)
+                self._least_lag_s = lag_s if self._least_lag_s is None else min(self._least_lag_s, lag_s)
         end_s = ts if ts is not None else self._last_ts or at_s
         for change in changes:
             if isinstance(change, Stored):
@@ -140,30 +158,6 @@ class Statistics:
         lives = self.lifetimes
         p10_s, p50_s, p90_s, p99_s = lives.quantiles(FRACTIONS, now_s)
         return Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start)
-
-    def _count(self, batch: EventBatch, at_s: float) -> None:
-        second = int(at_s)
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append((second, Counts()))
-            while self._seconds[0][0] < second - RECENT_S:
-                self._seconds.popleft()
-        for counts in (self.counts, self._seconds[-1][1]):
-            counts.batches += 1
-            counts.events += len(batch.events)
-            for event in batch.events:
-                if isinstance(event, BlockStored):
-                    counts.stored_blocks += len(event.block_hashes)
-                elif isinstance(event, BlockRemoved):
-                    counts.removed_blocks += len(event.block_hashes)
-        self._first_ts = batch.ts if self._first_ts is None else min(self._first_ts, batch.ts)
-        self._last_ts = batch.ts if self._last_ts is None else max(self._last_ts, batch.ts)
-
-    def _lag(self, seq: int, ts: float) -> None:
-        received_s = self._received_s.pop(seq, None)
-        if received_s is not None:
-            lag_s = received_s - ts
-            self._lags.append(lag_s)
-            self._least_lag_s = lag_s if self._least_lag_s is None else min(self._least_lag_s, lag_s)
 
     def _lag_report(self) -> Lag | None:
         least_s = self._least_lag_s

@@ -94,8 +94,13 @@ class Controller:
                 self._autoscale()
                 for action in self.reconciler.decide():
                     self._perform(action)
-                await self._save()
-                self._publish()
+                state = _encode(self.reconciler.kept())
+                if state != self._saved:
+                    await self._store.save(state)
+                    self._saved = state
+                # Publish the members once they are complete: a shorter list would take replicas from every router.
+                if self.registry.known or self.reconciler.settled or time.monotonic() - self._began_s > HEARD_WITHIN_S:
+                    self.registry.publish(self.reconciler.members())
                 check(self._tasks.values())  # a bug in a host's task ends the controller
                 if self.reconciler.ending and not self.reconciler.replicas:
                     await self._store.clear()
@@ -134,17 +139,6 @@ class Controller:
         replica = self.reconciler.replicas[name]
         if not replica.leaving:
             self._begin(replica.task)
-
-    async def _save(self) -> None:
-        state = _encode(self.reconciler.kept())
-        if state != self._saved:
-            await self._store.save(state)
-            self._saved = state
-
-    def _publish(self) -> None:
-        """Publish the members once they are complete: a shorter list would take replicas from every router."""
-        if self.registry.known or self.reconciler.settled or time.monotonic() - self._began_s > HEARD_WITHIN_S:
-            self.registry.publish(self.reconciler.members())
 
     # ---- one host
 

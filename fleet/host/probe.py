@@ -51,7 +51,20 @@ class Probe:
         try:
             profile = profile_of(self._place.engine)
             if profile.describes_itself:
-                return _of_ours(_decode(await self._get("/load")))
+                answer = _decode(await self._get("/load"))
+                if not answer.ready:
+                    return None
+                return {
+                    "load": answer.load,
+                    "hit_rate": answer.rates.token_hit_rate,
+                    "prompt_tokens_per_s": answer.rates.prompt_tokens_per_s,
+                    "generated_tokens_per_s": answer.rates.generated_tokens_per_s,
+                    "token_s": answer.rates.token_s,
+                    "open_requests": answer.open_requests,
+                    "total_blocks": answer.pool.total,
+                    "block_size": answer.block_size,
+                    "measured_at": time.time(),
+                }
             await self._get(profile.health_path)
             queue = scraped_queues(await self._get("/metrics"), profile.metrics).get(None)
         except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -67,19 +80,3 @@ class Probe:
 
     async def close(self) -> None:
         await self._http.aclose()
-
-
-def _of_ours(answer: _LoadResponse) -> dict[str, Any] | None:
-    if not answer.ready:
-        return None
-    return {
-        "load": answer.load,
-        "hit_rate": answer.rates.token_hit_rate,
-        "prompt_tokens_per_s": answer.rates.prompt_tokens_per_s,
-        "generated_tokens_per_s": answer.rates.generated_tokens_per_s,
-        "token_s": answer.rates.token_s,
-        "open_requests": answer.open_requests,
-        "total_blocks": answer.pool.total,
-        "block_size": answer.block_size,
-        "measured_at": time.time(),
-    }

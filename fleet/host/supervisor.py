@@ -128,7 +128,8 @@ class Supervisor:
             await asyncio.sleep(STARTING_LOOK_S)
             place = child.place()
         place = msgspec.structs.replace(place, incarnation=place.incarnation or uuid.uuid4().hex[:12])
-        probe = Probe(place, self._key())
+        name = self.task.plan.api_key_env or "WARMROUTE_API_KEY"
+        probe = Probe(place, self.task.plan.environment.get(name) or os.environ.get(name))
         try:
             while (measured := await probe.look()) is None:
                 await asyncio.sleep(STARTING_LOOK_S)
@@ -166,10 +167,6 @@ class Supervisor:
                 break
             await asyncio.sleep(STARTING_LOOK_S)
         return time.monotonic() - begun_s
-
-    def _key(self) -> str | None:
-        name = self.task.plan.api_key_env or "WARMROUTE_API_KEY"
-        return self.task.plan.environment.get(name) or os.environ.get(name)
 
     def _say(self, **changed: Any) -> None:
         if changed.get("life", self._report.life) != self._report.life:

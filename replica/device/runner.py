@@ -76,10 +76,23 @@ class DeviceRunner:
         ordered = [batch[index] for index in order]
         inputs = self._compute(batch, ordered)
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
-        is_masked = self._mask(drawing)
+        # Rule out what may not come next in constrained answers; return False if there are none.
+        places = list(drawing)
+        bits = bits_of([one.request for one in drawing.values()])
+        if bits:
+            self._masks.apply(self.steps.logits, {places[number]: of_request for number, of_request in bits.items()})
+        is_masked = bool(bits)
         shaping = {place: one for place, one in drawing.items() if is_shaped(one.request, one.position)}
         if shaping:
-            self._draw_shaped(shaping, inputs)
+            # Once more, where clients add something to the logits: few do. Log probabilities are of those without.
+            shaped_rows = torch.tensor(list(shaping)).to(self.steps.logits.device)
+            kept = self.steps.logits[shaped_rows]
+            chosen = shaping.values()
+            rows = shaped(kept, [one.request for one in chosen], [one.position for one in chosen])
+            # Where nothing is left, every token would end the output too early: the model's own counts.
+            self.steps.logits[shaped_rows] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
+            self.steps.draw_all(inputs)
+            self.steps.logits[shaped_rows] = kept
         elif is_masked:
             self.steps.draw_all(inputs)
         self._drawers = {one.request.id: place for place, one in drawing.items()}
@@ -132,25 +145,6 @@ class DeviceRunner:
         of_each = [-1 if name is None else slots.of(name) for name in names]
         return cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
 
-    def _mask(self, drawing: Mapping[int, Scheduled]) -> bool:
-        """Rule out what may not come next in constrained answers; return False if there are none."""
-        places = list(drawing)
-        bits = bits_of([one.request for one in drawing.values()])
-        if bits:
-            self._masks.apply(self.steps.logits, {places[number]: of_request for number, of_request in bits.items()})
-        return bool(bits)
-
-    def _draw_shaped(self, shaping: Mapping[int, Scheduled], inputs: Inputs) -> None:
-        """Once more, where clients add something to the logits: few do. Log probabilities are of those without."""
-        places = torch.tensor(list(shaping)).to(self.steps.logits.device)
-        kept = self.steps.logits[places]
-        chosen = shaping.values()
-        rows = shaped(kept, [one.request for one in chosen], [one.position for one in chosen])
-        # Where nothing is left, every token would end the output too early: the model's own counts.
-        self.steps.logits[places] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
-        self.steps.draw_all(inputs)
-        self.steps.logits[places] = kept
-
     def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
         self._received.reverse()
         received = self._received[0][: len(order)]
@@ -189,8 +183,10 @@ class DeviceRunner:
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
         blocks = self._tables.mirror[table_rows[of_row], positions // self.block_size].astype(np.int64)
         missing, nowhere = counts.sequences - len(ordered), self.num_blocks * self.block_size
+        decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
+        parts = (scheduled.token_ids for scheduled in ordered[len(decoding) :])
         return {
-            "token_ids": self._token_ids(ordered),
+            "token_ids": np.concatenate((np.array(decoding, np.int64), *parts)),
             "positions": positions,
             "slots": _and(blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), nowhere),
             "table_rows": _and(table_rows, missing, self._tables.empty_row),
@@ -202,11 +198,6 @@ class DeviceRunner:
             "tiles": tiles.tiles.ravel(),
             **_of_draws(ordered),
         }
-
-    def _token_ids(self, ordered: Sequence[Scheduled]) -> NDArray[Any]:
-        decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
-        parts = (scheduled.token_ids for scheduled in ordered[len(decoding) :])
-        return np.concatenate((np.array(decoding, np.int64), *parts))
 
     def _token_id(self, scheduled: Scheduled) -> int:
         tokens = scheduled.request.chain.tokens

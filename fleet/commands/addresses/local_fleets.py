@@ -169,7 +169,17 @@ def find(which: str | None) -> Where:
     """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
     fleets = running_fleets()
     if which is None:
-        return _where(_only(fleets), fleets)
+        if not fleets:
+            raise click.ClickException(
+                "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: "
+                f"{example('fleet', 'HOST:PORT')}"
+            )
+        if len(fleets) > 1:
+            raise click.ClickException(
+                f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
+                f"{example('fleet', str(fleets[0].port))}"
+            )
+        return _where(fleets[0], fleets)
     found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
     if len(found) > 1:
         raise click.ClickException(
@@ -187,20 +197,6 @@ def listed(fleets: list[LocalFleet]) -> str:
 def _where(fleet: LocalFleet, fleets: list[LocalFleet]) -> Where:
     routers = tuple(each.router_url for each in fleets if each.controller == fleet.controller)
     return Where(fleet.controller, fleet.key, fleet, routers)
-
-
-def _only(fleets: list[LocalFleet]) -> LocalFleet:
-    if not fleets:
-        raise click.ClickException(
-            "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: "
-            f"{example('fleet', 'HOST:PORT')}"
-        )
-    if len(fleets) > 1:
-        raise click.ClickException(
-            f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
-            f"{example('fleet', str(fleets[0].port))}"
-        )
-    return fleets[0]
 
 
 def _at_port(fleets: list[LocalFleet], port: int) -> list[LocalFleet]:
