@@ -262,7 +262,13 @@ class Loop:
                 self.engine.settle()
             self._publish(self.engine.take_events())
             if self._check_asked:
-                self._check()
+                self._check_asked = False
+                try:
+                    self.engine.check()
+                except AssertionError as failed:
+                    log.error("check failed: %s", failed)
+                else:
+                    log.info("check passed")
             if time.monotonic() >= self._report_at_s:
                 self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
                 self.engine.expire_retention()
@@ -282,15 +288,6 @@ class Loop:
     def ask_for_check(self, *_: object) -> None:
         """A signal handler: a step may be half done, so the loop checks when it is."""
         self._check_asked = True
-
-    def _check(self) -> None:
-        self._check_asked = False
-        try:
-            self.engine.check()
-        except AssertionError as failed:
-            log.error("check failed: %s", failed)
-        else:
-            log.info("check passed")
 
     def _read(self) -> bool:
         """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""

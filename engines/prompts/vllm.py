@@ -241,7 +241,20 @@ class Vllm:
         if not seen:
             raise invalid("messages is empty; send at least one", "messages")
         if developer and not self._knows_developer(with_tools):
-            seen = _with_one_system(seen)
+            # Developers become systems for a template that knows none, and several systems become one at the beginning.
+            renamed = [
+                {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+                if message["role"] == "developer"
+                else message
+                for message in seen
+            ]
+            systems = [message for message in renamed if message["role"] == "system"]
+            if len(systems) <= 1 and renamed[0]["role"] == "system":
+                seen = renamed
+            else:
+                contents = [_joined(message["content"]) for message in systems]
+                others = [message for message in renamed if message["role"] != "system"]
+                seen = [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
         return seen, turns
 
     def _knows_developer(self, with_tools: bool) -> bool:
@@ -359,22 +372,6 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
     elif not content:
         kinds.append("empty")
     return shown if wrapped else "\n".join(filter(None, texts))
-
-
-def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Developers become systems for a template that knows none, and several systems become one at the beginning."""
-    renamed = [
-        {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
-        if message["role"] == "developer"
-        else message
-        for message in messages
-    ]
-    systems = [message for message in renamed if message["role"] == "system"]
-    if len(systems) <= 1 and renamed[0]["role"] == "system":
-        return renamed
-    contents = [_joined(message["content"]) for message in systems]
-    others = [message for message in renamed if message["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
 
 
 def _joined(content: Any) -> str:

@@ -76,7 +76,11 @@ def of_messages(body: bytes, prompts: Prompts) -> dict[str, Any]:
         fields["response_format"] = {"type": "json_schema"}
     effort = output.get("effort")
     if (asked.thinking or {}).get("type") == "disabled":
-        effort = disabled_effort(prompts)
+        none = _with_effort(prompts, "none")
+        if none is None or any(_with_effort(prompts, effort) == none for effort in EFFORTS):
+            effort = "low"
+        else:
+            effort = "none"
     if effort is not None:
         fields["reasoning_effort"] = effort
     return fields
@@ -113,14 +117,6 @@ def _wants_system_first(prompts: Prompts) -> bool:
     turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
     templates = (prompts.template(with_tools) for with_tools in (False, True))
     return not all(template is not None and template.renders_alone(turns) for template in templates)
-
-
-def disabled_effort(prompts: Prompts) -> str:
-    """The reasoning effort for `thinking.type` "disabled": "low" where the template refuses or ignores "none"."""
-    none = _with_effort(prompts, "none")
-    if none is None or any(_with_effort(prompts, effort) == none for effort in EFFORTS):
-        return "low"
-    return "none"
 
 
 def _with_effort(prompts: Prompts, effort: str) -> str | list[int] | None:

@@ -87,15 +87,8 @@ class Autoscaler:
             heard[report.name] = (report.measured_at, now_s if report.measured_at != measured_at else came_s)
         self._heard = heard
         known = [one for one in reports if one.measured_at and now_s - heard[one.name][1] <= STALE_S]
-        self._count(wanted, len(known), now_s)
-        if not known:
-            self._short_since_s = self._ample_since_s = None
-            return wanted
-        demand = demand_of(known)
-        return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
-
-    def _count(self, wanted: int, there: int, now_s: float) -> None:
-        """Restart the wait for scaling up when a replica becomes ready."""
+        # Restart the wait for scaling up when a replica becomes ready.
+        there = len(known)
         if there > self._there:
             self._short_since_s = None
         self._there = there
@@ -103,6 +96,11 @@ class Autoscaler:
             self._incomplete_since_s = None
         elif self._incomplete_since_s is None:
             self._incomplete_since_s = now_s
+        if not known:
+            self._short_since_s = self._ample_since_s = None
+            return wanted
+        demand = demand_of(known)
+        return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
 
     def _more(self, wanted: int, demand: Demand, now_s: float) -> int | None:
         plan = self.plan

@@ -174,7 +174,12 @@ class BlockPool:
     def _hand_out(self, count: int) -> list[int]:
         """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
         if count > self._queue.length:
-            self._give_up(count - self._queue.length)
+            # Let so many retained blocks be handed out; their marks are kept for when they come back.
+            slots = self.retention.first_to_go(count - self._queue.length)
+            if self.lower is not None:
+                identities = self._contents.many_identities[slots].tolist()
+                self.lower.past_marks.add(identities, self.retention.marks(slots))
+            self._queue.append(self.retention.end(slots))
         blocks = self._queue.pop(count)
         slots = np.array(blocks, np.intp)
         self._many_references[slots] = 1
@@ -210,14 +215,6 @@ class BlockPool:
         self._queue.append(self.retention.end(np.array(blocks, np.intp)))
         if self.lower is not None:
             self._take_marks(self.lower, [*blocks, *lower])
-
-    def _give_up(self, count: int) -> None:
-        """Let so many retained blocks be handed out; their marks are kept for when they come back."""
-        slots = self.retention.first_to_go(count)
-        if self.lower is not None:
-            identities = self._contents.many_identities[slots].tolist()
-            self.lower.past_marks.add(identities, self.retention.marks(slots))
-        self._queue.append(self.retention.end(slots))
 
     def _retain_again(self, lower: LowerTiers, blocks: Sequence[int]) -> None:
         """Mark those of these blocks, now in use, that were given up before the time of their mark was over."""

@@ -112,7 +112,13 @@ class DeviceRunner:
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
         adapters = list(dict.fromkeys(name for one in ordered if (name := one.request.chain.lora_name) is not None))
-        tiles = self._tiles(ordered)
+        slots = self.steps.slots
+        if slots is None:
+            tiles = NO_TILES
+        else:
+            names = [scheduled.request.chain.lora_name for scheduled in ordered]
+            of_each = [-1 if name is None else slots.of(name) for name in names]
+            tiles = cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
         size = None
         if not scores and self._fit(adapters):
             size = self.steps.size_for(rows, sequences - decoding, adapted=bool(adapters))
@@ -135,15 +141,6 @@ class DeviceRunner:
     def _fit(self, adapters: Sequence[str]) -> bool:
         """Tell whether graphs can compute with these."""
         return not adapters or (self.steps.slots is not None and self.steps.slots.room(adapters) <= ROOM)
-
-    def _tiles(self, ordered: Sequence[Scheduled]) -> Cut:
-        """The rows with adapters."""
-        slots = self.steps.slots
-        if slots is None:
-            return NO_TILES
-        names = [scheduled.request.chain.lora_name for scheduled in ordered]
-        of_each = [-1 if name is None else slots.of(name) for name in names]
-        return cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
 
     def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
         self._received.reverse()

@@ -154,7 +154,17 @@ class Source:
                 Welcome({name: session.hide(each.greeting) for name, each in self._transports.items()}), patience
             )
             while True:
-                self._answer(connection, self._next_request(connection))
+                if not connection.wait_for_more(IDLE_S):
+                    raise Lost("idle")
+                patience = Patience(time.monotonic() + self._config.handshake_s)
+                body = connection.receive_frame(self._most_read_bytes, patience)
+                try:
+                    request = decode_from_reader(body)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise Lost("protocol", f"a request cannot be read: {error}") from error
+                if not isinstance(request, Read):
+                    raise Lost("protocol", f"a {type(request).__name__} came without a stream")
+                self._answer(connection, request)
         except Lost as lost:
             if lost.reason != "idle":
                 self.counts.fail(lost.reason)
@@ -163,19 +173,6 @@ class Source:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
-
-    def _next_request(self, connection: Connection) -> Read:
-        if not connection.wait_for_more(IDLE_S):
-            raise Lost("idle")
-        patience = Patience(time.monotonic() + self._config.handshake_s)
-        body = connection.receive_frame(self._most_read_bytes, patience)
-        try:
-            request = decode_from_reader(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Lost("protocol", f"a request cannot be read: {error}") from error
-        if not isinstance(request, Read):
-            raise Lost("protocol", f"a {type(request).__name__} came without a stream")
-        return request
 
     # ---- a stream
 
