@@ -99,16 +99,20 @@ class Mirror:
         if blocks == 1:
             new = {hashes[0]: (parent, packed, extras[0] if extras else None, self._context)}
         else:
-            stride, parent, extras = event.block_size * TOKEN_BYTES, event.parent_block_hash, event.extra_keys
-            new: dict[Hash, MirroredBlock] = {}
-            for index, block_hash in enumerate(event.block_hashes):
-                tokens = packed[index * stride : (index + 1) * stride]
-                new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
-                parent = block_hash
+            new = self._split(event, packed)
         for block_hash in new:
             if block_hash not in pool.blocks:
                 pool.xor ^= low64(block_hash)
         pool.blocks.update(new)
+
+    def _split(self, event: BlockStored, packed: bytes) -> dict[Hash, MirroredBlock]:
+        stride, parent, extras = event.block_size * TOKEN_BYTES, event.parent_block_hash, event.extra_keys
+        new: dict[Hash, MirroredBlock] = {}
+        for index, block_hash in enumerate(event.block_hashes):
+            tokens = packed[index * stride : (index + 1) * stride]
+            new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
+            parent = block_hash
+        return new
 
     def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
         pool = self._pools.get((medium, group))

@@ -300,19 +300,21 @@ class _Sockets:
         for link in list(self._links.values()):
             link.tick()
         if not self._closed and not self._must_wait:
-            now_s = time.monotonic()
-            stream = self._feed.view.stream
-            exact = stream.exact
-            if self._stood_still:
-                self._stood_still = False
-                self._mark("standstill", [])
-                self._act(self._feed.stood_still(now_s))
-            requests = [] if self._closed else self._feed.tick(now_s)
-            if self._closed:
-                return
-            if requests or stream.exact != exact:
-                self._mark("tick", [])
-            self._act(requests)
+            self._pass(time.monotonic())
+
+    def _pass(self, now_s: float) -> None:
+        stream = self._feed.view.stream
+        exact = stream.exact
+        if self._stood_still:
+            self._stood_still = False
+            self._mark("standstill", [])
+            self._act(self._feed.stood_still(now_s))
+        requests = [] if self._closed else self._feed.tick(now_s)
+        if self._closed:
+            return
+        if requests or stream.exact != exact:
+            self._mark("tick", [])
+        self._act(requests)
 
     # ---- what goes out
 

@@ -15,10 +15,7 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
 
     Steps that apply only at the start of a text (strip a space) are left out: generated text continues a prompt.
     """
-    if decoder is None:
-        steps = []
-    else:
-        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    steps = _steps(decoder)
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return byte_level
     replacements: list[tuple[str, str]] = []
@@ -38,6 +35,12 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
             case _:
                 return None
     return _sentencepiece(replacements, byte_fallback) if steps else None
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if decoder is None:
+        return []
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
 
 def _sentencepiece(replacements: list[tuple[str, str]], byte_fallback: bool) -> Piece:

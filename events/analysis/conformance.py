@@ -34,7 +34,7 @@ from events.analysis.points import (
     Verdict,
     readable,
 )
-from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, RejectedEvent, UnknownEvent
+from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 
 MAX_WAITING_BATCHES = 20_000
 REMEMBERED_BATCHES = 200_000
@@ -118,15 +118,7 @@ class Conformance:
         if verdict is not OK:
             return False
         if frames[-2] == END_SEQ:
-            replay = self._replay
-            assert replay is not None
-            self._grade(REPLAY_ANSWERED, OK)
-            self._suspect(REPLAY_START, self._honoured(replay))
-            if replay.first is not None and replay.last is not None:
-                self._buffered = (replay.first, replay.last)
-            self._replay = None
-            self._synchronized = True
-            self._release(-1 if replay.newest is None else replay.newest)
+            self._end_replay()
             return True
         self.messages += 1
         seq, payload = int.from_bytes(frames[-2], "big"), frames[-1]
@@ -268,6 +260,17 @@ class Conformance:
             return f"the reply's topic is {frames[1]!r}, live it is {self._topic!r}"
         return OK
 
+    def _end_replay(self) -> None:
+        replay = self._replay
+        assert replay is not None
+        self._grade(REPLAY_ANSWERED, OK)
+        self._suspect(REPLAY_START, self._honoured(replay))
+        if replay.first is not None and replay.last is not None:
+            self._buffered = (replay.first, replay.last)
+        self._replay = None
+        self._synchronized = True
+        self._release(-1 if replay.newest is None else replay.newest)
+
     def _honoured(self, replay: _Replay) -> Verdict:
         start, first, newest = replay.start, replay.first, replay.newest
         if start is None:
@@ -310,15 +313,18 @@ class Conformance:
         self.batches += 1
         self.events += len(batch.events)
         for event in batch.events:
-            if isinstance(event, BlockStored):
-                for point, check in STORE_CHECKS:
-                    self._grade(point, check(self._history, event), where)
-            elif isinstance(event, BlockRemoved):
-                for point, check_removal in REMOVAL_CHECKS:
-                    self._grade(point, check_removal(self._history, event), where)
-            elif isinstance(event, RejectedEvent | UnknownEvent):
-                self._history.complete = False
+            self._judge_event(event, where)
             self._history.add(event)
+
+    def _judge_event(self, event: Event, where: str) -> None:
+        if isinstance(event, BlockStored):
+            for point, check in STORE_CHECKS:
+                self._grade(point, check(self._history, event), where)
+        elif isinstance(event, BlockRemoved):
+            for point, check_removal in REMOVAL_CHECKS:
+                self._grade(point, check_removal(self._history, event), where)
+        elif isinstance(event, RejectedEvent | UnknownEvent):
+            self._history.complete = False
 
     def _suspect(self, point: Point, verdict: Verdict, where: str | None = None) -> None:
         if verdict in (OK, SKIP):

@@ -84,18 +84,21 @@ class Drawing:
         known, detached = [top for top in tops if not top.detached], [top for top in tops if top.detached]
         detached.sort(key=lambda top: self._sizes[top.key].tokens, reverse=True)
         for top in [*known, *detached[: self._branches]]:
-            pending = [(drawing.add(self._top_line(top)), top, 1)]
-            while pending:
-                parent, node, level = pending.pop()
-                runs = runs_below(node, self._sizes)
-                shown = runs[: self._branches] if level <= self._depth else []
-                for run in shown:
-                    pending.append((parent.add(self._run_line(run)), run.last, level + 1))
-                if hidden := runs[len(shown) :]:
-                    parent.add(_line((f"… {self._below([run.first for run in hidden])}", "dim")))
+            self._draw_below(drawing.add(self._top_line(top)), top)
         if hidden := detached[self._branches :]:
             drawing.add(_line((f"… {count(len(hidden), 'detached parent')} more: {self._below(hidden)}", "dim")))
         return drawing
+
+    def _draw_below(self, drawing: rich.tree.Tree, top: Node) -> None:
+        pending = [(drawing, top, 1)]
+        while pending:
+            parent, node, level = pending.pop()
+            runs = runs_below(node, self._sizes)
+            shown = runs[: self._branches] if level <= self._depth else []
+            for run in shown:
+                pending.append((parent.add(self._run_line(run)), run.last, level + 1))
+            if hidden := runs[len(shown) :]:
+                parent.add(_line((f"… {self._below([run.first for run in hidden])}", "dim")))
 
     def _top_line(self, top: Node) -> Text:
         held = f"  {self._below([top])}"
@@ -104,15 +107,17 @@ class Drawing:
         return _line((namespace_name(top.namespace), "cyan"), (held, "dim"))
 
     def _run_line(self, run: Run) -> Text:
-        if not run.held:
-            where = "gone"
-        else:
-            where = " ".join(sorted({f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}))
+        where = self._where(run)
         size = f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}"
         parts = [(size, "bold"), (f"  {where}", "green" if run.held else "red")]
         if run.last.children:
             parts.append((f"  {self._below(list(run.last.children.values()))} below", "dim"))
         return _line(*parts, (f"  {content(run.packed, self._decode, run.extras)}", ""))
+
+    def _where(self, run: Run) -> str:
+        if not run.held:
+            return "gone"
+        return " ".join(sorted({f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}))
 
     def _below(self, nodes: Sequence[Node]) -> str:
         found = [self._sizes[node.key] for node in nodes]

@@ -13,7 +13,7 @@ import msgspec
 from api.http.server import listen
 from api.process.lifeline import PARENT_VARIABLE
 from fleet.control.controller import Controller, StateStore
-from fleet.control.local_hosts import LocalHosts
+from fleet.control.hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module, open_log
 from fleet.host.room import room_here

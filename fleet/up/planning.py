@@ -4,6 +4,7 @@ import copy
 import os
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -19,6 +20,23 @@ from replica.settings.options import TABLE as REPLICA_TABLE
 from router.cli import router
 from router.config import RouterConfig
 from router.configure import config_from as router_config_from
+
+FLEET_KEY = "WARMROUTE_FLEET_KEY"
+
+
+class Settings(NamedTuple):
+    """The command line's settings beside the plan."""
+
+    host: str
+    port: int
+    ray: bool
+    address: str | None
+    namespace: str
+    controller_port: int
+    router: bool
+    follow: bool
+    log_dir: str | None
+
 
 OWN_OF_EACH = ("host", "port", "events_host", "events_port", "kv_host", "kv_port", "replica_name", "die_with_parent")
 OWN_OF_THE_FLEET = ("model", "engine")

@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from replica.neighbours.connection import Connection, Patience
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import MOST_ANSWER_BYTES, Block, Taken, decode_from_reader
+from replica.neighbours.messages import MOST_ANSWER_BYTES, Block, Lost, Taken, decode_from_reader
 from replica.neighbours.transports import Inlet, Outlet
 
 log = logging.getLogger(__name__)

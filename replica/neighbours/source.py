@@ -21,12 +21,10 @@ from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
-from replica.neighbours.connection import STALL_S, Connection, Patience
+from replica.neighbours.connection import STALL_S, Connection, Patience, host_and_port
 from replica.neighbours.counts import Counts
-from replica.neighbours.endpoints import host_and_port
 from replica.neighbours.holds import BlockSource
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 from replica.neighbours.transports import Outlet, SourceTransport
 

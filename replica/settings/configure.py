@@ -17,7 +17,7 @@ from api.tokens.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
 from replica.model.locate import short_name
 from replica.model.sizing import GIGABYTE, blocks_in
-from replica.neighbours.endpoints import host_and_port
+from replica.neighbours.connection import host_and_port
 from replica.parallel.shares import refuse_what_does_not_divide
 from replica.settings.native_model import NativeModel, check_installed, find_model
 from replica.settings.options import NATIVE_MAX_STEP_S, TABLE

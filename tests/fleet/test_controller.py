@@ -17,8 +17,7 @@ from fleet.control import app as control_app
 from fleet.control import controller as control
 from fleet.control.app import build_app
 from fleet.control.controller import Controller, StateStore
-from fleet.control.hosts import Host, HostGone
-from fleet.control.local_hosts import LocalHosts
+from fleet.control.hosts import Host, HostGone, LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.report import Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
