@@ -188,7 +188,7 @@ def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     """Kernels count, too: on a CPU, blocks from elsewhere have the very bits that this replica would compute."""
     from replica.model.config import read_config
-    from replica.model.kv_layout import kv_layout
+    from replica.model.weights_digest import kv_layout
 
     folder = Path(config.model_path)
     ranks = f"{config.tensor_parallel_size} ranks, " if config.tensor_parallel_size > 1 else ""

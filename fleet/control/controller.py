@@ -15,6 +15,7 @@ from fleet.control.reconcile import Action, Begin, Kept, Reconciler
 from fleet.host.report import beat
 from fleet.plan import FleetPlan, ModelPlan, Task
 from fleet.tasks import check
+from router.parts import usable_cpus
 
 LONGEST_WAIT_S = 60.0
 
@@ -69,6 +70,7 @@ AGAIN_S = 0.5  # before a host that is lost is asked again
 BEGIN_AGAIN_S = 1.0  # before a host that could not be begun is tried again
 PLACING_S = 10.0  # a host that has not reported for so long may wait for a node; before, it only starts
 HEARD_WITHIN_S = 10.0  # after a restart: then those of whom nothing was heard are no members
+PER_CPU = 8  # replicas that a machine takes; more starve each other. A guard against slips, which --force overrides
 STOPS_S = 30.0  # for a host to end after its replica's time to drain is over
 
 _decode = msgspec.json.Decoder(Kept).decode
@@ -290,3 +292,8 @@ class Controller:
         if now_wanted != wanted:
             log.info("%s: %d replicas instead of %d: %s", model, now_wanted, wanted, scaler.why)
             self.reconciler.scale(model, now_wanted)
+
+
+def room_here() -> int:
+    """Return how many replicas this machine takes."""
+    return PER_CPU * usable_cpus()

@@ -21,7 +21,7 @@ LOOK_S = 1.0
 
 
 class Hub(Source):
-    """Return True: a commit's files never change, and a branch is resolved only once."""
+    """A commit's files never change, and a branch is resolved only once."""
 
     def __init__(self, hub_id: str, revision: str | None) -> None:
         self.hub_id = hub_id

@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 
 from replica.neighbours.messages import LENGTH, FromReader, FromSource, Lost, encode
@@ -158,3 +159,27 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
         raise ValueError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT")
     host = found[1] or found[2]
     return "0.0.0.0" if host == "*" else host, int(found[3])
+
+
+class Counts:
+    """The sums of all peers; several threads add to them."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.bytes = 0
+        self.seconds = 0.0
+        self.failures: Counter[str] = Counter()  # by reason
+        self._lock = threading.Lock()
+
+    def add(self, payload_bytes: int) -> None:
+        with self._lock:
+            self.blocks += 1
+            self.bytes += payload_bytes
+
+    def took(self, seconds: float) -> None:
+        with self._lock:
+            self.seconds += seconds
+
+    def fail(self, reason: str) -> None:
+        with self._lock:
+            self.failures[reason] += 1

@@ -10,8 +10,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from replica.neighbours.connection import STALL_S, Connection, Patience, host_and_port
-from replica.neighbours.counts import Counts
+from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.messages import (
     LEASE_S,
     MOST_ANSWER_BYTES,

@@ -21,8 +21,7 @@ from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
-from replica.neighbours.connection import STALL_S, Connection, Patience, host_and_port
-from replica.neighbours.counts import Counts
+from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.holds import BlockSource
 from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
@@ -63,7 +62,6 @@ class StoredBlocks(Protocol):
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy the block's bytes, all layers, to a buffer of `block_bytes`."""
-        ...
 
 
 class Source:

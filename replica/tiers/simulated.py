@@ -9,8 +9,7 @@ from replica.cache.moves import PULLED, Save, Transfer, Write, Written
 from replica.disk.recovery import NOTHING, Recovery
 from replica.messages import DiskCounters
 from replica.runners.clock import Clock
-from replica.tiers.mover import Landed
-from replica.tiers.speeds import LoadSpeeds
+from replica.tiers.mover import Landed, LoadSpeeds
 
 
 class SimulatedMover:
