@@ -79,7 +79,14 @@ class RecordedStream(CacheView):
         requests: list[Request] = []
         for action in actions:
             if isinstance(action, Apply):
-                self._note(action)
+                if self._kind == "replay":
+                    self.incarnations[-1].asked[action.seq] = action.payload
+                if self.mirror is not None:
+                    try:
+                        events = decode_batch(action.payload).events
+                    except BadBatch:
+                        continue
+                    self.mirror.apply(e for e in events if isinstance(e, BlockStored | BlockRemoved | AllBlocksCleared))
             elif isinstance(action, Reset):
                 if action.reason != "snapshot":
                     self.incarnations.append(Incarnation())
@@ -88,16 +95,6 @@ class RecordedStream(CacheView):
             elif isinstance(action, Replay | Snapshot):
                 requests.append(action)
         return requests
-
-    def _note(self, action: Apply) -> None:
-        if self._kind == "replay":
-            self.incarnations[-1].asked[action.seq] = action.payload
-        if self.mirror is not None:
-            try:
-                events = decode_batch(action.payload).events
-            except BadBatch:
-                return
-            self.mirror.apply(e for e in events if isinstance(e, BlockStored | BlockRemoved | AllBlocksCleared))
 
 
 class Player:

@@ -103,7 +103,18 @@ class Names:
             self._groups.learn(event)
         for event in stored:
             if event.token_ids:
-                self._learn_stored(event)
+                if self._groups.sparse and _is_in_gpu_memory(event):
+                    self._learn_described(event)
+                    continue
+                parent = event.parent_block_hash
+                parent_key = self._root(event) if parent is None else self._key(parent)
+                if parent_key is None:
+                    assert parent is not None
+                    self._waiting.setdefault(parent, []).append(event)
+                    if len(self._waiting) > REMEMBERED_NAMES:
+                        del self._waiting[next(iter(self._waiting))]
+                else:
+                    self._learn_chain(event, parent_key)
 
     def knows(self, payload: bytes) -> bool:
         """Return True if every hash in the batch has a name."""
@@ -160,20 +171,6 @@ class Names:
             return event
         # A type that nobody knows stays one, and an event that cannot be read stays unreadable.
         return {"type": event.type_name[:80]} if isinstance(event, UnknownEvent) else {"type": "BlockStored"}
-
-    def _learn_stored(self, event: BlockStored) -> None:
-        if self._groups.sparse and _is_in_gpu_memory(event):
-            self._learn_described(event)
-            return
-        parent = event.parent_block_hash
-        parent_key = self._root(event) if parent is None else self._key(parent)
-        if parent_key is None:
-            assert parent is not None
-            self._waiting.setdefault(parent, []).append(event)
-            if len(self._waiting) > REMEMBERED_NAMES:
-                del self._waiting[next(iter(self._waiting))]
-        else:
-            self._learn_chain(event, parent_key)
 
     def _learn_chain(self, event: BlockStored, parent_key: int) -> None:
         pending = [(event, parent_key)]
