@@ -139,7 +139,7 @@ class Vllm:
         template = self._prompts.template(bool(tools))
         conversation = Conversation(
             messages=messages,
-            tools=(tools if template is None or "tools" in template.source else []),
+            tools=tools if template is None or "tools" in template.source else [],
             add_generation_prompt=asked.add_generation_prompt is not False,
             continue_final_message=bool(asked.continue_final_message),
             kwargs=given,

@@ -180,7 +180,6 @@ class FleetRun:
         """Begin the fleet again whenever it is lost, while the router lets requests wait. CannotStart: too often."""
         retries = Retries(self._job.launcher.retries, time.monotonic)
         while True:
-            # Wait for the end of the fleet; return the reason.
             launcher = self._job.launcher
             failed = asyncio.create_task(launcher.failed())
             away = asyncio.create_task(watcher.away_for(launcher.away_s))

@@ -150,7 +150,7 @@ class BlockPool:
         """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
         # A hit that waits in the free queue cannot also be handed out as a new block.
         references = self._references
-        if not (self.free - len({block for block in hits if not references[block]}) >= new):
+        if self.free - len({block for block in hits if not references[block]}) < new:
             return None
         if hits:
             self.touch(hits)

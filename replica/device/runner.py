@@ -76,7 +76,7 @@ class DeviceRunner:
         ordered = [batch[index] for index in order]
         inputs = self._compute(batch, ordered)
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
-        # Rule out what may not come next in constrained answers; return False if there are none.
+        # What may not come next in constrained answers is ruled out.
         places = list(drawing)
         bits = bits_of([one.request for one in drawing.values()])
         if bits:
