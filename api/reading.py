@@ -36,7 +36,11 @@ def read(body: bytes, request_type: type[RequestType]) -> RequestType:
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8 ({error.reason}); encode it as UTF-8") from None
     except msgspec.DecodeError as error:
-        raise invalid(_not_json(str(error))) from None
+        reason = str(error)
+        # msgspec says "truncated" for half a surrogate pair too.
+        if "truncated" in reason:
+            reason = "it, or a \\u escape in it, is cut short"
+        raise invalid(f"the body is not valid JSON: {reason.removeprefix('JSON is malformed: ')}") from None
     return request
 
 
@@ -53,13 +57,6 @@ def converted(fields: dict[str, Any], request_type: type[RequestType]) -> Reques
 @cache
 def _decoder(request_type: type[RequestType]) -> msgspec.json.Decoder[RequestType]:
     return msgspec.json.Decoder(request_type)
-
-
-def _not_json(reason: str) -> str:
-    # msgspec says "truncated" for half a surrogate pair too.
-    if "truncated" in reason:
-        reason = "it, or a \\u escape in it, is cut short"
-    return f"the body is not valid JSON: {reason.removeprefix('JSON is malformed: ')}"
 
 
 def _wrong_field(body: bytes, message: str) -> ApiError:

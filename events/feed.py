@@ -104,7 +104,17 @@ class Feed:
             self._snapshot.append(frames[1])
             self._snapshot_bytes += len(frames[1])
             if self._snapshot_bytes > MAX_SNAPSHOT_BYTES:
-                return self._snapshot_oversized(frames, now_s)
+                self.asked("snapshot")
+                self._ignored("snapshot", frames, now_s)
+                requests = self.view.perform(self.view.stream.snapshot_oversized())
+                if self.view.inexact == OVERSIZED and not self._oversized_logged:
+                    self._oversized_logged = True
+                    log.warning(
+                        "%s: its snapshot is larger than %d bytes; following only changes from now on",
+                        self.view.name,
+                        MAX_SNAPSHOT_BYTES,
+                    )
+                return requests
         header, payloads = self._header, self._snapshot
         if len(payloads) < header.batches:
             return []
@@ -112,19 +122,6 @@ class Feed:
         if not self._model_given:
             self.view.resolver.naming.model = header.model
         return self.view.perform(self.view.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
-
-    def _snapshot_oversized(self, frames: Frames, now_s: float) -> list[Request]:
-        self.asked("snapshot")
-        self._ignored("snapshot", frames, now_s)
-        requests = self.view.perform(self.view.stream.snapshot_oversized())
-        if self.view.inexact == OVERSIZED and not self._oversized_logged:
-            self._oversized_logged = True
-            log.warning(
-                "%s: its snapshot is larger than %d bytes; following only changes from now on",
-                self.view.name,
-                MAX_SNAPSHOT_BYTES,
-            )
-        return requests
 
     def _ignored(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
         self._strange += 1

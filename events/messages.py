@@ -188,7 +188,22 @@ class Decoder:
                 self._strict = None
             except (msgspec.DecodeError, RecursionError) as error:
                 raise BadBatch(f"{name}: not msgpack: {error}") from error
-        return self._decode_tolerant(payload, name)
+        try:
+            raw = _decode_anything(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+            raise BadBatch(f"{name}: not msgpack: {error}") from error
+        if not isinstance(raw, list) or len(raw) < 2:
+            raise BadBatch(f"{name}: a batch is an array [ts, events, rank], this is {_shape(raw)}")
+        ts, events, rank = raw[0], raw[1], raw[2] if len(raw) > 2 else None
+        if type(ts) not in (int, float):
+            raise BadBatch(f"{name}: the time stamp is {_shape(ts)}, not a number")
+        if not isinstance(events, list):
+            raise BadBatch(f"{name}: the events are {_shape(events)}, not an array")
+        if rank is not None and type(rank) is not int:
+            raise BadBatch(f"{name}: the data-parallel rank is {_shape(rank)}, not an integer")
+        if len(raw) > 3:
+            _count(self.unknown_fields, "batch[3:]")
+        return EventBatch(float(ts), [self._event(event) for event in events], rank)
 
     def events(self, payload: bytes, name: str = "batch") -> Iterator[Event]:
         """The events of a batch; a long batch is decoded lazily, one by one."""
@@ -216,24 +231,6 @@ class Decoder:
         except (ValueError, TypeError, RecursionError) as error:  # as every error of msgspec
             self.rejected_events += 1
             return RejectedEvent(str(error))
-
-    def _decode_tolerant(self, payload: bytes, name: str) -> EventBatch:
-        try:
-            raw = _decode_anything(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
-            raise BadBatch(f"{name}: not msgpack: {error}") from error
-        if not isinstance(raw, list) or len(raw) < 2:
-            raise BadBatch(f"{name}: a batch is an array [ts, events, rank], this is {_shape(raw)}")
-        ts, events, rank = raw[0], raw[1], raw[2] if len(raw) > 2 else None
-        if type(ts) not in (int, float):
-            raise BadBatch(f"{name}: the time stamp is {_shape(ts)}, not a number")
-        if not isinstance(events, list):
-            raise BadBatch(f"{name}: the events are {_shape(events)}, not an array")
-        if rank is not None and type(rank) is not int:
-            raise BadBatch(f"{name}: the data-parallel rank is {_shape(rank)}, not an integer")
-        if len(raw) > 3:
-            _count(self.unknown_fields, "batch[3:]")
-        return EventBatch(float(ts), [self._event(event) for event in events], rank)
 
     def _event(self, raw: object) -> Event:
         try:

@@ -124,7 +124,21 @@ class Mirror:
     def events(self) -> Iterator[BlockStored]:
         """The whole cache, parents before children, in runs of up to RUN_BLOCKS blocks."""
         for pool in self.pools.values():
-            yield from _runs(pool.blocks)
+            blocks = pool.blocks
+            children: dict[Hash | None, list[Hash]] = {}
+            for block_hash, block in blocks.items():
+                children.setdefault(block[0] if block[0] in blocks else None, []).append(block_hash)
+            starts = children.pop(None, [])
+            while starts:
+                run = [starts.pop()]
+                context = blocks[run[0]][3]
+                while followers := children.pop(run[-1], None):
+                    starts += followers[1:]
+                    if len(run) == RUN_BLOCKS or blocks[followers[0]][3] is not context:
+                        starts.append(followers[0])
+                        break
+                    run.append(followers[0])
+                yield _run(run, [blocks[block_hash] for block_hash in run])
 
     def snapshot(self, ts: float) -> list[bytes]:
         """The same as encoded batches of about SNAPSHOT_BATCH_BLOCKS blocks."""
@@ -139,23 +153,6 @@ class Mirror:
                 batches.append(encode_batch(EventBatch(ts, events)))
                 events, blocks, tokens = [], 0, 0
         return [*batches, encode_batch(EventBatch(ts, events))] if events else batches
-
-
-def _runs(blocks: dict[Hash, MirroredBlock]) -> Iterator[BlockStored]:
-    children: dict[Hash | None, list[Hash]] = {}
-    for block_hash, block in blocks.items():
-        children.setdefault(block[0] if block[0] in blocks else None, []).append(block_hash)
-    starts = children.pop(None, [])
-    while starts:
-        run = [starts.pop()]
-        context = blocks[run[0]][3]
-        while followers := children.pop(run[-1], None):
-            starts += followers[1:]
-            if len(run) == RUN_BLOCKS or blocks[followers[0]][3] is not context:
-                starts.append(followers[0])
-                break
-            run.append(followers[0])
-        yield _run(run, [blocks[block_hash] for block_hash in run])
 
 
 def _run(hashes: list[Hash], blocks: list[MirroredBlock]) -> BlockStored:

@@ -123,7 +123,9 @@ class Publisher:
             if self.config.curve is not None:
                 self._authenticator = self.config.curve.authenticator(self._context)
             self._open()
-            self._transfers = self._make_transfers()
+            replays = None if self._replays is None else self._replays.socket
+            snapshots = None if self._snapshots is None else self._snapshots.socket
+            self._transfers = Transfers(replays, self._replay, snapshots, self._snapshot, time.monotonic, self.stats)
         except BaseException:
             self._shut()
             raise
@@ -292,11 +294,6 @@ class Publisher:
         digest = self._mirror.digest()
         status = Status(self.incarnation, self.seq, time.time(), digest.blocks, digest.xor, load)
         self._status.socket.send_multipart((self._topic, encode_native(status)))
-
-    def _make_transfers(self) -> Transfers:
-        replays = None if self._replays is None else self._replays.socket
-        snapshots = None if self._snapshots is None else self._snapshots.socket
-        return Transfers(replays, self._replay, snapshots, self._snapshot, time.monotonic, self.stats)
 
     def _replay(self, request: bytes) -> Iterator[Message]:
         for seq, payload in self._buffer.since(int.from_bytes(request, "big")):

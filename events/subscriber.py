@@ -333,9 +333,6 @@ class _Sockets:
     def _drop(self, name: str) -> None:
         """Close the link, and drop its unread messages."""
         self._close(name)
-        self._forget_waiting(name)
-
-    def _forget_waiting(self, name: str) -> None:
         kept = [one for one in self._waiting if one[0] != name]
         if len(kept) != len(self._waiting):
             self._waiting = deque(kept)

@@ -104,7 +104,9 @@ def _tile(queries: Tensor, keys: Piecewise | Whole, values: Piecewise | Whole, s
     for begin, end in partitions:
         part = scores[:, :, begin:end]
         result.baddbmm_(part, values.partition(begin, end))
-        total = total + _summed(part)
+        # Row sums, [kv_heads, rows, 1], always over the same numbers of grains, so that rounding does not vary.
+        grains = part.unflatten(-1, (-1, GRAIN)).sum(-1)
+        total = total + functional.pad(grains, (0, PARTITION // GRAIN - grains.shape[2])).sum(-1, keepdim=True)
     return (result / total)[:, : rows * group].view(kv_heads, rows, group, head_dim)
 
 
@@ -121,12 +123,6 @@ def _hide_later_tokens(scores: Tensor, start: int, rows: int, group: int) -> Non
 def _grains(tokens: int) -> int:
     """Round up to whole grains."""
     return -(-tokens // GRAIN) * GRAIN
-
-
-def _summed(part: Tensor) -> Tensor:
-    """Row sums, [kv_heads, rows, 1], always over the same numbers of grains, so that rounding does not vary."""
-    grains = part.unflatten(-1, (-1, GRAIN)).sum(-1)
-    return functional.pad(grains, (0, PARTITION // GRAIN - grains.shape[2])).sum(-1, keepdim=True)
 
 
 # ---- 16 bits, as fast as torch can

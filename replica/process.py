@@ -44,7 +44,6 @@ from replica.messages import (
     RetainPrefix,
     Stats,
     Stop,
-    Submit,
     SubmitAll,
     UnloadAdapter,
     decode_to_engine,
@@ -189,7 +188,7 @@ def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     """Kernels count, too: on a CPU, blocks from elsewhere have the very bits that this replica would compute."""
     from replica.model.config import read_config
-    from replica.model.kv_layout import kv_layout
+    from replica.model.weights_digest import kv_layout
 
     folder = Path(config.model_path)
     ranks = f"{config.tensor_parallel_size} ranks, " if config.tensor_parallel_size > 1 else ""
@@ -263,23 +262,32 @@ class Loop:
                 self.engine.settle()
             self._publish(self.engine.take_events())
             if self._check_asked:
-                self._check()
+                self._check_asked = False
+                try:
+                    self.engine.check()
+                except AssertionError as failed:
+                    log.error("check failed: %s", failed)
+                else:
+                    log.info("check passed")
             if time.monotonic() >= self._report_at_s:
-                self._report()
+                self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
+                self.engine.expire_retention()
+                stats = self.engine.stats()
+                stats.cpu_wait_s = cpu_wait_s()
+                if self.neighbours is not None:
+                    stats.neighbours = self.neighbours.snapshot()
+                if self.publisher is not None:
+                    self.publisher.report(stats.load)
+                self._send(stats)
+                if time.monotonic() >= self._log_at_s:
+                    self._log_at_s = time.monotonic() + self.engine.config.log_interval_s
+                    if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
+                        log.info("%s", describe(stats))
         self.compilations.close()
 
     def ask_for_check(self, *_: object) -> None:
         """A signal handler: a step may be half done, so the loop checks when it is."""
         self._check_asked = True
-
-    def _check(self) -> None:
-        self._check_asked = False
-        try:
-            self.engine.check()
-        except AssertionError as failed:
-            log.error("check failed: %s", failed)
-        else:
-            log.info("check passed")
 
     def _read(self) -> bool:
         """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
@@ -298,7 +306,12 @@ class Loop:
     def _obey(self, payload: bytes) -> None:
         message = decode_to_engine(payload)
         if isinstance(message, SubmitAll):
-            self._submit(message.submits)
+            submits = message.submits
+            # Those of a request have the same form; none are left of one that another replica has finished.
+            is_constrained = bool(submits) and submits[0].sampling.constraint is not None
+            refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
+            if refused is not None:
+                self._send(refused)
         elif isinstance(message, Learn):
             self.compilations.learn(message.vocabulary)
         elif isinstance(message, Cancel):
@@ -312,49 +325,24 @@ class Loop:
         elif isinstance(message, RetainPrefix):
             self._send(self.engine.retain(message))
         elif isinstance(message, LoadAdapter | UnloadAdapter):
-            self._change_adapter(message)
+            self._settle_adapters()  # an adapter may have left in the last step
+            shelf = self.engine.shelf
+            if shelf is None:
+                changed: AdapterChanged | None = AdapterChanged(message.id, "this engine computes with no adapters")
+            else:
+                changed = shelf.load(message) if isinstance(message, LoadAdapter) else shelf.unload(message)
+            if changed is not None:  # or when it has been read
+                self._send(changed)
         elif isinstance(message, Stop):
             self.stopped = True
-
-    def _change_adapter(self, asked: LoadAdapter | UnloadAdapter) -> None:
-        self._settle_adapters()  # an adapter may have left in the last step
-        shelf = self.engine.shelf
-        if shelf is None:
-            changed: AdapterChanged | None = AdapterChanged(asked.id, "this engine computes with no adapters")
-        else:
-            changed = shelf.load(asked) if isinstance(asked, LoadAdapter) else shelf.unload(asked)
-        if changed is not None:  # or when it has been read
-            self._send(changed)
 
     def _settle_adapters(self) -> None:
         for changed in self.engine.settle_adapters():
             self._send(changed)
 
-    def _submit(self, submits: list[Submit]) -> None:
-        # Those of a request have the same form; none are left of one that another replica has finished.
-        is_constrained = bool(submits) and submits[0].sampling.constraint is not None
-        refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
-        if refused is not None:
-            self._send(refused)
-
     def _publish(self, events: list[KnownEvent]) -> None:
         if events and self.publisher is not None:
             self.publisher.publish(events)
-
-    def _report(self) -> None:
-        self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
-        self.engine.expire_retention()
-        stats = self.engine.stats()
-        stats.cpu_wait_s = cpu_wait_s()
-        if self.neighbours is not None:
-            stats.neighbours = self.neighbours.snapshot()
-        if self.publisher is not None:
-            self.publisher.report(stats.load)
-        self._send(stats)
-        if time.monotonic() >= self._log_at_s:
-            self._log_at_s = time.monotonic() + self.engine.config.log_interval_s
-            if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
-                log.info("%s", describe(stats))
 
     def _send(self, message: FromEngine) -> None:
         self.socket.send(encode(message))

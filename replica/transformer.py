@@ -14,7 +14,7 @@ from kernels.linear import Linear, linear, tiled
 from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from replica.lora.adapter import Adapters, Changing, Place
-from replica.model.config import Llama3Scaling, ModelConfig
+from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
 
 ROTATION_BYTES = 4  # a float32
@@ -156,15 +156,12 @@ def rotation(config: ModelConfig, positions: int) -> Tensor:
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     if config.rope_scaling is not None:
-        frequencies = _stretched(frequencies, config.rope_scaling)
+        # Llama 3's: slow turns are slowed down by the factor, fast ones stay, and between them it goes smoothly.
+        scaling = config.rope_scaling
+        wavelengths = 2 * math.pi / frequencies
+        turns = scaling.original_max_position_embeddings / wavelengths  # within the length it was trained for
+        smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        smooth = smooth.clamp(0, 1)
+        frequencies = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
     angles = torch.outer(torch.arange(positions).float(), frequencies)
     return torch.stack((angles.cos(), angles.sin()), dim=1).unsqueeze(2)
-
-
-def _stretched(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Llama 3's: slow turns are slowed down by the factor, fast ones stay, and between them it goes smoothly."""
-    wavelengths = 2 * math.pi / frequencies
-    turns = scaling.original_max_position_embeddings / wavelengths  # within the length it was trained for
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = smooth.clamp(0, 1)
-    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies

@@ -136,7 +136,9 @@ class HttpProtocol(HttpToolsProtocol):
             except HttpParserUpgrade as upgrade:
                 data = b"".join((self._declined, memoryview(data)[upgrade.args[0] :]))
                 self._declined = b""
-                self.parser = _new_parser(self)  # the old one reads no more where the connection is to close
+                parser = HttpRequestParser(self)
+                parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                self.parser = parser  # the old one reads no more where the connection is to close
             except HttpParserError:
                 self.logger.warning("Invalid HTTP request received.")
                 self.send_400_response("Invalid HTTP request received.")
@@ -298,7 +300,9 @@ class HttpProtocol(HttpToolsProtocol):
         if begun or not self._spoken or self.transport.is_closing():
             self.transport.close()
             return
-        self.transport.write(_written(error))
+        body = error.body()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
         for cycle in self._open:
             cycle.disconnected = True  # nothing more is written
             cycle.message_event.set()
@@ -316,20 +320,8 @@ class HttpProtocol(HttpToolsProtocol):
         return ApiError(408, message, code="request_timeout")
 
 
-def _new_parser(connection: HttpProtocol) -> HttpRequestParser:
-    parser = HttpRequestParser(connection)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-    return parser
-
-
 class _Enough(Exception):
     """Stops the parser."""
-
-
-def _written(error: ApiError) -> bytes:
-    body = error.body()
-    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    return STATUS_LINE[error.status] + head + body
 
 
 def _only_probes(app: Any) -> ASGIApp:

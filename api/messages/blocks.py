@@ -20,7 +20,7 @@ from api.messages.answers import (
     ThinkingDelta,
     ToolUseContent,
 )
-from api.parsing.parsed import CallDelta, Parsed
+from api.parsing.parsed import Parsed
 
 EMPTY = Raw(b"{}")
 
@@ -49,7 +49,12 @@ class Blocks:
             yield from self._enter(TextContent, TextContent(""))
             yield self._grow(parsed.content)
         for call in parsed.calls:
-            yield from self._add_call(call)
+            if call.name is not None:
+                yield from self._begin(ToolUseContent(call.id, call.name, EMPTY))
+                self._call = call.index
+            assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
+            if call.arguments:
+                yield self._grow(call.arguments)
 
     def finish(self) -> Iterator[Event]:
         if not self._open:
@@ -79,14 +84,6 @@ class Blocks:
         self._blocks.append((block, []))
         self._open = True
         yield ContentBlockStart(self._last, block)
-
-    def _add_call(self, call: CallDelta) -> Iterator[Event]:
-        if call.name is not None:
-            yield from self._begin(ToolUseContent(call.id, call.name, EMPTY))
-            self._call = call.index
-        assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
-        if call.arguments:
-            yield self._grow(call.arguments)
 
     def _grow(self, text: str) -> Event:
         block, texts = self._blocks[-1]

@@ -63,11 +63,6 @@ def chat_fields(request: Conversation) -> Fields:
             fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
     if _is_begun(request.messages[-1], made[-1] if made else {}):
         fields["continue_final_message"] = True
-    _add_output(request, fields)
-    return fields
-
-
-def _add_output(request: Conversation, fields: Fields) -> None:
     kwargs = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
         thinks = request.thinking.type != "disabled"
@@ -80,6 +75,7 @@ def _add_output(request: Conversation, fields: Fields) -> None:
     if config is not None and config.format is not None:
         schema = {"name": "output", "schema": config.format.schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
 def _system(system: str | Sequence[TextPart] | None) -> Iterator[Fields]:

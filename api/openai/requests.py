@@ -202,9 +202,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if self.prompt_token_ids is not None and len(self.prompt_token_ids) != prompts:
             given = len(self.prompt_token_ids)
             raise invalid(f"prompt_token_ids has {given} lists; there are {prompts} prompts", "prompt_token_ids")
-        self._check_echo()
-
-    def _check_echo(self) -> None:
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens is 0; ask for at least 1, or set echo to score the prompt alone", "max_tokens")
         if self.echo and self.stream and self.logprobs is not None:

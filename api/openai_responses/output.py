@@ -19,7 +19,7 @@ from api.openai_responses.answers import (
     Status,
 )
 from api.openai_responses.tools import Called, InputText
-from api.parsing.parsed import CallDelta, Parsed
+from api.parsing.parsed import Parsed
 from api.responses import encode
 
 Kind: TypeAlias = Literal["reasoning", "message", "function_call", "custom_tool_call"]
@@ -86,7 +86,12 @@ class Output:
             yield from self._enter("message")
             yield from self._grow(parsed.content)
         for call in parsed.calls:
-            yield from self._add_call(call)
+            if call.name is not None:
+                called = self._tools.get(call.name, Called(call.name))
+                yield from self._begin("custom_tool_call" if called.is_custom else "function_call", call.id, called)
+                self._call, self._input = call.index, InputText() if called.is_custom else None
+            assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
+            yield from self._grow(call.arguments if self._input is None else self._input.feed(call.arguments))
 
     def finish(self, status: Status = "completed") -> Iterator[Event]:
         """Close the open item; `status` says whether it is whole."""
@@ -134,14 +139,6 @@ class Output:
         self._open = True
         shown = self._items[-1].shown("in_progress")
         yield "response.output_item.added", {"output_index": self._last, "item": shown}
-
-    def _add_call(self, call: CallDelta) -> Iterator[Event]:
-        if call.name is not None:
-            called = self._tools.get(call.name, Called(call.name))
-            yield from self._begin("custom_tool_call" if called.is_custom else "function_call", call.id, called)
-            self._call, self._input = call.index, InputText() if called.is_custom else None
-        assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
-        yield from self._grow(call.arguments if self._input is None else self._input.feed(call.arguments))
 
     def _grow(self, text: str) -> Iterator[Event]:
         if not text:

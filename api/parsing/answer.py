@@ -11,7 +11,7 @@ from api.parsing.calls import CallParser
 from api.parsing.formats import CALL_PARSERS, AnswerFormats
 from api.parsing.json_calls import RequiredCallsParser
 from api.parsing.parsed import AnswerParser, CallDelta, Parsed
-from api.parsing.reasoning import ReasoningMarkers, ReasoningParser
+from api.parsing.reasoning import ReasoningParser
 
 MISTRAL_ID = 9  # characters; its templates refuse other lengths
 ID_DIGITS = 24
@@ -84,7 +84,13 @@ def answer_parser(
     calls = _call_parser(request, formats, new_id) if forced or not constrained else None
     reasoning = None
     if formats.reasoning is not None and not (forced or constrained):
-        opened = _is_open(request, formats.reasoning, prompt_end)
+        # Tell whether the prompt ends within reasoning.
+        markers = formats.reasoning
+        if request.continue_final_message:
+            continued = request.messages[-1].text
+            opened = continued.rfind(markers.begin) > continued.rfind(markers.end)
+        else:
+            opened = prompt_end.rstrip().endswith(markers.begin)
         marker = calls.markers[0] if isinstance(calls, CallParser) and calls.markers else ""
         reasoning = ReasoningParser(formats.reasoning, opened=opened, call=marker)
     return None if calls is None and reasoning is None else _Answer(reasoning, calls, request.include_reasoning)
@@ -133,11 +139,3 @@ def _call_parser(
     if isinstance(request.tool_choice, NamedTool):
         functions = {name: functions.get(name, {}) for name in request.tool_choice.names}
     return CALL_PARSERS[formats.tools](new_id, functions, most)
-
-
-def _is_open(request: ChatRequest, markers: ReasoningMarkers, prompt_end: str) -> bool:
-    """Tell whether the prompt ends within reasoning."""
-    if request.continue_final_message:
-        continued = request.messages[-1].text
-        return continued.rfind(markers.begin) > continued.rfind(markers.end)
-    return prompt_end.rstrip().endswith(markers.begin)

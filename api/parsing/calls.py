@@ -5,7 +5,6 @@ opened, and its arguments are passed on as they come. Text that turns out to be 
 A parser of a format is a generator that is sent the next character, or an empty string at the end.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
@@ -177,12 +176,6 @@ class CallParser(ABC):
         self._drop()
         return (yield)
 
-    def _skipped(self, char: str) -> Steps[str]:
-        """Pass over spaces within a call that has been opened."""
-        while char.isspace():
-            char = yield
-        return char
-
     def _open(self, name: str) -> None:
         """Begin a call: what was held is a part of it."""
         self._deltas.append(_OpenDelta(self.count, name))
@@ -225,11 +218,3 @@ class CallParser(ABC):
         )
         self._deltas.clear()
         return content, calls
-
-
-def in_quotes(text: str) -> str:
-    """Text within a string of JSON; half of a surrogate pair stays an escape."""
-    return "".join(
-        f"\\u{ord(char):04x}" if "\ud800" <= char <= "\udfff" else json.dumps(char, ensure_ascii=False)[1:-1]
-        for char in text
-    )

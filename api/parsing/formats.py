@@ -7,13 +7,12 @@ from msgspec import Struct
 
 from api.parsing.calls import CallParser
 from api.parsing.json_calls import HermesParser, Llama3JsonParser, MistralParser
-from api.parsing.pythonic import PythonicParser
 from api.parsing.reasoning import ReasoningMarkers
 
 if TYPE_CHECKING:
     from api.tokens.tokenizer import Tokenizer  # not for a configuration, which the engine's process reads
 
-ToolFormat: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
+ToolFormat: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningFormat: TypeAlias = Literal["auto", "none", "think", "mistral"]
 TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = get_args(ReasoningFormat)
@@ -22,7 +21,6 @@ CALL_PARSERS: dict[str, type[CallParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
-    "pythonic": PythonicParser,
 }
 REASONING: dict[str, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),
@@ -61,8 +59,6 @@ def tool_format(template: str) -> str | None:
         return "mistral"
     if "<tool_call>" in template:
         return None if any(marker in template for marker in NOT_HERMES) else "hermes"
-    if "[func_name1(" in template:
-        return "pythonic"
     return "llama3_json" if '"parameters":' in template else None
 
 

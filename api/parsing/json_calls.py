@@ -223,10 +223,7 @@ class MistralParser(JsonCallParser):
             return (yield from self._listed((yield from self._take(char)), self._object))
         if char == "{":
             return (yield from self._object(char))
-        return (yield from self._named(char))
-
-    def _named(self, char: str) -> Steps[str]:
-        """Take `name{...}` or `name[ARGS]{...}`; an id of the model's own may stand between."""
+        # Take `name{...}` or `name[ARGS]{...}`; an id of the model's own may stand between.
         name, char = yield from self._word(char)
         if not 0 < len(name) <= MAX_NAME:
             raise Unexpected(char)

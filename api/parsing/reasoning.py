@@ -31,9 +31,24 @@ class ReasoningParser:
             return "", text
         self._held += text
         if self._state == "before":
-            self._begin()
+            start = self._held.lstrip()
+            if len(self._held) - len(start) > MAX_SPACES:
+                self._state = "within" if self._opened else "after"
+            elif start.startswith(self._markers.begin):
+                self._state = "within"
+                self._held = start[len(self._markers.begin) :]
+            elif not self._markers.begin.startswith(start):
+                self._state = "within" if self._opened else "after"
         if self._state == "within":
-            return self._within()
+            found = [(place, end) for end in self._ends if (place := self._held.find(end)) >= 0]
+            if not found:
+                shown = len(self._held) - max(overlap(self._held, end) for end in self._ends)
+                reasoning, self._held = self._held[:shown], self._held[shown:]
+                return reasoning, ""
+            place, end = min(found)
+            self._state = "after"
+            held = self._taken()
+            return held[:place], held[place + len(end) :] if end == self._markers.end else held[place:]
         return "", self._taken() if self._state == "after" else ""
 
     def finish(self) -> tuple[str, str]:
@@ -43,25 +58,3 @@ class ReasoningParser:
     def _taken(self) -> str:
         held, self._held = self._held, ""
         return held
-
-    def _begin(self) -> None:
-        """Find out whether the answer begins with the marker, perhaps after spaces."""
-        start = self._held.lstrip()
-        if len(self._held) - len(start) > MAX_SPACES:
-            self._state = "within" if self._opened else "after"
-        elif start.startswith(self._markers.begin):
-            self._state = "within"
-            self._held = start[len(self._markers.begin) :]
-        elif not self._markers.begin.startswith(start):
-            self._state = "within" if self._opened else "after"
-
-    def _within(self) -> tuple[str, str]:
-        found = [(place, end) for end in self._ends if (place := self._held.find(end)) >= 0]
-        if not found:
-            shown = len(self._held) - max(overlap(self._held, end) for end in self._ends)
-            reasoning, self._held = self._held[:shown], self._held[shown:]
-            return reasoning, ""
-        place, end = min(found)
-        self._state = "after"
-        held = self._taken()
-        return held[:place], held[place + len(end) :] if end == self._markers.end else held[place:]

@@ -209,24 +209,20 @@ def read_file(ctx: click.Context, path: str | None, table: Table) -> None:
     except (OSError, ValueError) as error:
         raise Unusable(f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
     for key, value in values.items():
-        _check(file, key, value, table)
+        setting = table.all.get(key)
+        if setting is None:
+            raise Unusable(f"{file.place(key)}: {_no_setting(key, table)}")
+        kind, word = _toml_type(setting.type)
+        if setting.multiple:
+            right = isinstance(value, list) and all(_is(item, kind) for item in value)
+            word = f"a list of {word}"
+        else:
+            right = _is(value, kind)
+        if not right:
+            quoted = f"no {word.removesuffix(' in quotes')}" if setting.secret else repr(value)
+            raise Unusable(f"{file.place(key)}: {key} is {quoted}; write {word}")
     ctx.meta[_FILE] = file
     ctx.default_map = values
-
-
-def _check(file: SettingsFile, key: str, value: object, table: Table) -> None:
-    setting = table.all.get(key)
-    if setting is None:
-        raise Unusable(f"{file.place(key)}: {_no_setting(key, table)}")
-    kind, word = _toml_type(setting.type)
-    if setting.multiple:
-        right = isinstance(value, list) and all(_is(item, kind) for item in value)
-        word = f"a list of {word}"
-    else:
-        right = _is(value, kind)
-    if not right:
-        quoted = f"no {word.removesuffix(' in quotes')}" if setting.secret else repr(value)
-        raise Unusable(f"{file.place(key)}: {key} is {quoted}; write {word}")
 
 
 def _no_setting(key: str, table: Table) -> str:

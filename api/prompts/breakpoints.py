@@ -32,7 +32,8 @@ def breakpoints(request: ChatRequest) -> list[Breakpoint]:
 
 def _all_breakpoints(request: ChatRequest) -> Iterable[Breakpoint]:
     for i, tool in enumerate(request.tools):
-        if (control := _control_of(tool)) is not None:
+        given = tool.get("cache_control")
+        if (control := (None if given is None else msgspec.convert(given, CacheControl))) is not None:
             yield Breakpoint(control.ttl_s, tool=i)
     for i, message in enumerate(request.messages):
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -40,11 +41,6 @@ def _all_breakpoints(request: ChatRequest) -> Iterable[Breakpoint]:
                 yield Breakpoint(part.cache_control.ttl_s, message=i, part=j)
         if message.cache_control is not None:
             yield Breakpoint(message.cache_control.ttl_s, message=i)
-
-
-def _control_of(tool: dict[str, Any]) -> CacheControl | None:
-    given = tool.get("cache_control")
-    return None if given is None else msgspec.convert(given, CacheControl)
 
 
 def without_control(tool: dict[str, Any]) -> dict[str, Any]:

@@ -21,19 +21,15 @@ def _segments(conversation: Conversation) -> Iterator[Segment]:
     if conversation.tools:
         yield from _turn("system", "\n".join(map(_json, conversation.tools)))
     for message in conversation.messages:
-        yield from _turn(message["role"], _text(message))
+        calls = [_json(call) for call in message.get("tool_calls") or ()]
+        content = message.get("content", "")
+        yield from _turn(message["role"], "\n".join([content, *calls]) if calls else content)
     if conversation.add_generation_prompt:
         yield from (_START, "assistant\n")
 
 
 def _turn(role: str, text: str) -> tuple[Segment, ...]:
     return (_START, f"{role}\n{text}", _END, "\n")
-
-
-def _text(message: dict[str, Any]) -> str:
-    calls = [_json(call) for call in message.get("tool_calls") or ()]
-    content = message.get("content", "")
-    return "\n".join([content, *calls]) if calls else content
 
 
 def _json(value: Any) -> str:

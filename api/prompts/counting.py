@@ -55,7 +55,15 @@ def check_counts(counted: Countable, max_model_len: int | None, *, chat: bool) -
     if chat:
         _check_most(_length(counted.messages), MAX_MESSAGES, "messages")
     for param in ("prompt_token_ids",) if chat else ("prompt", "prompt_token_ids"):
-        _check_token_ids(bytes(getattr(counted, param)), max_model_len, param)
+        # Check a list of token ids, or of lists of them; commas in a text mean nothing.
+        json = bytes(getattr(counted, param))
+        if not json.startswith(b"[") or b'"' in json:
+            continue
+        _check_most(json.count(b"[") - 1, MAX_PROMPTS, param)
+        for ids in json.split(b"]"):
+            given: Any = ids.lstrip(b"[," + _SPACE)
+            if given:
+                check_room(given.count(b",") + 1, max_model_len, param)
 
 
 def _check_most(entries: int, most: int, param: str) -> None:
@@ -73,14 +81,3 @@ def _length(raw: Raw) -> int:
         return len(_decode_list(raw))
     except msgspec.MsgspecError:
         return 0
-
-
-def _check_token_ids(json: bytes, max_model_len: int | None, param: str) -> None:
-    """Check a list of token ids, or of lists of them; commas in a text mean nothing."""
-    if not json.startswith(b"[") or b'"' in json:
-        return
-    _check_most(json.count(b"[") - 1, MAX_PROMPTS, param)
-    for ids in json.split(b"]"):
-        given: Any = ids.lstrip(b"[," + _SPACE)
-        if given:
-            check_room(given.count(b",") + 1, max_model_len, param)

@@ -53,10 +53,7 @@ class ChatTemplate:
             # Jinja makes Python of it, which has limits of its own (20 nested loops), and computes constants.
             reason = str(error) or type(error).__name__
             raise ValueError(f"{name} cannot be compiled: {reason}; simplify it") from error
-        self._try(name)
-
-    def _try(self, name: str) -> None:
-        """Refuse a template that cannot render any message."""
+        # Refuse a template that cannot render any message.
         fields = dict.fromkeys(("tools", "documents")) | {"add_generation_prompt": True} | self._special_tokens
         try:
             grant()
@@ -100,24 +97,21 @@ class ChatTemplate:
     def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         try:
             grant()
-            return self._rendered(conversation, messages)
+            fields: dict[str, Any] = {
+                **self._special_tokens,
+                **conversation.kwargs,
+                "tools": conversation.tools or None,
+                "documents": conversation.documents,
+                "add_generation_prompt": conversation.add_generation_prompt,
+            }
+            try:
+                return self._template.render(fields, messages=messages)
+            except jinja2.UndefinedError:
+                # A message of calls alone has no content. Templates that cannot do without get an empty one.
+                return self._template.render(fields, messages=[{"content": ""} | message for message in messages])
         except Exception as error:
             # A template is a program that runs on the client's data: it may fail in any way.
             raise invalid(f"the chat template refuses the messages: {error}", "messages") from error
-
-    def _rendered(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
-        fields: dict[str, Any] = {
-            **self._special_tokens,
-            **conversation.kwargs,
-            "tools": conversation.tools or None,
-            "documents": conversation.documents,
-            "add_generation_prompt": conversation.add_generation_prompt,
-        }
-        try:
-            return self._template.render(fields, messages=messages)
-        except jinja2.UndefinedError:
-            # A message of calls alone has no content. Templates that cannot do without get an empty one.
-            return self._template.render(fields, messages=[{"content": ""} | message for message in messages])
 
 
 def _cut(text: str, message: str) -> str:

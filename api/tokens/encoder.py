@@ -48,7 +48,10 @@ class Encoder:
         self.why_not_fast: str | None = None
         texts = list(_samples(list(tokenizers.get_added_tokens_decoder().values())))
         try:
-            fast = _fastokens(file, added)
+            fast = Fastokens.from_file(str(file))
+            fast.no_truncation()
+            fast.no_padding()
+            fast.add_tokens([AddedToken(token, special=True, normalized=False) for token in added])
             if self._agree(fast, texts, special=False) and self._agree(fast, texts[:1], special=True):
                 self._fast = fast
                 return
@@ -74,7 +77,10 @@ class Encoder:
             self._until_compared = COMPARE_EVERY
             right = self._encoded_by_tokenizers(text, add_special_tokens)
             if ids != right:
-                self._distrust(text)
+                self._fast = None
+                if self.why_not_fast is None:  # no other thread has found it at the same time
+                    self.why_not_fast = DIFFERS
+                    log.error("%s: %s, first seen in one of %d characters", self._name, DIFFERS, len(text))
                 return right
         return ids
 
@@ -87,20 +93,6 @@ class Encoder:
 
     def _agree(self, fast: Fastokens, texts: Sequence[str], *, special: bool) -> bool:
         return all(fast.encode(text, special).ids == self._encoded_by_tokenizers(text, special) for text in texts)
-
-    def _distrust(self, text: str) -> None:
-        self._fast = None
-        if self.why_not_fast is None:  # no other thread has found it at the same time
-            self.why_not_fast = DIFFERS
-            log.error("%s: %s, first seen in one of %d characters", self._name, DIFFERS, len(text))
-
-
-def _fastokens(file: Path, added: Sequence[str]) -> Fastokens:
-    fast = Fastokens.from_file(str(file))
-    fast.no_truncation()
-    fast.no_padding()
-    fast.add_tokens([AddedToken(token, special=True, normalized=False) for token in added])
-    return fast
 
 
 def _samples(added: Sequence[AddedToken]) -> Iterator[str]:

@@ -116,7 +116,8 @@ class HfTokenizer:
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
         self._read_folder(file.parent, config.get("chat_template"))
-        self._rule = piece_rule(_decoder(self._tokenizer))
+        decoder = self._tokenizer.decoder
+        self._rule = piece_rule(None if decoder is None else json.loads(decoder.__getstate__()))
         self.joins_bytes = self._rule is not None
         self.max_bytes_per_token = max_bytes_per_token(self._tokenizer)
         # Added tokens are plain text ("é!" added to a byte-level model is not 0xE9 and "!"), unless the model has them.
@@ -157,12 +158,6 @@ class HfTokenizer:
         if token is None:
             return b""
         return self._rule(token) if self._rule else self.decode([token_id], skip_special_tokens=False).encode()
-
-
-def _decoder(tokenizer: Tokenizers) -> dict[str, Any] | None:
-    """The decoder's JSON, from its pickle: all of `tokenizer.to_str()` is 17 MB for a large vocabulary."""
-    decoder = tokenizer.decoder
-    return None if decoder is None else json.loads(decoder.__getstate__())
 
 
 def load_tokenizer(path: str | Path | None) -> Tokenizer:

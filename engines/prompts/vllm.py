@@ -113,7 +113,18 @@ class Vllm:
     def read(self, api: str, body: bytes, max_model_len: int | None = None) -> Asked:
         """Read a request of this API; raise ApiError if its prompt cannot be known."""
         if api == "completions":
-            return self._completion(read(body, _Completion), max_model_len)
+            asked = read(body, _Completion)
+            _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "suffix", "prompt_embeds"))
+            prompt, special = asked.prompt, asked.add_special_tokens is not False
+            several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+            texts: list[Text] = prompt if several else [prompt]  # type: ignore[assignment]  # checked below
+            for text in texts:
+                if not isinstance(text, str) and (not isinstance(text, list) or not all(map(_is_token_id, text))):
+                    raise invalid("prompt mixes what is none with texts or token ids", "prompt")
+                self._prompts.check_fits(text, max_model_len, "prompt")
+            of_ids = all(isinstance(text, list) for text in texts)
+            shape = None if of_ids else f"completions; {'with' if special else 'without'} special tokens"
+            return Asked(texts, asked.n or 1, special, shape)
         if api == "batch":
             body, api = first_of_batch(body), "chat"
         if (chat_of := CHATS.get(api)) is not None:
@@ -125,9 +136,10 @@ class Vllm:
         given = self._arguments(asked)
         tools, kinds = described_tools(asked.tools)
         messages, turns = self._messages(asked.messages, with_tools=bool(tools), checked=api != "responses")
+        template = self._prompts.template(bool(tools))
         conversation = Conversation(
             messages=messages,
-            tools=self._shown_tools(tools),
+            tools=tools if template is None or "tools" in template.source else [],
             add_generation_prompt=asked.add_generation_prompt is not False,
             continue_final_message=bool(asked.continue_final_message),
             kwargs=given,
@@ -137,7 +149,20 @@ class Vllm:
             raise invalid("the last message's content is a list, which is not continued here", "continue_final_message")
         text = self._prompts.conversation_text(conversation, max_model_len)
         special = bool(asked.add_special_tokens)
-        shape = chat_shape(api, turns, kinds, _flags(asked, special), given)
+        flags = []
+        if asked.add_generation_prompt is False:
+            flags.append("no generation prompt")
+        if asked.continue_final_message:
+            flags.append("continued")
+        if special:
+            flags.append("special tokens")
+        if asked.documents is not None:
+            flags.append("documents")
+        if asked.tools and asked.tool_choice == "none":
+            flags.append("tool_choice none")
+        if asked.response_format is not None:
+            flags.append("response_format")
+        shape = chat_shape(api, turns, kinds, flags, given)
         made = Asked([text], asked.n or 1, special, shape)
         shown = self._shown[bool(tools)]
         if shown == "date":
@@ -145,19 +170,6 @@ class Vllm:
         elif shown == "time":
             made.doubt = dates.SHOWS_TIME
         return made
-
-    def _completion(self, asked: _Completion, max_model_len: int | None) -> Asked:
-        _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "suffix", "prompt_embeds"))
-        prompt, special = asked.prompt, asked.add_special_tokens is not False
-        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        texts: list[Text] = prompt if several else [prompt]  # type: ignore[assignment]  # checked below
-        for text in texts:
-            if not isinstance(text, str) and (not isinstance(text, list) or not all(map(_is_token_id, text))):
-                raise invalid("prompt mixes what is none with texts or token ids", "prompt")
-            self._prompts.check_fits(text, max_model_len, "prompt")
-        of_ids = all(isinstance(text, list) for text in texts)
-        shape = None if of_ids else f"completions; {'with' if special else 'without'} special tokens"
-        return Asked(texts, asked.n or 1, special, shape)
 
     # ---- the engine's own words
 
@@ -229,16 +241,25 @@ class Vllm:
         if not seen:
             raise invalid("messages is empty; send at least one", "messages")
         if developer and not self._knows_developer(with_tools):
-            seen = _with_one_system(seen)
+            # Developers become systems for a template that knows none, and several systems become one at the beginning.
+            renamed = [
+                {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+                if message["role"] == "developer"
+                else message
+                for message in seen
+            ]
+            systems = [message for message in renamed if message["role"] == "system"]
+            if len(systems) <= 1 and renamed[0]["role"] == "system":
+                seen = renamed
+            else:
+                contents = [_joined(message["content"]) for message in systems]
+                others = [message for message in renamed if message["role"] != "system"]
+                seen = [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
         return seen, turns
 
     def _knows_developer(self, with_tools: bool) -> bool:
         template = self._prompts.template(with_tools)
         return template is not None and ('"developer"' in template.source or "'developer'" in template.source)
-
-    def _shown_tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        template = self._prompts.template(bool(tools))
-        return tools if template is None or "tools" in template.source else []
 
     def _arguments(self, asked: ChatFields) -> dict[str, Any]:
         given = asked.chat_template_kwargs or {}
@@ -291,23 +312,6 @@ def _check(asked: _Everywhere, names: Sequence[str]) -> None:
     transfer = asked.kv_transfer_params
     if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
         raise invalid("kv_transfer_params sets the prompt's token ids", "kv_transfer_params")
-
-
-def _flags(asked: ChatFields, special: bool) -> list[str]:
-    flags = []
-    if asked.add_generation_prompt is False:
-        flags.append("no generation prompt")
-    if asked.continue_final_message:
-        flags.append("continued")
-    if special:
-        flags.append("special tokens")
-    if asked.documents is not None:
-        flags.append("documents")
-    if asked.tools and asked.tool_choice == "none":
-        flags.append("tool_choice none")
-    if asked.response_format is not None:
-        flags.append("response_format")
-    return flags
 
 
 def _is_token_id(value: Any) -> bool:
@@ -368,22 +372,6 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
     elif not content:
         kinds.append("empty")
     return shown if wrapped else "\n".join(filter(None, texts))
-
-
-def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Developers become systems for a template that knows none, and several systems become one at the beginning."""
-    renamed = [
-        {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
-        if message["role"] == "developer"
-        else message
-        for message in messages
-    ]
-    systems = [message for message in renamed if message["role"] == "system"]
-    if len(systems) <= 1 and renamed[0]["role"] == "system":
-        return renamed
-    contents = [_joined(message["content"]) for message in systems]
-    others = [message for message in renamed if message["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
 
 
 def _joined(content: Any) -> str:

@@ -55,7 +55,16 @@ def of_messages(body: bytes, prompts: Prompts) -> dict[str, Any]:
         made.append({"role": "system", "content": "".join(system)})
     for message in asked.messages:
         if message.get("role") != "system":
-            _add_message(message, made)
+            role, content = message.get("role"), message.get("content")
+            seen: dict[str, Any] = {"role": role}
+            if isinstance(content, str):
+                seen["content"] = content
+            elif isinstance(content, list):
+                _add_blocks(content, str(role), seen, made)
+            else:
+                raise _refuse("a message has no content", "messages")
+            if role != "user" or "content" in seen:
+                made.append(seen)
         elif not merged and (text := _inline_system(message)):
             made.append({"role": "system", "content": text})
     fields: dict[str, Any] = {"messages": made, **_passed_on(asked)}
@@ -67,7 +76,11 @@ def of_messages(body: bytes, prompts: Prompts) -> dict[str, Any]:
         fields["response_format"] = {"type": "json_schema"}
     effort = output.get("effort")
     if (asked.thinking or {}).get("type") == "disabled":
-        effort = disabled_effort(prompts)
+        none = _with_effort(prompts, "none")
+        if none is None or any(_with_effort(prompts, effort) == none for effort in EFFORTS):
+            effort = "low"
+        else:
+            effort = "none"
     if effort is not None:
         fields["reasoning_effort"] = effort
     return fields
@@ -106,33 +119,12 @@ def _wants_system_first(prompts: Prompts) -> bool:
     return not all(template is not None and template.renders_alone(turns) for template in templates)
 
 
-def disabled_effort(prompts: Prompts) -> str:
-    """The reasoning effort for `thinking.type` "disabled": "low" where the template refuses or ignores "none"."""
-    none = _with_effort(prompts, "none")
-    if none is None or any(_with_effort(prompts, effort) == none for effort in EFFORTS):
-        return "low"
-    return "none"
-
-
 def _with_effort(prompts: Prompts, effort: str) -> str | list[int] | None:
     arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     try:
         return prompts.conversation_text(Conversation(messages=[{"role": "user", "content": "Hi"}], kwargs=arguments))
     except ApiError:
         return None
-
-
-def _add_message(message: dict[str, Any], made: list[dict[str, Any]]) -> None:
-    role, content = message.get("role"), message.get("content")
-    seen: dict[str, Any] = {"role": role}
-    if isinstance(content, str):
-        seen["content"] = content
-    elif isinstance(content, list):
-        _add_blocks(content, str(role), seen, made)
-    else:
-        raise _refuse("a message has no content", "messages")
-    if role != "user" or "content" in seen:
-        made.append(seen)
 
 
 def _add_blocks(blocks: list[Any], role: str, seen: dict[str, Any], made: list[dict[str, Any]]) -> None:

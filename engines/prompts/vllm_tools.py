@@ -68,18 +68,14 @@ def described_calls(calls: Any, kinds: list[str], checked: bool) -> list[dict[st
             {"id": call["id"], "function": named | _others(function, named), "type": "function"}
             | _others(call, ("id", "function", "type"))
         )
-        kinds.append(_fields_of("call", made[-1]["function"], made[-1]))
+        extra = sorted({*made[-1]["function"], *made[-1]} - {"id", "function", "type", "arguments", "name"})
+        kinds.append("+".join(["call", *extra]))
     kinds[:] = [*sorted(set(kinds)), *(["several"] if len(made) > 1 else [])]
     return made
 
 
 def _others(given: Mapping[str, Any], known: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in known}
-
-
-def _fields_of(kind: str, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
-    extra = sorted({*inner, *outer} - {"id", "function", "type", "arguments", "name"})
-    return "+".join([kind, *extra])
 
 
 def _arguments(text: str) -> dict[str, Any]:

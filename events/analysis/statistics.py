@@ -1,11 +1,11 @@
 """The figures of `warmroute events stat`: counted as the stream goes by, put together on demand."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 
 from msgspec import Struct
 
-from events.analysis.lifetimes import Lifetimes
 from events.analysis.tree import Tree, place
 from events.cache.changes import Change, Cleared, Removed, Stored
 from events.cache.pools import ResolverStats
@@ -13,6 +13,77 @@ from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.stream.actions import Action, Apply
 from events.stream.states import StreamStats
 from events.view import CacheView
+
+BUCKETS_PER_DECADE = 50  # ages are kept to 5 %: memory does not grow with the stream
+SHORTEST_S = 1e-6
+REMEMBERED_KEYS = 200_000
+
+Place = tuple[str, int]  # medium, key
+
+
+class Lifetimes:
+    def __init__(self) -> None:
+        self.ended = 0
+        self.restored = 0  # stored again within the last REMEMBERED_KEYS removals: evicted too early
+        self.without_start = 0  # ended, but in the cache before the stream was followed: not used
+        self._since: dict[Place, float | None] = {}
+        self._gone: dict[Place, None] = {}
+        self._ended: Counter[int] = Counter()
+        self._censored: Counter[int] = Counter()
+
+    def stored(self, medium: str, keys: Iterable[int], at_s: float | None) -> None:
+        """`at_s` is None for blocks that were there before (a snapshot)."""
+        for key in keys:
+            place = (medium, key)
+            self._since.setdefault(place, at_s)
+            if place in self._gone:
+                del self._gone[place]
+                self.restored += 1
+
+    def removed(self, medium: str, keys: Iterable[int], at_s: float) -> None:
+        for key in keys:
+            place = (medium, key)
+            if place not in self._since:
+                continue
+            since = self._since.pop(place)
+            self._gone[place] = None
+            if since is None:
+                self.without_start += 1
+            else:
+                self.ended += 1
+                self._ended[_bucket(at_s - since)] += 1
+        while len(self._gone) > REMEMBERED_KEYS:
+            del self._gone[next(iter(self._gone))]
+
+    def cleared(self, at_s: float) -> None:
+        """The cache was cleared or the replica restarted: how long these blocks would have stayed is not known."""
+        self._censored += self._running(at_s)
+        self._since.clear()
+
+    def censored(self) -> int:
+        """Blocks of known age that have not been evicted."""
+        return self._censored.total() + sum(since is not None for since in self._since.values())
+
+    def quantiles(self, fractions: Iterable[float], now_s: float) -> list[float | None]:
+        """The age by which this fraction of blocks is gone; None if too many are still there to say."""
+        censored = self._censored + self._running(now_s)
+        at_risk = self._ended.total() + censored.total()
+        surviving = 1.0
+        steps: list[tuple[float, float]] = []  # (fraction gone, age)
+        for bucket in sorted(self._ended.keys() | censored.keys()):
+            if ended := self._ended[bucket]:
+                surviving *= 1 - ended / at_risk
+                steps.append((1 - surviving, 10 ** ((bucket + 0.5) / BUCKETS_PER_DECADE)))
+            at_risk -= ended + censored[bucket]
+        return [next((age for gone, age in steps if gone >= fraction - 1e-9), None) for fraction in fractions]
+
+    def _running(self, now_s: float) -> Counter[int]:
+        return Counter(_bucket(now_s - since) for since in self._since.values() if since is not None)
+
+
+def _bucket(age_s: float) -> int:
+    return math.floor(math.log10(max(age_s, SHORTEST_S)) * BUCKETS_PER_DECADE)
+
 
 RECENT_S = 10.0
 LAGS_KEPT = 20_000
@@ -104,8 +175,26 @@ class Statistics:
         from_stream = isinstance(action, Apply) and action.seq >= 0
         ts = batch.ts if batch is not None and from_stream else None
         if ts is not None and batch is not None and isinstance(action, Apply):
-            self._count(batch, at_s)
-            self._lag(action.seq, ts)
+            second = int(at_s)
+            if not self._seconds or self._seconds[-1][0] != second:
+                self._seconds.append((second, Counts()))
+                while self._seconds[0][0] < second - RECENT_S:
+                    self._seconds.popleft()
+            for counts in (self.counts, self._seconds[-1][1]):
+                counts.batches += 1
+                counts.events += len(batch.events)
+                for event in batch.events:
+                    if isinstance(event, BlockStored):
+                        counts.stored_blocks += len(event.block_hashes)
+                    elif isinstance(event, BlockRemoved):
+                        counts.removed_blocks += len(event.block_hashes)
+            self._first_ts = batch.ts if self._first_ts is None else min(self._first_ts, batch.ts)
+            self._last_ts = batch.ts if self._last_ts is None else max(self._last_ts, batch.ts)
+            received_s = self._received_s.pop(action.seq, None)
+            if received_s is not None:
+                lag_s = received_s - ts
+                self._lags.append(lag_s)
+                self._least_lag_s = lag_s if self._least_lag_s is None else min(self._least_lag_s, lag_s)
         end_s = ts if ts is not None else self._last_ts or at_s
         for change in changes:
             if isinstance(change, Stored):
@@ -140,30 +229,6 @@ class Statistics:
         lives = self.lifetimes
         p10_s, p50_s, p90_s, p99_s = lives.quantiles(FRACTIONS, now_s)
         return Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start)
-
-    def _count(self, batch: EventBatch, at_s: float) -> None:
-        second = int(at_s)
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append((second, Counts()))
-            while self._seconds[0][0] < second - RECENT_S:
-                self._seconds.popleft()
-        for counts in (self.counts, self._seconds[-1][1]):
-            counts.batches += 1
-            counts.events += len(batch.events)
-            for event in batch.events:
-                if isinstance(event, BlockStored):
-                    counts.stored_blocks += len(event.block_hashes)
-                elif isinstance(event, BlockRemoved):
-                    counts.removed_blocks += len(event.block_hashes)
-        self._first_ts = batch.ts if self._first_ts is None else min(self._first_ts, batch.ts)
-        self._last_ts = batch.ts if self._last_ts is None else max(self._last_ts, batch.ts)
-
-    def _lag(self, seq: int, ts: float) -> None:
-        received_s = self._received_s.pop(seq, None)
-        if received_s is not None:
-            lag_s = received_s - ts
-            self._lags.append(lag_s)
-            self._least_lag_s = lag_s if self._least_lag_s is None else min(self._least_lag_s, lag_s)
 
     def _lag_report(self) -> Lag | None:
         least_s = self._least_lag_s

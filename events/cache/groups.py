@@ -241,7 +241,12 @@ def _accepted(layout: Layout, keys: Sequence[int], masks_of: MasksOf, slots: int
             own = _runs(masks_of(number, keys[units - 1 :: units]), blocks)
             own = own[step // units - 1 :: step // units]
         elif layout.parts:
-            own = _parts(masks_of(number, keys), units, slots)
+            # Prefixes of whole blocks and then of a part of one. A held block covers its shorter parts, too.
+            masks = masks_of(number, keys)
+            whole = accumulate(masks[units - 1 :: units], and_, initial=slots)
+            before = [mask for mask in whole for _ in range(units)][1 : len(masks) + 1]
+            held = list(map(and_, before, masks))
+            own = list(accumulate(reversed(held), or_))[::-1]
         else:
             own = list(accumulate(masks_of(number, keys[units - 1 :: units]), and_))
             own = own[step // units - 1 :: step // units]
@@ -261,11 +266,3 @@ def _runs(masks: list[int], blocks: int) -> list[int]:
         masks = [*masks[:shift], *map(and_, islice(masks, shift, None), masks)]
         width += shift
     return masks
-
-
-def _parts(masks: list[int], units: int, slots: int) -> list[int]:
-    """Prefixes of whole blocks and then of a part of one. A held block covers its shorter parts, too."""
-    whole = accumulate(masks[units - 1 :: units], and_, initial=slots)
-    before = [mask for mask in whole for _ in range(units)][1 : len(masks) + 1]
-    held = list(map(and_, before, masks))
-    return list(accumulate(reversed(held), or_))[::-1]

@@ -84,7 +84,11 @@ class HashChain:
             return None
         self._chains = {encode: self._chains[encode] | links for encode, links in fitting.items()}
         for known in self._chains.values():
-            _trim(known, resident)
+            if len(known) > MOST_KNOWN + 2 * len(resident):
+                kept = set(map(low64, resident))
+                for block_hash in list(known)[: len(known) // 2]:
+                    if block_hash not in kept:
+                        del known[block_hash]
         return {block_hash: link.key for block_hash, link in next(iter(fitting.values())).items()}
 
 
@@ -105,11 +109,3 @@ def _extended(
         links[low64(digest)] = Link(key, digest)
         extra = None
     return links
-
-
-def _trim(known: dict[int, Link], resident: Collection[Hash]) -> None:
-    if len(known) > MOST_KNOWN + 2 * len(resident):
-        kept = set(map(low64, resident))
-        for block_hash in list(known)[: len(known) // 2]:
-            if block_hash not in kept:
-                del known[block_hash]

@@ -180,7 +180,17 @@ class Resolver:
                 if self.doubtful.after_loss:
                     self._look_for_turnover(changes)
             elif isinstance(event, BlockRemoved):
-                self._remove(event, changes)
+                hashes = event.block_hashes
+                if event.locality == REMOTE:
+                    self.stats.remote_blocks += len(hashes)
+                    continue
+                self.stats.removed_blocks += len(hashes)
+                pool = self.pools.get(pool_name(event.medium, event.group_idx))
+                if pool is None:
+                    self.stats.removed_unknown += len(hashes)
+                    self.doubtful.gone(hashes)
+                else:
+                    self._remove_from(pool, hashes, changes)
             elif isinstance(event, AllBlocksCleared):
                 self.stats.cleared += 1
                 changes.append(self.reset())
@@ -363,19 +373,6 @@ class Resolver:
             self._remove_from(pool, spent, changes)
 
     # ---- removals
-
-    def _remove(self, event: BlockRemoved, changes: list[Change]) -> None:
-        hashes = event.block_hashes
-        if event.locality == REMOTE:
-            self.stats.remote_blocks += len(hashes)
-            return
-        self.stats.removed_blocks += len(hashes)
-        pool = self.pools.get(pool_name(event.medium, event.group_idx))
-        if pool is None:
-            self.stats.removed_unknown += len(hashes)
-            self.doubtful.gone(hashes)
-        else:
-            self._remove_from(pool, hashes, changes)
 
     def _remove_from(self, pool: Pool, hashes: Iterable[Hash], changes: list[Change]) -> None:
         keys, unknown, keyless, doubted = pool.remove(hashes)

@@ -79,7 +79,14 @@ class RecordedStream(CacheView):
         requests: list[Request] = []
         for action in actions:
             if isinstance(action, Apply):
-                self._note(action)
+                if self._kind == "replay":
+                    self.incarnations[-1].asked[action.seq] = action.payload
+                if self.mirror is not None:
+                    try:
+                        events = decode_batch(action.payload).events
+                    except BadBatch:
+                        continue
+                    self.mirror.apply(e for e in events if isinstance(e, BlockStored | BlockRemoved | AllBlocksCleared))
             elif isinstance(action, Reset):
                 if action.reason != "snapshot":
                     self.incarnations.append(Incarnation())
@@ -88,16 +95,6 @@ class RecordedStream(CacheView):
             elif isinstance(action, Replay | Snapshot):
                 requests.append(action)
         return requests
-
-    def _note(self, action: Apply) -> None:
-        if self._kind == "replay":
-            self.incarnations[-1].asked[action.seq] = action.payload
-        if self.mirror is not None:
-            try:
-                events = decode_batch(action.payload).events
-            except BadBatch:
-                return
-            self.mirror.apply(e for e in events if isinstance(e, BlockStored | BlockRemoved | AllBlocksCleared))
 
 
 class Player:
@@ -163,7 +160,21 @@ class Player:
             if live and self.config.speed is not None:
                 clock = clock or (record.time, time.monotonic())
                 self._serve_until(clock[1] + (record.time - clock[0]) / self.config.speed)
-            self._pass(record, send=live)
+            # Publish one record if the publisher had sent it to all subscribers.
+            incarnations = len(self._played.incarnations)
+            self._played.take(record)
+            if len(self._played.incarnations) != incarnations:
+                self._begin_incarnation()
+            if record.kind == "events":
+                # First: whoever has the batch may ask for it at once.
+                if record.seq is not None:
+                    self._remember(record.frames[0], record.seq, record.frames[2])
+                if live:
+                    self._send(self._events, record.frames)
+                    self.stats.batches += 1
+                    self.stats.payload_bytes += len(record.frames[-1])
+            elif record.kind == "status" and live and self._status is not None:
+                self._send(self._status, record.frames)
             if live and progress is not None:
                 progress()
 
@@ -190,23 +201,6 @@ class Player:
         end = bisect_left(self._asked, before)
         self._buffer += [(seq, self._current.asked[seq]) for seq in self._asked[:end]]
         del self._asked[:end]
-
-    def _pass(self, record: Record, *, send: bool) -> None:
-        """Publish one record if the publisher had sent it to all subscribers."""
-        incarnations = len(self._played.incarnations)
-        self._played.take(record)
-        if len(self._played.incarnations) != incarnations:
-            self._begin_incarnation()
-        if record.kind == "events":
-            # First: whoever has the batch may ask for it at once.
-            if record.seq is not None:
-                self._remember(record.frames[0], record.seq, record.frames[2])
-            if send:
-                self._send(self._events, record.frames)
-                self.stats.batches += 1
-                self.stats.payload_bytes += len(record.frames[-1])
-        elif record.kind == "status" and send and self._status is not None:
-            self._send(self._status, record.frames)
 
     def _remember(self, topic: bytes, seq: int, payload: bytes) -> None:
         self._topic = topic

@@ -84,7 +84,18 @@ class Recorder:
         if append and self.path.exists():
             self._reopen(redact)
         else:
-            self._create(Header(self.sources, time.time(), tool_version(), redact), force)
+            header = Header(self.sources, time.time(), tool_version(), redact)
+            if force:
+                self.path.unlink(missing_ok=True)
+            try:
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError as error:
+                raise FileExistsError(f"{self.path} exists; --append continues it, --force replaces it") from error
+            self._take(descriptor)
+            self._file.write(MAGIC)
+            self.written_bytes = len(MAGIC)
+            self._append(msgspec.msgpack.encode(header))
+            self._file.flush()
 
     def __enter__(self) -> "Recorder":
         return self
@@ -121,19 +132,6 @@ class Recorder:
                 self._append(msgspec.msgpack.encode(ready))
                 self.records += 1
         self._file.close()
-
-    def _create(self, header: Header, force: bool) -> None:
-        if force:
-            self.path.unlink(missing_ok=True)
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as error:
-            raise FileExistsError(f"{self.path} exists; --append continues it, --force replaces it") from error
-        self._take(descriptor)
-        self._file.write(MAGIC)
-        self.written_bytes = len(MAGIC)
-        self._append(msgspec.msgpack.encode(header))
-        self._file.flush()
 
     def _reopen(self, redact: bool) -> None:
         old = Recording(self.path)

@@ -103,7 +103,18 @@ class Names:
             self._groups.learn(event)
         for event in stored:
             if event.token_ids:
-                self._learn_stored(event)
+                if self._groups.sparse and _is_in_gpu_memory(event):
+                    self._learn_described(event)
+                    continue
+                parent = event.parent_block_hash
+                parent_key = self._root(event) if parent is None else self._key(parent)
+                if parent_key is None:
+                    assert parent is not None
+                    self._waiting.setdefault(parent, []).append(event)
+                    if len(self._waiting) > REMEMBERED_NAMES:
+                        del self._waiting[next(iter(self._waiting))]
+                else:
+                    self._learn_chain(event, parent_key)
 
     def knows(self, payload: bytes) -> bool:
         """Return True if every hash in the batch has a name."""
@@ -135,7 +146,23 @@ class Names:
 
     def _redact_event(self, event: Event) -> Any:
         if isinstance(event, BlockStored):
-            return self._redact_stored(event)
+            parent = event.parent_block_hash
+            return BlockStored(
+                block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
+                parent_block_hash=self._root(event) if parent is None else self._name(parent),
+                token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
+                block_size=event.block_size,
+                lora_id=event.lora_id,
+                medium=event.medium,
+                lora_name=self._pseudonym("lora", event.lora_name),
+                group_idx=event.group_idx,
+                kv_cache_spec_kind=event.kv_cache_spec_kind,
+                kv_cache_spec_sliding_window=event.kv_cache_spec_sliding_window,
+                locality=event.locality,
+                ownership=event.ownership,
+                session_id=self._pseudonym("session", event.session_id),
+                lookahead_token_ids=[[0] * len(ahead) for ahead in event.lookahead_token_ids or ()] or None,
+            )
         if isinstance(event, BlockRemoved):
             named = [self._name(block_hash) for block_hash in event.block_hashes]
             self._forget(event.block_hashes)
@@ -144,39 +171,6 @@ class Names:
             return event
         # A type that nobody knows stays one, and an event that cannot be read stays unreadable.
         return {"type": event.type_name[:80]} if isinstance(event, UnknownEvent) else {"type": "BlockStored"}
-
-    def _redact_stored(self, event: BlockStored) -> BlockStored:
-        parent = event.parent_block_hash
-        return BlockStored(
-            block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
-            parent_block_hash=self._root(event) if parent is None else self._name(parent),
-            token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
-            block_size=event.block_size,
-            lora_id=event.lora_id,
-            medium=event.medium,
-            lora_name=self._pseudonym("lora", event.lora_name),
-            group_idx=event.group_idx,
-            kv_cache_spec_kind=event.kv_cache_spec_kind,
-            kv_cache_spec_sliding_window=event.kv_cache_spec_sliding_window,
-            locality=event.locality,
-            ownership=event.ownership,
-            session_id=self._pseudonym("session", event.session_id),
-            lookahead_token_ids=[[0] * len(ahead) for ahead in event.lookahead_token_ids or ()] or None,
-        )
-
-    def _learn_stored(self, event: BlockStored) -> None:
-        if self._groups.sparse and _is_in_gpu_memory(event):
-            self._learn_described(event)
-            return
-        parent = event.parent_block_hash
-        parent_key = self._root(event) if parent is None else self._key(parent)
-        if parent_key is None:
-            assert parent is not None
-            self._waiting.setdefault(parent, []).append(event)
-            if len(self._waiting) > REMEMBERED_NAMES:
-                del self._waiting[next(iter(self._waiting))]
-        else:
-            self._learn_chain(event, parent_key)
 
     def _learn_chain(self, event: BlockStored, parent_key: int) -> None:
         pending = [(event, parent_key)]

@@ -96,8 +96,16 @@ class CurveLink(Link):
         self._to_send.clear()
         self._drain_soon()
 
-    def _watch(self) -> None:
-        """Take note of a connection before anything that came by it is read."""
+    def _cut_off(self, what: str) -> None:
+        self._warn(f"sends {what}; closing the connection")
+        self.close()
+        self._has_ended(RECONNECT_S)
+
+    # ---- what comes in
+
+    def _drain(self) -> None:
+        self._cancel()
+        # Take note of a connection before anything that came by it is read.
         while self._socket is not None and self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_CONNECTED:
@@ -108,17 +116,6 @@ class CurveLink(Link):
             else:
                 self.close()
                 self._has_ended()
-
-    def _cut_off(self, what: str) -> None:
-        self._warn(f"sends {what}; closing the connection")
-        self.close()
-        self._has_ended(RECONNECT_S)
-
-    # ---- what comes in
-
-    def _drain(self) -> None:
-        self._cancel()
-        self._watch()
         messages: list[Frames] = []
         room = self._room()
         taken = 0

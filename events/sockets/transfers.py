@@ -160,21 +160,18 @@ class Transfers:
                 self._add(peer, Transfer(self._replay(self._requests.pop(peer)), now_s))
         snapshots = [peer for peer in waiting if peer[0] is self._snapshots]
         if snapshots and now_s >= self._snapshot_after_s:
-            self._begin_snapshots(snapshots)
-
-    def _begin_snapshots(self, peers: list[Peer]) -> None:
-        began_s = self._clock()
-        messages = self._snapshot()
-        now_s = self._clock()
-        self._snapshot_after_s = now_s + (now_s - began_s) / SNAPSHOT_SHARE
-        self.stats.snapshots += 1
-        oldest = self.stats.snapshots - SNAPSHOTS_ALIVE
-        for peer in [peer for peer, transfer in self._transfers.items() if 0 < transfer.snapshot <= oldest]:
-            self._transfers[peer].next = None
-            self._abandoned()
-        for peer in peers:
-            del self._requests[peer]
-            self._add(peer, Transfer(iter(messages), now_s, self.stats.snapshots))
+            began_s = self._clock()
+            messages = self._snapshot()
+            now_s = self._clock()
+            self._snapshot_after_s = now_s + (now_s - began_s) / SNAPSHOT_SHARE
+            self.stats.snapshots += 1
+            oldest = self.stats.snapshots - SNAPSHOTS_ALIVE
+            for peer in [peer for peer, transfer in self._transfers.items() if 0 < transfer.snapshot <= oldest]:
+                self._transfers[peer].next = None
+                self._abandoned()
+            for peer in snapshots:
+                del self._requests[peer]
+                self._add(peer, Transfer(iter(messages), now_s, self.stats.snapshots))
 
     def _add(self, peer: Peer, transfer: Transfer) -> None:
         self._transfers[peer] = transfer

@@ -36,10 +36,7 @@ def show_comparison(
         if side != OTHER_MEDIA or found.blocks(side):
             table.add_row(label, _blocks(found.blocks(side), found.tokens(side)))
     output.console.print(table, soft_wrap=False)
-    _list_parts(output, found.parts, decode, top)
-
-
-def _list_parts(output: Output, parts: list[Part], decode: Decode | None, top: int) -> None:
+    parts = found.parts
     table = grid()
     for part in parts[: top or None]:
         run = run_from(part.top)

@@ -64,7 +64,12 @@ def drain(
         if not names:
             click.echo(f"No replica of this fleet runs at {node}")
         elif undo:
-            _say_undone(_those(fleet, names))
+            replicas = _those(fleet, names)
+            kept = [each.name for each in replicas if each.life == "draining"]
+            if free := [each.name for each in replicas if each.name not in kept]:
+                click.echo(_sentence(free, "requests again"))
+            for name in kept:
+                click.echo(f"{name} was drained by name and stays drained; undo it with: warmroute drain {name} --undo")
         elif wait_s is not None:
             click.echo(_sentence(names, "no new requests, and", "nothing left to do"))
         else:
@@ -117,14 +122,6 @@ def _left(replica: ReplicaView) -> str:
 
 def _those(fleet: FleetClient, names: Collection[str]) -> list[ReplicaView]:
     return [each for each in fleet.view().replicas if each.name in names]
-
-
-def _say_undone(replicas: Collection[ReplicaView]) -> None:
-    kept = [each.name for each in replicas if each.life == "draining"]
-    if free := [each.name for each in replicas if each.name not in kept]:
-        click.echo(_sentence(free, "requests again"))
-    for name in kept:
-        click.echo(f"{name} was drained by name and stays drained; undo it with: warmroute drain {name} --undo")
 
 
 def _sentence(names: Collection[str], what: str, has: str = "") -> str:

@@ -5,7 +5,6 @@ from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
@@ -51,7 +50,10 @@ class Picture:
         yield from sentences(console, heading(self._view))
         if self._view.replicas:
             yield Text()
-            yield table_in(self._view, self._now_s, options.max_width)
+            view = self._view
+            names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
+            replicas = [replica for name in names for replica in view.of(name)]
+            yield table_of(columns_at(self._now_s), replicas, options.max_width, header_style="dim")
         below = (trouble(self._view), idleness(self._view, self._idle))
         for lines in (*below, [Text(self._remark, style="bold red")] if self._remark else []):
             if lines:
@@ -142,12 +144,6 @@ def columns_at(now_s: float) -> tuple[Column[ReplicaView], ...]:
         column("each", lambda each: duration(each.token_s or None), UNKNOWN, drop_order=2),
         Column("queued", lambda each: figure(each, each.load.queued_prefill_tokens)),
     )
-
-
-def table_in(view: View, now_s: float, room: int) -> Table:
-    names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
-    replicas = [replica for name in names for replica in view.of(name)]
-    return table_of(columns_at(now_s), replicas, room, header_style="dim")
 
 
 def cached(replica: ReplicaView) -> str:

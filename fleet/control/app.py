@@ -5,12 +5,10 @@ What changes something, or shows what replicas print, is for holders of the flee
 
 import hmac
 import os
-import re
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,10 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from api.errors import QUOTED_CHARACTERS, ApiError, invalid, unauthorized
+from api.errors import ApiError, invalid, unauthorized
 from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import error_response, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, guarded
+from api.reading import read
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.reconcile import UnknownName
@@ -218,9 +217,6 @@ def _answering(make: Callable[[Any], Response]) -> Callable[[Request, Any], Awai
 
 MOST_BYTES = 4 * 1024 * 1024
 
-_AT = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
-
 
 async def read_body(request: Request, kind: Any) -> Any:
     """Read and decode a small body; refuse it as soon as it is too long."""
@@ -229,27 +225,4 @@ async def read_body(request: Request, kind: Any) -> Any:
         body += part
         if len(body) > MOST_BYTES:
             raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", code="body_too_large")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid(f"the body cannot be used: {_with_its_value(str(error), bytes(body))}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise invalid(f"the body cannot be used: {error}") from error
-
-
-def _with_its_value(message: str, body: bytes) -> str:
-    """Return msgspec's message with the value, as written, beside its path."""
-    found = _AT.fullmatch(message)
-    if found is None:
-        return message
-    said, path = found.groups()
-    value = msgspec.Raw(body)
-    for name, number in _STEP.findall(path.replace("[...]", "")):
-        if name:
-            value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[name]
-        else:
-            value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(number)]
-    written = bytes(value).decode(errors="replace")
-    if len(written) > QUOTED_CHARACTERS:
-        written = written[: QUOTED_CHARACTERS - 3] + "..."
-    return f"{path.removeprefix('.')} is {written}: {said}"
+    return read(bytes(body), kind)

@@ -80,25 +80,15 @@ class Autoscaler:
             self._forget()
             self.why = f"it scales between {least} and {most} replicas"
             return min(max(wanted, least), most)
-        known = self._fresh(reports, now_s)
-        self._count(wanted, len(known), now_s)
-        if not known:
-            self._short_since_s = self._ample_since_s = None
-            return wanted
-        demand = demand_of(known)
-        return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
-
-    def _fresh(self, reports: Sequence[Report], now_s: float) -> list[Report]:
-        """Return the recent reports, by this machine's clock: those of other nodes may be wrong."""
+        # The recent reports, by this machine's clock: those of other nodes may be wrong.
         heard: dict[str, tuple[float, float]] = {}
         for report in reports:
             measured_at, came_s = self._heard.get(report.name, (0.0, now_s))
             heard[report.name] = (report.measured_at, now_s if report.measured_at != measured_at else came_s)
         self._heard = heard
-        return [one for one in reports if one.measured_at and now_s - heard[one.name][1] <= STALE_S]
-
-    def _count(self, wanted: int, there: int, now_s: float) -> None:
-        """Restart the wait for scaling up when a replica becomes ready."""
+        known = [one for one in reports if one.measured_at and now_s - heard[one.name][1] <= STALE_S]
+        # Restart the wait for scaling up when a replica becomes ready.
+        there = len(known)
         if there > self._there:
             self._short_since_s = None
         self._there = there
@@ -106,6 +96,11 @@ class Autoscaler:
             self._incomplete_since_s = None
         elif self._incomplete_since_s is None:
             self._incomplete_since_s = now_s
+        if not known:
+            self._short_since_s = self._ample_since_s = None
+            return wanted
+        demand = demand_of(known)
+        return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
 
     def _more(self, wanted: int, demand: Demand, now_s: float) -> int | None:
         plan = self.plan

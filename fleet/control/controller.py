@@ -3,17 +3,65 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from fleet.control.autoscale import Autoscaler
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
 from fleet.control.reconcile import Action, Begin, Kept, Reconciler
-from fleet.control.registry import Registry
 from fleet.host.report import beat
 from fleet.plan import FleetPlan, ModelPlan, Task
 from fleet.tasks import check
+from router.parts import usable_cpus
+
+LONGEST_WAIT_S = 60.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Registry:
+    """The members as routers ask for them, by long polling (docs/discovery.md, "The registry").
+
+    Unknown until the first `publish`; a version that an earlier process gave out is none of ours.
+    """
+
+    def __init__(self) -> None:
+        self.version = time.time_ns() // 1_000_000  # above all that a process before this one has given out
+        self._members: list[dict[str, Any]] | None = None
+        self._answer = b""
+        self._changed = asyncio.Event()
+
+    @property
+    def known(self) -> bool:
+        return self._members is not None
+
+    def publish(self, members: Sequence[dict[str, Any]]) -> None:
+        if self._members == members:
+            return
+        self.version += 1
+        self._members = list(members)
+        self._answer = _encode({"version": self.version, "members": self._members})
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Release all waiting requests."""
+        self._changed.set()
+
+    async def answer(self, after: int | None, wait_s: float) -> bytes | None:
+        """The members, when they are others than at `after`, or after this wait. None: they are not known."""
+        if after == self.version or not self.known:
+            changed = self._changed
+            try:
+                async with asyncio.timeout(min(max(wait_s, 0.0), LONGEST_WAIT_S)):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+        return self._answer if self.known else None
+
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +70,9 @@ AGAIN_S = 0.5  # before a host that is lost is asked again
 BEGIN_AGAIN_S = 1.0  # before a host that could not be begun is tried again
 PLACING_S = 10.0  # a host that has not reported for so long may wait for a node; before, it only starts
 HEARD_WITHIN_S = 10.0  # after a restart: then those of whom nothing was heard are no members
+PER_CPU = 8  # replicas that a machine takes; more starve each other. A guard against slips, which --force overrides
 STOPS_S = 30.0  # for a host to end after its replica's time to drain is over
 
-_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Kept).decode
 
 
@@ -94,8 +142,13 @@ class Controller:
                 self._autoscale()
                 for action in self.reconciler.decide():
                     self._perform(action)
-                await self._save()
-                self._publish()
+                state = _encode(self.reconciler.kept())
+                if state != self._saved:
+                    await self._store.save(state)
+                    self._saved = state
+                # Publish the members once they are complete: a shorter list would take replicas from every router.
+                if self.registry.known or self.reconciler.settled or time.monotonic() - self._began_s > HEARD_WITHIN_S:
+                    self.registry.publish(self.reconciler.members())
                 check(self._tasks.values())  # a bug in a host's task ends the controller
                 if self.reconciler.ending and not self.reconciler.replicas:
                     await self._store.clear()
@@ -134,17 +187,6 @@ class Controller:
         replica = self.reconciler.replicas[name]
         if not replica.leaving:
             self._begin(replica.task)
-
-    async def _save(self) -> None:
-        state = _encode(self.reconciler.kept())
-        if state != self._saved:
-            await self._store.save(state)
-            self._saved = state
-
-    def _publish(self) -> None:
-        """Publish the members once they are complete: a shorter list would take replicas from every router."""
-        if self.registry.known or self.reconciler.settled or time.monotonic() - self._began_s > HEARD_WITHIN_S:
-            self.registry.publish(self.reconciler.members())
 
     # ---- one host
 
@@ -250,3 +292,8 @@ class Controller:
         if now_wanted != wanted:
             log.info("%s: %d replicas instead of %d: %s", model, now_wanted, wanted, scaler.why)
             self.reconciler.scale(model, now_wanted)
+
+
+def room_here() -> int:
+    """Return how many replicas this machine takes."""
+    return PER_CPU * usable_cpus()

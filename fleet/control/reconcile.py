@@ -118,7 +118,13 @@ class Reconciler:
             elif _started_alike(before) != _started_alike(model):
                 self._generations[model.name] += 1
                 self._surges.pop(model.name, None)  # that was a wish for one restart
-            self._count_anew(before, model)
+            # Set the count; a count reached by scaling stays, within the new bounds.
+            if before is None or before.replicas != model.replicas:
+                self._counts[model.name] = first_count(model)
+            elif model.autoscale is not None:
+                self._counts[model.name] = within(model.autoscale, self._counts[model.name])
+            elif before.autoscale is not None:
+                self._counts[model.name] = model.replicas
             self._tell(model)
         self.plan = plan
         for name in list(self._counts):
@@ -128,15 +134,6 @@ class Reconciler:
                 for replica in self._of(name):
                     replica.leaving = True
         self.ending = False
-
-    def _count_anew(self, before: ModelPlan | None, model: ModelPlan) -> None:
-        """Set the count; a count reached by scaling stays, within the new bounds."""
-        if before is None or before.replicas != model.replicas:
-            self._counts[model.name] = first_count(model)
-        elif model.autoscale is not None:
-            self._counts[model.name] = within(model.autoscale, self._counts[model.name])
-        elif before.autoscale is not None:
-            self._counts[model.name] = model.replicas
 
     def _tell(self, model: ModelPlan) -> None:
         """Settings that need no restart apply to running replicas."""
@@ -216,7 +213,21 @@ class Reconciler:
     def decide(self) -> list[Action]:
         for model in dict.fromkeys((*self._counts, *(each.task.plan.name for each in self.replicas.values()))):
             self._forget_those_that_were_gone(model)
-            self._settle(model)
+            # Mark leaving replicas and add missing ones; a serving old one leaves only when all others serve.
+            count = self.count(model)
+            new = [each for each in self._staying(model) if not self._is_old(each)]
+            too_many = self._leave_the_worst(self._old(model), count) + self._leave_the_worst(new, count)
+            old = self._old(model)
+            allowed = count + min(self._surges.get(model, 0), len(old))
+            too_many += self._leave_the_worst(self._staying(model), allowed)
+            mine = self._staying(model)
+            in_the_way = sum(each.leaving and self._is_old(each) for each in self._of(model))
+            if len(mine) < allowed:
+                self._add(model, allowed - len(mine) - in_the_way)
+            elif old and not in_the_way and not too_many:
+                worst = self._worst_first(old)[0]
+                # Nothing is lost with a replica that does not serve.
+                worst.leaving = not worst.serves or all(each.serves == 2 for each in mine if each is not worst)
             self._forget_those_that_were_gone(model)
         begin = [Begin(replica.task) for name, replica in self.replicas.items() if name not in self._begun]
         stop = [
@@ -233,23 +244,6 @@ class Reconciler:
         for replica in list(self._of(model)):
             if replica.task.name not in self._begun and (replica.leaving or self._is_old(replica)):
                 del self.replicas[replica.task.name]
-
-    def _settle(self, model: str) -> None:
-        """Mark leaving replicas and add missing ones; a serving old one leaves only when all others serve."""
-        count = self.count(model)
-        new = [each for each in self._staying(model) if not self._is_old(each)]
-        too_many = self._leave_the_worst(self._old(model), count) + self._leave_the_worst(new, count)
-        old = self._old(model)
-        allowed = count + min(self._surges.get(model, 0), len(old))
-        too_many += self._leave_the_worst(self._staying(model), allowed)
-        mine = self._staying(model)
-        in_the_way = sum(each.leaving and self._is_old(each) for each in self._of(model))
-        if len(mine) < allowed:
-            self._add(model, allowed - len(mine) - in_the_way)
-        elif old and not in_the_way and not too_many:
-            worst = self._worst_first(old)[0]
-            # Nothing is lost with a replica that does not serve.
-            worst.leaving = not worst.serves or all(each.serves == 2 for each in mine if each is not worst)
 
     def _add(self, model: str, count: int) -> None:
         if count <= 0:

@@ -8,13 +8,89 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
+import httpx2
 import msgspec
+from msgspec import Struct
 
+from engines import profile_of
+from engines.metrics import scraped_queues
+from events.native import Load
 from fleet.host.child import Child, Log
 from fleet.host.engines import Launch, engine_missing, launch
-from fleet.host.probe import TIMEOUT_S, Probe
-from fleet.host.report import Report
+from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import FOREIGN, Task
+from router.asking import options
+
+TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
+
+
+class _Pool(Struct, frozen=True):
+    total: int = 0
+
+
+class _Rates(Struct, frozen=True):
+    token_hit_rate: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    generated_tokens_per_s: float = 0.0
+    token_s: float = 0.0
+
+
+class _LoadResponse(Struct):
+    """The part of our replicas' GET /load that is used here."""
+
+    ready: bool
+    load: Load
+    pool: _Pool = _Pool()
+    rates: _Rates = _Rates()
+    open_requests: int = 0
+    block_size: int = 0
+
+
+_decode = msgspec.json.Decoder(_LoadResponse).decode
+
+
+class Probe:
+    """Asks a replica whether it works, and how much it has to do."""
+
+    def __init__(self, place: ReplicaAddress, key: str | None) -> None:
+        self._place = place
+        self._http = httpx2.AsyncClient(base_url=place.url, **options(key or None, TIMEOUT_S))
+
+    async def look(self) -> dict[str, Any] | None:
+        """Return the measured fields of a Report; None without a good answer in time."""
+        try:
+            profile = profile_of(self._place.engine)
+            if profile.describes_itself:
+                answer = _decode(await self._get("/load"))
+                if not answer.ready:
+                    return None
+                return {
+                    "load": answer.load,
+                    "hit_rate": answer.rates.token_hit_rate,
+                    "prompt_tokens_per_s": answer.rates.prompt_tokens_per_s,
+                    "generated_tokens_per_s": answer.rates.generated_tokens_per_s,
+                    "token_s": answer.rates.token_s,
+                    "open_requests": answer.open_requests,
+                    "total_blocks": answer.pool.total,
+                    "block_size": answer.block_size,
+                    "measured_at": time.time(),
+                }
+            await self._get(profile.health_path)
+            queue = scraped_queues(await self._get("/metrics"), profile.metrics).get(None)
+        except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        running, waiting = queue or (0, 0)
+        load = Load(running=running, waiting=waiting)
+        return {"load": load, "open_requests": running + waiting, "measured_at": time.time()}
+
+    async def _get(self, path: str) -> bytes:
+        answer = await self._http.get(path)
+        answer.raise_for_status()
+        return answer.content
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -128,7 +204,8 @@ class Supervisor:
             await asyncio.sleep(STARTING_LOOK_S)
             place = child.place()
         place = msgspec.structs.replace(place, incarnation=place.incarnation or uuid.uuid4().hex[:12])
-        probe = Probe(place, self._key())
+        name = self.task.plan.api_key_env or "WARMROUTE_API_KEY"
+        probe = Probe(place, self.task.plan.environment.get(name) or os.environ.get(name))
         try:
             while (measured := await probe.look()) is None:
                 await asyncio.sleep(STARTING_LOOK_S)
@@ -166,10 +243,6 @@ class Supervisor:
                 break
             await asyncio.sleep(STARTING_LOOK_S)
         return time.monotonic() - begun_s
-
-    def _key(self) -> str | None:
-        name = self.task.plan.api_key_env or "WARMROUTE_API_KEY"
-        return self.task.plan.environment.get(name) or os.environ.get(name)
 
     def _say(self, **changed: Any) -> None:
         if changed.get("life", self._report.life) != self._report.life:

@@ -14,8 +14,8 @@ from ray.experimental import internal_kv
 
 from api.http.server import listen
 from fleet.control import controller as control
+from fleet.control.controller import room_here
 from fleet.control.serving import Serving
-from fleet.host.room import room_here
 from fleet.on_ray.cluster import Actor, log_folder, node_address
 from fleet.on_ray.hosts import RayHosts
 from fleet.on_ray.replica import crash_on_bug

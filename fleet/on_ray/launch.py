@@ -55,7 +55,18 @@ def main() -> None:
     try:
         if order.address is None:
             _run_local(order, answers, session)
-        _join(order, order.address, answers)
+        address = order.address
+        os.environ.update(joined_environment(os.environ))
+        fix = f"set RAY_AUTH_MODE (it is {os.environ['RAY_AUTH_MODE']} here) and RAY_AUTH_TOKEN as they are there"
+        check_address(address)
+        refused = f"the Ray at {address!r} does not accept this client within {JOIN_S:g} s; {fix}"
+        hangs = threading.Timer(JOIN_S, _give_up, (answers, refused))
+        hangs.start()
+        connect(order, address, fix)
+        hangs.cancel()
+        answers.write(encode(begin(order)) + b"\n")
+        _shut_down()
+        os._exit(0)
     except LaunchFailed as error:
         _give_up(answers, str(error))
     except Exception as error:  # Ray raises all manner of things
@@ -121,20 +132,6 @@ def _shut_down() -> None:
 
 
 # ---- a given Ray
-
-
-def _join(order: Order, address: str, answers: Any) -> NoReturn:
-    os.environ.update(joined_environment(os.environ))
-    fix = f"set RAY_AUTH_MODE (it is {os.environ['RAY_AUTH_MODE']} here) and RAY_AUTH_TOKEN as they are there"
-    check_address(address)
-    refused = f"the Ray at {address!r} does not accept this client within {JOIN_S:g} s; {fix}"
-    hangs = threading.Timer(JOIN_S, _give_up, (answers, refused))
-    hangs.start()
-    connect(order, address, fix)
-    hangs.cancel()
-    answers.write(encode(begin(order)) + b"\n")
-    _shut_down()
-    os._exit(0)
 
 
 def check_address(address: str) -> None:

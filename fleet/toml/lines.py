@@ -65,7 +65,14 @@ def _statements(text: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
     while position < len(text):
         found = _STATEMENT.match(text, position)
         if found is not None:
-            yield line, found[1] or "", _parts(found[2] or found[3])
+            # `a."b.c"` are two.
+            key = found[2] or found[3]
+            table: Any = tomllib.loads(f"{key} = 0")
+            parts: list[str] = []
+            while isinstance(table, dict):
+                [(part, table)] = table.items()
+                parts.append(part)
+            yield line, found[1] or "", tuple(parts)
             position = found.end()
         end = _end(text, position)
         line += text.count("\n", position, end)
@@ -82,13 +89,3 @@ def _end(text: str, position: int) -> int:
             return position
         depth += (token in "[{") - (token in "]}")
     return len(text)
-
-
-def _parts(key: str) -> tuple[str, ...]:
-    """`a."b.c"` are two."""
-    table: Any = tomllib.loads(f"{key} = 0")
-    parts: list[str] = []
-    while isinstance(table, dict):
-        [(part, table)] = table.items()
-        parts.append(part)
-    return tuple(parts)

@@ -12,8 +12,7 @@ from api.process.options import SettingOption
 from api.process.settings import FILE, TEXT
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
-from fleet.up.planning import KEY, check_alone, complete, one_model, with_kv_secrets
-from fleet.up.settings import FLEET_KEY, Settings
+from fleet.up.planning import FLEET_KEY, KEY, Settings, check_alone, complete, one_model, with_kv_secrets
 from replica.model.locate import DEMO, SMOLLM2
 from replica.settings.native_model import check_installed
 from replica.settings.options import MODEL

@@ -12,11 +12,10 @@ import msgspec
 
 from api.http.server import listen
 from api.process.lifeline import PARENT_VARIABLE
-from fleet.control.controller import Controller, StateStore
-from fleet.control.local_hosts import LocalHosts
+from fleet.control.controller import Controller, StateStore, room_here
+from fleet.control.hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module, open_log
-from fleet.host.room import room_here
 from fleet.on_ray.cleanup import clear_orphans, clear_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
 from fleet.on_ray.settings import LOOPBACK

@@ -3,7 +3,8 @@
 import copy
 import os
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -19,6 +20,23 @@ from replica.settings.options import TABLE as REPLICA_TABLE
 from router.cli import router
 from router.config import RouterConfig
 from router.configure import config_from as router_config_from
+
+FLEET_KEY = "WARMROUTE_FLEET_KEY"
+
+
+class Settings(NamedTuple):
+    """The command line's settings beside the plan."""
+
+    host: str
+    port: int
+    ray: bool
+    address: str | None
+    namespace: str
+    controller_port: int
+    router: bool
+    follow: bool
+    log_dir: str | None
+
 
 OWN_OF_EACH = ("host", "port", "events_host", "events_port", "kv_host", "kv_port", "replica_name", "die_with_parent")
 OWN_OF_THE_FLEET = ("model", "engine")
@@ -105,7 +123,13 @@ def with_kv_secrets(plan: FleetPlan) -> FleetPlan:
 def router_config(plan: FleetPlan, host: str, port: int) -> RouterConfig:
     """Return the router's configuration, with the replicas' tokenizers, templates and key, but no replicas."""
     own = ["--host", host, "--port", str(port)]
-    with _without_environment(router, OWN_OF_ROUTER).make_context("warmroute router", [*plan.router, *own]) as ctx:
+    params = [copy.copy(param) for param in router.params]
+    for param in params:
+        if param.name in OWN_OF_ROUTER:
+            param.envvar = None
+    known = copy.copy(router)
+    known.params = params
+    with known.make_context("warmroute router", [*plan.router, *own]) as ctx:
         config = router_config_from(ctx)
     return msgspec.structs.replace(
         config,
@@ -113,17 +137,6 @@ def router_config(plan: FleetPlan, host: str, port: int) -> RouterConfig:
         model_dirs={model.served_name: model.tokenizer for model in plan.models if model.tokenizer},
         chat_templates={model.served_name: model.chat_template for model in plan.models if model.chat_template},
     )
-
-
-def _without_environment(command: click.Command, keys: Collection[str]) -> click.Command:
-    """The same command, whose options of these names do not look into the environment."""
-    params = [copy.copy(param) for param in command.params]
-    for param in params:
-        if param.name in keys:
-            param.envvar = None
-    known = copy.copy(command)
-    known.params = params
-    return known
 
 
 def drain_timeout_s(plan: FleetPlan) -> float:

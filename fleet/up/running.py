@@ -180,7 +180,11 @@ class FleetRun:
         """Begin the fleet again whenever it is lost, while the router lets requests wait. CannotStart: too often."""
         retries = Retries(self._job.launcher.retries, time.monotonic)
         while True:
-            why = await self._lost(watcher)
+            launcher = self._job.launcher
+            failed = asyncio.create_task(launcher.failed())
+            away = asyncio.create_task(watcher.away_for(launcher.away_s))
+            done = await first(failed, away)
+            why = failed.result() if failed in done else f"no controller answers for {launcher.away_s:g} s"
             self.failed = True
             retries.lost()
             if watcher.view is not None and watcher.view.ending:
@@ -188,14 +192,6 @@ class FleetRun:
             watcher.lost()
             await self._begin_again(why, retries, plan_now(self._job.plan, watcher.view))
             watcher.begun_again()
-
-    async def _lost(self, watcher: Watcher) -> str:
-        """Wait for the end of the fleet; return the reason."""
-        launcher = self._job.launcher
-        failed = asyncio.create_task(launcher.failed())
-        away = asyncio.create_task(watcher.away_for(launcher.away_s))
-        done = await first(failed, away)
-        return failed.result() if failed in done else f"no controller answers for {launcher.away_s:g} s"
 
     async def _begin_again(self, why: str, retries: Retries, plan: FleetPlan) -> None:
         assert self._started is not None

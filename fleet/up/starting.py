@@ -26,9 +26,8 @@ from fleet.plan import FleetPlan
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launcher, OnRay
-from fleet.up.planning import KEY, router_config
+from fleet.up.planning import FLEET_KEY, KEY, Settings, router_config
 from fleet.up.running import FleetRun, Job
-from fleet.up.settings import FLEET_KEY, Settings
 from fleet.up.watching import CannotStart
 from router.setting_types import SECRET
 from router.watched_file import WatchedFile

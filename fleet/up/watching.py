@@ -41,7 +41,11 @@ class Watcher:
         """Wait until all that is wanted is ready. CannotStart: one ended before."""
         while True:
             view = await self.look()
-            self._refuse_what_cannot_start(view)
+            for replica in view.replicas:
+                if replica.why and replica.life in ("failing", "starting") and replica.name not in self._ready:
+                    raise CannotStart(
+                        f"{replica.name} {replica.why} before it was ready; its last words:{_last_words(replica)}"
+                    )
             if view.models and view.complete:
                 return view
             await asyncio.sleep(STARTING_LOOK_S)
@@ -129,13 +133,6 @@ class Watcher:
             is_new = before is None or replica.why != before.why
             return replica.why if is_new and replica.life in ("failing", "starting") else ""
         return "has ended" if replica.died_since(before) else ""
-
-    def _refuse_what_cannot_start(self, view: View) -> None:
-        for replica in view.replicas:
-            if replica.why and replica.life in ("failing", "starting") and replica.name not in self._ready:
-                raise CannotStart(
-                    f"{replica.name} {replica.why} before it was ready; its last words:{_last_words(replica)}"
-                )
 
 
 def _last_words(replica: ReplicaView) -> str:

@@ -148,16 +148,13 @@ class BlockPool:
 
     def take(self, hits: Sequence[int], new: int) -> list[int] | None:
         """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
-        if not self._has_room(hits, new):
+        # A hit that waits in the free queue cannot also be handed out as a new block.
+        references = self._references
+        if self.free - len({block for block in hits if not references[block]}) < new:
             return None
         if hits:
             self.touch(hits)
         return [*hits, *self._hand_out(new)]
-
-    def _has_room(self, hits: Sequence[int], new: int) -> bool:
-        """A hit that waits in the free queue cannot also be handed out as a new block."""
-        references = self._references
-        return self.free - len({block for block in hits if not references[block]}) >= new
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Add a reference to each block, and take it out of the free queue."""
@@ -177,7 +174,12 @@ class BlockPool:
     def _hand_out(self, count: int) -> list[int]:
         """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
         if count > self._queue.length:
-            self._give_up(count - self._queue.length)
+            # Let so many retained blocks be handed out; their marks are kept for when they come back.
+            slots = self.retention.first_to_go(count - self._queue.length)
+            if self.lower is not None:
+                identities = self._contents.many_identities[slots].tolist()
+                self.lower.past_marks.add(identities, self.retention.marks(slots))
+            self._queue.append(self.retention.end(slots))
         blocks = self._queue.pop(count)
         slots = np.array(blocks, np.intp)
         self._many_references[slots] = 1
@@ -213,14 +215,6 @@ class BlockPool:
         self._queue.append(self.retention.end(np.array(blocks, np.intp)))
         if self.lower is not None:
             self._take_marks(self.lower, [*blocks, *lower])
-
-    def _give_up(self, count: int) -> None:
-        """Let so many retained blocks be handed out; their marks are kept for when they come back."""
-        slots = self.retention.first_to_go(count)
-        if self.lower is not None:
-            identities = self._contents.many_identities[slots].tolist()
-            self.lower.past_marks.add(identities, self.retention.marks(slots))
-        self._queue.append(self.retention.end(slots))
 
     def _retain_again(self, lower: LowerTiers, blocks: Sequence[int]) -> None:
         """Mark those of these blocks, now in use, that were given up before the time of their mark was over."""

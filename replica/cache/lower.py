@@ -19,7 +19,7 @@ from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED, SEVERAL, Contents, Origin
 from replica.cache.moves import Load, Save, Write, Written
 from replica.cache.names import NOBODY, Keys, Slots
-from replica.cache.past_marks import PastMarks
+from replica.cache.retention import PastMarks
 from replica.cache.tier import Tier
 from replica.disk.record import Record
 from replica.disk.recovery import Recovered, Recovery

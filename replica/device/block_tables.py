@@ -48,33 +48,27 @@ class BlockTables:
         for request in requests:
             row = self._taken.get(request.id)
             if row is None or row.is_stale:
-                row = self._assign(request, row)
+                left = row
+                if left is None and not self._free:
+                    self._clear()
+                number = self._free.pop() if left is None else left.number
+                self._taken[request.id] = row = Row(number, request, request.blocks)
             if row.written < len(row.blocks):
-                self._write(row)
+                new = np.array(row.blocks[row.written :], np.int64)
+                begin = row.written
+                row.written += len(new)
+                self.mirror[row.number, begin : row.written] = new
+                first = row.number * self.width
+                self._places.append(np.arange(first + begin, first + row.written))
+                self._blocks.append(new)
             numbers.append(row.number)
         return numbers
-
-    def _assign(self, request: Request, left: Row | None) -> Row:
-        if left is None and not self._free:
-            self._clear()
-        number = self._free.pop() if left is None else left.number
-        self._taken[request.id] = row = Row(number, request, request.blocks)
-        return row
 
     def _clear(self) -> None:
         """The end of a request is not reported; its missing blocks show it when a row is needed."""
         for request_id, row in list(self._taken.items()):
             if row.is_stale:
                 self._free.append(self._taken.pop(request_id).number)
-
-    def _write(self, row: Row) -> None:
-        new = np.array(row.blocks[row.written :], np.int64)
-        begin = row.written
-        row.written += len(new)
-        self.mirror[row.number, begin : row.written] = new
-        first = row.number * self.width
-        self._places.append(np.arange(first + begin, first + row.written))
-        self._blocks.append(new)
 
     def news(self) -> memoryview:
         """Return what has been written since the last call: places in the table, and as many blocks."""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kernels.adapters import ROOM, Cut, cut
 from replica.device.accelerator import Accelerator
 from replica.device.block_tables import BlockTables, Numbers
 from replica.device.inputs import Counts, Inputs, packed
-from replica.device.masks import Masks
 from replica.device.orders import Capture, Order, Size
 from replica.device.steps import Steps
 from replica.messages import TokenLogprobs
@@ -76,10 +76,23 @@ class DeviceRunner:
         ordered = [batch[index] for index in order]
         inputs = self._compute(batch, ordered)
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
-        is_masked = self._mask(drawing)
+        # What may not come next in constrained answers is ruled out.
+        places = list(drawing)
+        bits = bits_of([one.request for one in drawing.values()])
+        if bits:
+            self._masks.apply(self.steps.logits, {places[number]: of_request for number, of_request in bits.items()})
+        is_masked = bool(bits)
         shaping = {place: one for place, one in drawing.items() if is_shaped(one.request, one.position)}
         if shaping:
-            self._draw_shaped(shaping, inputs)
+            # Once more, where clients add something to the logits: few do. Log probabilities are of those without.
+            shaped_rows = torch.tensor(list(shaping)).to(self.steps.logits.device)
+            kept = self.steps.logits[shaped_rows]
+            chosen = shaping.values()
+            rows = shaped(kept, [one.request for one in chosen], [one.position for one in chosen])
+            # Where nothing is left, every token would end the output too early: the model's own counts.
+            self.steps.logits[shaped_rows] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
+            self.steps.draw_all(inputs)
+            self.steps.logits[shaped_rows] = kept
         elif is_masked:
             self.steps.draw_all(inputs)
         self._drawers = {one.request.id: place for place, one in drawing.items()}
@@ -99,7 +112,13 @@ class DeviceRunner:
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
         adapters = list(dict.fromkeys(name for one in ordered if (name := one.request.chain.lora_name) is not None))
-        tiles = self._tiles(ordered)
+        slots = self.steps.slots
+        if slots is None:
+            tiles = NO_TILES
+        else:
+            names = [scheduled.request.chain.lora_name for scheduled in ordered]
+            of_each = [-1 if name is None else slots.of(name) for name in names]
+            tiles = cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
         size = None
         if not scores and self._fit(adapters):
             size = self.steps.size_for(rows, sequences - decoding, adapted=bool(adapters))
@@ -122,34 +141,6 @@ class DeviceRunner:
     def _fit(self, adapters: Sequence[str]) -> bool:
         """Tell whether graphs can compute with these."""
         return not adapters or (self.steps.slots is not None and self.steps.slots.room(adapters) <= ROOM)
-
-    def _tiles(self, ordered: Sequence[Scheduled]) -> Cut:
-        """The rows with adapters."""
-        slots = self.steps.slots
-        if slots is None:
-            return NO_TILES
-        names = [scheduled.request.chain.lora_name for scheduled in ordered]
-        of_each = [-1 if name is None else slots.of(name) for name in names]
-        return cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
-
-    def _mask(self, drawing: Mapping[int, Scheduled]) -> bool:
-        """Rule out what may not come next in constrained answers; return False if there are none."""
-        places = list(drawing)
-        bits = bits_of([one.request for one in drawing.values()])
-        if bits:
-            self._masks.apply(self.steps.logits, {places[number]: of_request for number, of_request in bits.items()})
-        return bool(bits)
-
-    def _draw_shaped(self, shaping: Mapping[int, Scheduled], inputs: Inputs) -> None:
-        """Once more, where clients add something to the logits: few do. Log probabilities are of those without."""
-        places = torch.tensor(list(shaping)).to(self.steps.logits.device)
-        kept = self.steps.logits[places]
-        chosen = shaping.values()
-        rows = shaped(kept, [one.request for one in chosen], [one.position for one in chosen])
-        # Where nothing is left, every token would end the output too early: the model's own counts.
-        self.steps.logits[places] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
-        self.steps.draw_all(inputs)
-        self.steps.logits[places] = kept
 
     def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
         self._received.reverse()
@@ -189,8 +180,10 @@ class DeviceRunner:
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
         blocks = self._tables.mirror[table_rows[of_row], positions // self.block_size].astype(np.int64)
         missing, nowhere = counts.sequences - len(ordered), self.num_blocks * self.block_size
+        decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
+        parts = (scheduled.token_ids for scheduled in ordered[len(decoding) :])
         return {
-            "token_ids": self._token_ids(ordered),
+            "token_ids": np.concatenate((np.array(decoding, np.int64), *parts)),
             "positions": positions,
             "slots": _and(blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), nowhere),
             "table_rows": _and(table_rows, missing, self._tables.empty_row),
@@ -202,11 +195,6 @@ class DeviceRunner:
             "tiles": tiles.tiles.ravel(),
             **_of_draws(ordered),
         }
-
-    def _token_ids(self, ordered: Sequence[Scheduled]) -> NDArray[Any]:
-        decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
-        parts = (scheduled.token_ids for scheduled in ordered[len(decoding) :])
-        return np.concatenate((np.array(decoding, np.int64), *parts))
 
     def _token_id(self, scheduled: Scheduled) -> int:
         tokens = scheduled.request.chain.tokens
@@ -241,3 +229,35 @@ def _of_draws(ordered: Sequence[Scheduled]) -> dict[str, NDArray[Any]]:
             ]
         ),
     }
+
+
+PLACE_BYTES = 8
+
+
+class Masks:
+    """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
+
+    def __init__(self, requests: int, vocab_size: int, accelerator: Accelerator) -> None:
+        self._row_bytes = -(-vocab_size // 32) * 4
+        size = requests * (PLACE_BYTES + self._row_bytes)
+        self._hosts = [accelerator.host_bytes(size) for _ in range(2)]
+        self._device = torch.zeros(size, dtype=torch.uint8, device=accelerator.device)
+        self._shifts = torch.arange(8, dtype=torch.uint8, device=accelerator.device)
+
+    @property
+    def nbytes(self) -> int:
+        return self._device.nbytes
+
+    def apply(self, logits: Tensor, bits: Mapping[int, NDArray[np.uint8]]) -> None:
+        """Rule out tokens in some rows: each has a bit for every token that may come next."""
+        self._hosts.reverse()
+        host = self._hosts[0].numpy()
+        split = len(bits) * PLACE_BYTES
+        end = split + len(bits) * self._row_bytes
+        host[:split].view(np.int64)[:] = list(bits)
+        np.stack(list(bits.values()), out=host[split:end].reshape(len(bits), self._row_bytes))
+        self._device[:end].copy_(self._hosts[0][:end], non_blocking=True)
+        rows = self._device[:split].view(torch.int64)
+        packed = self._device[split:end].view(len(bits), self._row_bytes, 1)
+        allowed = ((packed >> self._shifts) & 1).view(len(bits), -1)[:, : logits.shape[1]].bool()
+        logits[rows] = torch.where(allowed, logits[rows], -torch.inf)

@@ -193,15 +193,11 @@ def _resize(descriptor: int, size: int) -> None:
     while _fallocate(descriptor, 0, 0, size):
         number = ctypes.get_errno()
         if number in NO_FALLOCATE:
-            _resize_sparse(descriptor, size)
+            # Check that there is room now, as none can be reserved; a write may still find the disk full.
+            room, held = os.fstatvfs(descriptor), os.fstat(descriptor).st_blocks * 512
+            if room.f_blocks and size - held > room.f_bavail * room.f_frsize:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(descriptor, size)
             return
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
-
-
-def _resize_sparse(descriptor: int, size: int) -> None:
-    """Check that there is room now, as none can be reserved; a write may still find the disk full."""
-    room, held = os.fstatvfs(descriptor), os.fstat(descriptor).st_blocks * 512
-    if room.f_blocks and size - held > room.f_bavail * room.f_frsize:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.ftruncate(descriptor, size)

@@ -109,17 +109,14 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.priority, key=_priority)]
         self.pool.keep_tail(request.chain, request.blocks, request.computed)
-        self._retain(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
-
-    def _retain(self, request: Request) -> None:
-        """Mark the blocks of the beginnings to keep, as far as they are named."""
+        # Mark the blocks of the beginnings to keep, as far as they are named.
         chain, size = request.chain, self.pool.block_size
         for beginning in request.retain:
             count = min(beginning.tokens, request.prompt_tokens) // size
             blocks = request.blocks[: min(count, chain.named)]
             self.pool.retain(blocks, tenant_of(chain.cache_salt), beginning.ttl_s)
+        self.pool.release(request.blocks)
+        request.blocks = []
 
     # ---- one step
 

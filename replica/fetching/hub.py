@@ -21,7 +21,7 @@ LOOK_S = 1.0
 
 
 class Hub(Source):
-    """Return True: a commit's files never change, and a branch is resolved only once."""
+    """A commit's files never change, and a branch is resolved only once."""
 
     def __init__(self, hub_id: str, revision: str | None) -> None:
         self.hub_id = hub_id
@@ -39,7 +39,9 @@ class Hub(Source):
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:
         names = [glob.escape(name) for name in wanted]
-        remove_halves(into)
+        # Remove unfinished files of a killed hub library, which starts over under new names.
+        for half in into.rglob("*.incomplete"):
+            half.unlink(missing_ok=True)
         with self._failures(revision), told_of(into, wanted):
             snapshot_download(self.hub_id, revision=revision, local_dir=into, allow_patterns=names)
 
@@ -111,9 +113,3 @@ def _watch(folder: Path, progress: Lines, over: threading.Event) -> None:
         now_bytes = taken_bytes(folder)
         progress.advance(now_bytes - seen_bytes)
         seen_bytes = now_bytes
-
-
-def remove_halves(folder: Path) -> None:
-    """Remove unfinished files of a killed hub library, which starts over under new names."""
-    for half in folder.rglob("*.incomplete"):
-        half.unlink(missing_ok=True)

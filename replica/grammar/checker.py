@@ -83,22 +83,10 @@ class Checker:
 
     async def _tried(self, constraint: Constraint) -> str | None:
         """Return the reason; None if the child has died."""
-        child = await self._running()
-        try:
-            async with asyncio.timeout(self._limit_s):
-                await _send(child, msgspec.msgpack.encode(constraint))
-                return (await _received(child)).decode()
-        except TimeoutError:
-            await self.close()
-            return f"it takes more than {self._limit_s:g} s; simplify it"
-        except (asyncio.IncompleteReadError, ConnectionError):
-            log.warning("a constraint ended the process that tried it, with status %s", await child.wait())
-            await self.close()
-            return None
-
-    async def _running(self) -> asyncio.subprocess.Process:
         if self._child is None:
-            _check_installed()
+            if find_spec("llguidance") is None:
+                message = "llguidance is not installed here, which constrains answers; install 'warmroute[replica]'"
+                raise ApiError(501, message, "server_error", code="not_installed")
             vocabulary = await self.vocabulary()
             safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
             command = [sys.executable, *safe, "-m", "replica.grammar.trial", str(os.getpid())]
@@ -111,7 +99,18 @@ class Checker:
                 await _send(self._child, vocabulary)
                 await _send(self._child, msgspec.msgpack.encode(Constraint("json_object", "")))
                 await _received(self._child)
-        return self._child
+        child = self._child
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await _send(child, msgspec.msgpack.encode(constraint))
+                return (await _received(child)).decode()
+        except TimeoutError:
+            await self.close()
+            return f"it takes more than {self._limit_s:g} s; simplify it"
+        except (asyncio.IncompleteReadError, ConnectionError):
+            log.warning("a constraint ended the process that tried it, with status %s", await child.wait())
+            await self.close()
+            return None
 
     async def close(self) -> None:
         child, self._child = self._child, None
@@ -122,12 +121,6 @@ class Checker:
         await child.wait()
         assert child.stdin is not None
         child.stdin.close()
-
-
-def _check_installed() -> None:
-    if find_spec("llguidance") is None:
-        message = "llguidance is not installed here, which constrains answers; install 'warmroute[replica]'"
-        raise ApiError(501, message, "server_error", code="not_installed")
 
 
 async def _send(child: asyncio.subprocess.Process, message: bytes) -> None:

@@ -14,17 +14,54 @@ import struct
 import sys
 import threading
 import time
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
 
-from api.openai.constraints import Constraint
+from api.openai.constraints import DEFINITIONS, Constraint
 from api.process.lifeline import die_with_parent
 from replica.grammar.compiler import NotCompiled, grammar_of, matcher_of, schema_grammar, tokenizer_of
 from replica.grammar.matcher import Matcher, boolean
-from replica.grammar.place import place_of
 from replica.grammar.vocabulary import Vocabulary, unpacked_vocabulary
+
+Schema: TypeAlias = dict[str, Any]
+Failure: TypeAlias = Callable[[str], str | None]  # why a schema cannot be compiled; None: it can
+
+MOST_TRIES = 200  # compilations to find one place
+NAMED = ("properties", "patternProperties", *DEFINITIONS)  # their members are schemas by name
+LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "not", "propertyNames", "if", "then", "else")
+
+
+def place_of(schema: Schema, reason: str, failure: Failure) -> str:
+    """Return the path (`$`: the whole schema) of the deepest part that fails for the same reason by itself."""
+    definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
+    path, inner, tries = "$", schema, 0
+    while True:
+        for step, child in _children(inner):
+            tries += 1
+            if tries > MOST_TRIES:
+                return path
+            if failure(json.dumps(definitions | child)) == reason:
+                path, inner = path + step, child
+                break
+        else:
+            return path
+
+
+def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The schemas in a schema, each with its place in it."""
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            found = [(f".{key}.{name}", child) for name, child in value.items()]
+        elif key in LISTED and isinstance(value, list):
+            found = [(f".{key}[{index}]", child) for index, child in enumerate(value)]
+        else:
+            found = [(f".{key}", value)] if key in SINGLE else []
+        yield from ((step, child) for step, child in found if isinstance(child, dict))
+
 
 LENGTH = struct.Struct("<I")
 MOST_CPU_S = 1.0  # for one constraint

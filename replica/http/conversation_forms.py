@@ -127,7 +127,10 @@ class ResponseForm(ConversationForm):
         if status == "incomplete":
             answer.incomplete_details = responses.IncompleteDetails("max_output_tokens")
         body = encode(answer)
-        self._store(body, answer)
+        asked = self.work.original
+        if asked.store and self._stored is not None:
+            said = msgspec.convert(msgspec.to_builtins(answer.output), list[Item])
+            self._stored.add(self.id, body, [*(asked.previous_items or ()), *asked.items, *said])
         return self._numbered([*closing, (f"response.{status}", {"response": answer})]) if self.streams else body
 
     def _numbered(self, events: Sequence[Event]) -> bytes:
@@ -135,12 +138,6 @@ class ResponseForm(ConversationForm):
             return b""
         first, self.events = self.events, self.events + len(events)
         return b"".join([event_bytes(event, number) for number, event in enumerate(events, first)])
-
-    def _store(self, body: bytes, answer: responses.ResponseAnswer) -> None:
-        asked = self.work.original
-        if asked.store and self._stored is not None:
-            said = msgspec.convert(msgspec.to_builtins(answer.output), list[Item])
-            self._stored.add(self.id, body, [*(asked.previous_items or ()), *asked.items, *said])
 
     def _answer(self, status: responses.Status, output: list[responses.OutputItem]) -> responses.ResponseAnswer:
         asked: ResponsesRequest = self.work.original

@@ -164,7 +164,12 @@ class EngineClient:
         socket.linger = 0
         socket.set_hwm(0)  # what waits is bounded by the requests that HTTP has accepted
         try:
-            _bind(socket, endpoint)
+            try:
+                socket.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise OSError(
+                    f"cannot bind {endpoint}: {error.strerror}; set TMPDIR to a short path that can be written"
+                ) from error
             process = await _start_process([*(command or engine_command()), endpoint, str(os.getpid())], config)
         except BaseException:
             context.destroy()
@@ -259,22 +264,19 @@ class EngineClient:
     async def close(self) -> None:
         """End the process, and wait for it."""
         if not self._death.done():
-            await self._stop()
+            self._send(Stop())
+            try:
+                # While it loads the model it hears nothing, and has nothing to finish.
+                await asyncio.wait_for(self.died(), 0 if self.hello is None else STOPPING_LIMIT_S)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self.died()
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close()
             self._socket.context.term()
         self._folder.close()
-
-    async def _stop(self) -> None:
-        self._send(Stop())
-        try:
-            # While it loads the model it hears nothing, and has nothing to finish.
-            await asyncio.wait_for(self.died(), 0 if self.hello is None else STOPPING_LIMIT_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self.died()
 
     def _send(self, message: ToEngine) -> None:
         if self._socket.closed:
@@ -349,15 +351,6 @@ class EngineClient:
                 future.exception()  # looked at, so that a future nobody waits for is no warning
         self._asked.clear()
         return ending
-
-
-def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise OSError(
-            f"cannot bind {endpoint}: {error.strerror}; set TMPDIR to a short path that can be written"
-        ) from error
 
 
 def engine_command() -> list[str]:

@@ -109,18 +109,7 @@ class Reader:
         """Run work of this many bytes on a thread; drop it if its client leaves while it waits."""
         if size <= INLINE_BYTES:
             return work()
-        await self._take_turn(size)
-        try:
-            if self._closed:
-                raise draining()
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._free_threads.release()
-
-    async def _take_turn(self, size: int) -> None:
-        """Wait for a thread; raise ApiError 429 if too many requests wait already."""
+        # Wait for a thread; raise ApiError 429 if too many requests wait already.
         limit = WAITING_BODIES * self.max_body_bytes
         if self._free_threads.locked() and self._waiting_bytes + size > limit:
             message = f"{self._waiting_bytes} bytes of other requests wait to be read; at most {limit} may: try again"
@@ -130,6 +119,14 @@ class Reader:
             await self._free_threads.acquire()
         finally:
             self._waiting_bytes -= size
+        try:
+            if self._closed:
+                raise draining()
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._free_threads.release()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model and name not in self.adapters:

@@ -94,7 +94,6 @@ class Changing(Protocol):
 
     def add(self, layer: int, place: Place, inputs: Tensor, product: Tensor) -> None:
         """Add to a product what the adapters change in it."""
-        ...
 
 
 class AdaptedRows:

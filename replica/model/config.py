@@ -111,7 +111,19 @@ def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
     _refuse_missing(fields, REQUIRED, name)
     config = _Fields(fields, name)
     _refuse_what_is_not_built(config)
-    _refuse_sliding_windows(config, architecture)
+    # Refuse windows that a text can outgrow, in the layers that transformers gives them to.
+    advice = "sliding windows are not supported; use a model with full attention in every layer"
+    layers, window = _layer_types(config), _window(config, architecture)
+    longest = config.size("max_position_embeddings")
+    outgrown = window is not None and window < longest
+    others = sorted(set(layers) - {"full_attention"})
+    if others and (window is None or outgrown or others != ["sliding_attention"]):
+        raise config.refused("layer_types", others, advice)
+    if architecture == "mistral" and outgrown:
+        raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
+    full_layers = config.size("max_window_layers", MAX_WINDOW_LAYERS_IF_ABSENT, least=0)  # the first ones
+    if outgrown and not layers and full_layers < config.size("num_hidden_layers"):
+        raise config.refused("use_sliding_window", True, advice)
     heads = config.size("num_attention_heads")
     rope = _rope(config)
     return ModelConfig(
@@ -207,22 +219,6 @@ def _refuse_what_is_not_built(config: _Fields) -> None:
         raise config.refused("hidden_act", activation, 'only "silu" is supported')
     if (rotated := config.get("partial_rotary_factor", 1)) not in (1, None):
         raise config.refused("partial_rotary_factor", rotated, "only 1 (heads rotated whole) is supported")
-
-
-def _refuse_sliding_windows(config: _Fields, architecture: str) -> None:
-    """Refuse windows that a text can outgrow, in the layers that transformers gives them to."""
-    advice = "sliding windows are not supported; use a model with full attention in every layer"
-    layers, window = _layer_types(config), _window(config, architecture)
-    longest = config.size("max_position_embeddings")
-    outgrown = window is not None and window < longest
-    others = sorted(set(layers) - {"full_attention"})
-    if others and (window is None or outgrown or others != ["sliding_attention"]):
-        raise config.refused("layer_types", others, advice)
-    if architecture == "mistral" and outgrown:
-        raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
-    full_layers = config.size("max_window_layers", MAX_WINDOW_LAYERS_IF_ABSENT, least=0)  # the first ones
-    if outgrown and not layers and full_layers < config.size("num_hidden_layers"):
-        raise config.refused("use_sliding_window", True, advice)
 
 
 def _layer_types(config: _Fields) -> list[str]:

@@ -21,12 +21,25 @@ ABANDONED_AFTER_S = 3600.0  # making it takes seconds
 def demo_folder() -> Path:
     """The folder of the demo model, in Hugging Face's layout; made if it is not there yet, or not whole."""
     folder = cache_folder() / f"demo-{VERSION}"
-    if _is_whole(folder):
+    # By names and sizes: reading it all would take as long as making it.
+    files = {name: folder / name for name in SIZES}
+    if all(file.is_file() and file.stat().st_size == SIZES[name] for name, file in files.items()):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
-        _made_beside(folder)
+        # Remove the folders of makers that were killed.
+        for unfinished in folder.parent.glob(".demo-*"):
+            with contextlib.suppress(FileNotFoundError):  # another one removes it too
+                if time.time() - unfinished.stat().st_mtime > ABANDONED_AFTER_S:
+                    shutil.rmtree(unfinished, ignore_errors=True)
+        # Write under another name first, so that a half-written file is never visible.
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            write_demo(unfinished)
+            unfinished.chmod(0o755)  # mkdtemp's folders are for their owner alone
+            _put(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         reason = f"the demo model cannot be written to {folder.parent}: {error}"
         raise OSError(f"{reason}; set {CACHE_VARIABLE} to a folder that can be written to") from error
@@ -41,31 +54,6 @@ def cache_folder() -> Path:
         return Path(folder).expanduser()
     except RuntimeError as error:  # an unknown user, or no HOME
         raise ValueError(f"{folder!r} has no home folder; set {CACHE_VARIABLE} to an absolute path") from error
-
-
-def _is_whole(folder: Path) -> bool:
-    """By names and sizes: reading it all would take as long as making it."""
-    files = {name: folder / name for name in SIZES}
-    return all(file.is_file() and file.stat().st_size == SIZES[name] for name, file in files.items())
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Remove the folders of makers that were killed."""
-    for unfinished in cache.glob(".demo-*"):
-        with contextlib.suppress(FileNotFoundError):  # another one removes it too
-            if time.time() - unfinished.stat().st_mtime > ABANDONED_AFTER_S:
-                shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _made_beside(folder: Path) -> None:
-    """Write under another name first, so that a half-written file is never visible."""
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        write_demo(unfinished)
-        unfinished.chmod(0o755)  # mkdtemp's folders are for their owner alone
-        _put(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _put(made: Path, folder: Path) -> None:

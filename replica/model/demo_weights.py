@@ -23,7 +23,19 @@ Counts: TypeAlias = NDArray[np.int64]
 
 def write_weights(file: Path) -> None:
     try:
-        save_file(_weights(_followers()), file, metadata={"format": "pt"})
+        # Counts of each token (column) after each other (row) in the answers and, but for their ends, the questions.
+        tokens = sorted(VOCABULARY, key=VOCABULARY.__getitem__)
+        counts = np.zeros((len(tokens), len(tokens)), np.int64)
+        [newline] = _ids("\n")
+        for question, answer in dialogues():
+            *asked, question_mark = _ids(question)
+            for ids in (asked, [question_mark, newline, *_ids(answer), TURN_END]):
+                np.add.at(counts, (ids[:-1], ids[1:]), 1)
+        counts[:, TURN_END] *= 4  # shorter answers than those of demo.txt
+        counts[TURN_END] = counts[newline]  # for those who go on after the end
+        often = counts.sum(axis=0) * [token.startswith("\u0120") for token in tokens]  # which stands for a space
+        counts[END_OF_TEXT, np.argsort(-often, kind="stable")[:COMMON_WORDS]] = 1
+        save_file(_weights(counts), file, metadata={"format": "pt"})
     except SafetensorError as error:  # when the disk is full
         raise OSError(str(error)) from error
 
@@ -41,22 +53,6 @@ def dialogues() -> list[tuple[str, str]]:
     """The questions and answers of demo.txt."""
     text = Path(__file__).with_name("demo.txt").read_text(encoding="utf-8")
     return re.findall(r"^Q: (.*)\nA: (.*)$", text, re.MULTILINE)
-
-
-def _followers() -> Counts:
-    """Counts of each token (column) after each other (row) in the answers and, but for their ends, the questions."""
-    tokens = sorted(VOCABULARY, key=VOCABULARY.__getitem__)
-    counts = np.zeros((len(tokens), len(tokens)), np.int64)
-    [newline] = _ids("\n")
-    for question, answer in dialogues():
-        *asked, question_mark = _ids(question)
-        for ids in (asked, [question_mark, newline, *_ids(answer), TURN_END]):
-            np.add.at(counts, (ids[:-1], ids[1:]), 1)
-    counts[:, TURN_END] *= 4  # shorter answers than those of demo.txt
-    counts[TURN_END] = counts[newline]  # for those who go on after the end
-    often = counts.sum(axis=0) * [token.startswith("\u0120") for token in tokens]  # which stands for a space
-    counts[END_OF_TEXT, np.argsort(-often, kind="stable")[:COMMON_WORDS]] = 1
-    return counts
 
 
 def _ids(text: str) -> list[int]:

@@ -12,31 +12,24 @@ class Ranks(Protocol):
 
     def own(self, config: ModelConfig) -> ModelConfig:
         """Return the shapes of this rank's part."""
-        ...
 
     def cut(self, projection: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """Return this rank's part of an adapter's factors for a projection."""
-        ...
 
     def look_up(self, embedding: Tensor, token_ids: Tensor) -> Tensor:
         """Return the embeddings, of which this rank holds those of its part of the vocabulary."""
-        ...
 
     def add(self, partial: Tensor) -> Tensor:
         """Return the sum over all ranks."""
-        ...
 
     def of_first(self, tensor: Tensor) -> Tensor:
         """Return the first rank's tensor, which those of the others become."""
-        ...
 
     def spread(self, hidden: Tensor) -> Tensor:
         """Return the first rank's rows, after it has told the others that there are some."""
-        ...
 
     def join(self, logits: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary on the first rank; the others get their own part."""
-        ...
 
 
 class Alone:

@@ -64,12 +64,6 @@ class Weights:
         if name not in self._places:
             raise ValueError(f"{self._folder} has no tensor {name}; the checkpoint does not fit its config.json")
         file = self._places[name]
-        tensor = self._read(file, name, shape, part)
-        self._unread.discard(name)
-        self._progress.advance(math.prod(shape) * tensor.itemsize)
-        return self._converted(tensor, f"{file}: {name}")
-
-    def _read(self, file: Path, name: str, shape: tuple[int, ...], part: tuple[slice, ...]) -> torch.Tensor:
         try:
             found = self._open[file].get_slice(name)
             if found.get_dtype() not in FLOATS:
@@ -82,9 +76,9 @@ class Weights:
             tensor: torch.Tensor = found[part] if part else self._open[file].get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{file}: {name} cannot be read: {error}; get the file again") from error
-        return tensor
-
-    def _converted(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        self._unread.discard(name)
+        self._progress.advance(math.prod(shape) * tensor.itemsize)
+        what = f"{file}: {name}"
         converted = (tensor if self._send is None else self._send(tensor)).to(self._dtype)
         narrows = self._dtype == torch.float16 and tensor.dtype != torch.float16
         if narrows and not bool(converted.isfinite().all()):

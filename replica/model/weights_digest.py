@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from replica.model.config import read_object
+from replica.model.config import ModelConfig, read_object
 from replica.model.demo import cache_folder
 from replica.model.progress import progress_of
 from replica.model.weights import GGUF_FILE, INDEX_FILE, SINGLE_FILE
@@ -145,3 +145,15 @@ def _write_cache(file: Path | None, digests: dict[str, FileDigest]) -> None:
         with suppress(OSError):
             unfinished.unlink()
         log.info("the digest of the weights is not kept, and computed at each start: %s", error)
+
+
+VERSION = 1  # raise it when the same weights and tokens give other bytes of a block
+
+
+def kv_layout(config: ModelConfig, *, dtype: str, block_size: int, model: str, folder: Path, arrangement: str) -> str:
+    """32 hexadecimal digits that are equal only if a block's key and bytes mean the same, on any machine.
+
+    `model` is the name in block keys, `folder` has the weights, and `arrangement` names the order of a block's bytes.
+    """
+    parts = (VERSION, model, dtype, block_size, arrangement, config, weights_digest(folder))
+    return xxh3_128_hexdigest(msgspec.json.encode(parts))

@@ -1,14 +1,15 @@
 """A blocking socket between two replicas: each wait ends at a deadline, after a stall, or when it is cancelled."""
 
 import math
+import re
 import select
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import LENGTH, FromReader, FromSource, encode
+from replica.neighbours.messages import LENGTH, FromReader, FromSource, Lost, encode
 from replica.neighbours.sealed import SEAL_BYTES, NotProven, Session
 
 STALL_S = 2.0  # a peer that neither sends nor takes a byte for so long is given up
@@ -146,3 +147,39 @@ class Connection:
         except NotProven as error:
             raise Lost("proof", str(error)) from error
         return body
+
+
+_ENDPOINT = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]{2,45})\]|(\*|[\w.-]{1,253})):(\d{1,5})")
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Split an endpoint, with 0.0.0.0 for *; raise ValueError if it is none."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None or int(found[3]) > 65535:
+        raise ValueError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT")
+    host = found[1] or found[2]
+    return "0.0.0.0" if host == "*" else host, int(found[3])
+
+
+class Counts:
+    """The sums of all peers; several threads add to them."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.bytes = 0
+        self.seconds = 0.0
+        self.failures: Counter[str] = Counter()  # by reason
+        self._lock = threading.Lock()
+
+    def add(self, payload_bytes: int) -> None:
+        with self._lock:
+            self.blocks += 1
+            self.bytes += payload_bytes
+
+    def took(self, seconds: float) -> None:
+        with self._lock:
+            self.seconds += seconds
+
+    def fail(self, reason: str) -> None:
+        with self._lock:
+            self.failures[reason] += 1

@@ -33,7 +33,6 @@ class BlockSource(Protocol):
 
     def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
         """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
-        ...
 
     def give_back(self, held: Held) -> None: ...
 

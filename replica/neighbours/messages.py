@@ -87,3 +87,11 @@ FromSource: TypeAlias = Welcome | Offer | Block
 encode: Callable[[FromReader | FromSource], bytes] = msgspec.msgpack.Encoder().encode
 decode_from_reader: Callable[[bytes | memoryview], FromReader] = msgspec.msgpack.Decoder(FromReader).decode
 decode_from_source: Callable[[bytes | memoryview], FromSource] = msgspec.msgpack.Decoder(FromSource).decode
+
+
+class Lost(Exception):
+    """The end of an exchange: the connection is of no more use; `reason` is a word for metrics."""
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(message or reason)
+        self.reason = reason

@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from replica.neighbours.connection import Connection, Patience
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import MOST_ANSWER_BYTES, Block, Taken, decode_from_reader
+from replica.neighbours.messages import MOST_ANSWER_BYTES, Block, Lost, Taken, decode_from_reader
 from replica.neighbours.transports import Inlet, Outlet
 
 log = logging.getLogger(__name__)
@@ -167,11 +166,6 @@ class NixlInlet:
             raise Lost("protocol", f"block {header.index} has no address")
         if not self._owner.is_current(self._agent):
             raise Lost("nixl", "its buffer was abandoned")
-        self._read(header, patience)
-        self._connection.send_frame(Taken(header.index), patience)
-        return self._agent.buffers[0]
-
-    def _read(self, header: Block, patience: Patience) -> None:
         (address,) = _ADDRESS.unpack(header.at)
         agent, own = self._agent.agent, self._agent.descriptors(self._agent.addresses[0])
         try:
@@ -184,6 +178,8 @@ class NixlInlet:
         except (*self._agent.errors, Lost) as error:
             self._owner.abandon(self._agent)
             raise Lost(getattr(error, "reason", "nixl"), f"block {header.index} was not read: {error}") from error
+        self._connection.send_frame(Taken(header.index), patience)
+        return self._agent.buffers[0]
 
     def _wait(self, state: str, handle: Any, patience: Patience) -> None:
         began_s, looks = time.monotonic(), 0

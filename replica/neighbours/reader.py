@@ -10,14 +10,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from replica.neighbours.connection import STALL_S, Connection, Patience
-from replica.neighbours.counts import Counts
-from replica.neighbours.endpoints import host_and_port
-from replica.neighbours.lost import Lost
+from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.messages import (
     LEASE_S,
     MOST_ANSWER_BYTES,
     Block,
+    Lost,
     Offer,
     Welcome,
     decode_from_source,

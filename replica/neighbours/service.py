@@ -12,7 +12,7 @@ from replica.cache.block_pool import BlockPool
 from replica.cache.moves import Pull
 from replica.config import EngineConfig, KvTransport
 from replica.messages import NeighbourSnapshot
-from replica.neighbours.counts import Counts
+from replica.neighbours.connection import Counts
 from replica.neighbours.holds import Holds
 from replica.neighbours.nixl import NIXL, NixlReader, NixlSource, NotInstalled
 from replica.neighbours.reader import Reader, ReaderConfig

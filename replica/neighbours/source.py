@@ -21,12 +21,9 @@ from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
-from replica.neighbours.connection import STALL_S, Connection, Patience
-from replica.neighbours.counts import Counts
-from replica.neighbours.endpoints import host_and_port
+from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.holds import BlockSource
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 from replica.neighbours.transports import Outlet, SourceTransport
 
@@ -65,7 +62,6 @@ class StoredBlocks(Protocol):
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy the block's bytes, all layers, to a buffer of `block_bytes`."""
-        ...
 
 
 class Source:
@@ -142,9 +138,29 @@ class Source:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
-            self._greet(connection)
+            patience = Patience(time.monotonic() + self._config.handshake_s)
+            challenge = Challenge(self._config.secret)
+            connection.send(patience, challenge.sent)
+            try:
+                connection.session = challenge.accept(connection.receive(REPLY_BYTES, patience))
+            except NotProven as error:
+                raise Lost("proof", str(error)) from error
+            session = connection.session
+            connection.send_frame(
+                Welcome({name: session.hide(each.greeting) for name, each in self._transports.items()}), patience
+            )
             while True:
-                self._answer(connection, self._next_request(connection))
+                if not connection.wait_for_more(IDLE_S):
+                    raise Lost("idle")
+                patience = Patience(time.monotonic() + self._config.handshake_s)
+                body = connection.receive_frame(self._most_read_bytes, patience)
+                try:
+                    request = decode_from_reader(body)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise Lost("protocol", f"a request cannot be read: {error}") from error
+                if not isinstance(request, Read):
+                    raise Lost("protocol", f"a {type(request).__name__} came without a stream")
+                self._answer(connection, request)
         except Lost as lost:
             if lost.reason != "idle":
                 self.counts.fail(lost.reason)
@@ -153,32 +169,6 @@ class Source:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
-
-    def _greet(self, connection: Connection) -> None:
-        patience = Patience(time.monotonic() + self._config.handshake_s)
-        challenge = Challenge(self._config.secret)
-        connection.send(patience, challenge.sent)
-        try:
-            connection.session = challenge.accept(connection.receive(REPLY_BYTES, patience))
-        except NotProven as error:
-            raise Lost("proof", str(error)) from error
-        session = connection.session
-        connection.send_frame(
-            Welcome({name: session.hide(each.greeting) for name, each in self._transports.items()}), patience
-        )
-
-    def _next_request(self, connection: Connection) -> Read:
-        if not connection.wait_for_more(IDLE_S):
-            raise Lost("idle")
-        patience = Patience(time.monotonic() + self._config.handshake_s)
-        body = connection.receive_frame(self._most_read_bytes, patience)
-        try:
-            request = decode_from_reader(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Lost("protocol", f"a request cannot be read: {error}") from error
-        if not isinstance(request, Read):
-            raise Lost("protocol", f"a {type(request).__name__} came without a stream")
-        return request
 
     # ---- a stream
 
@@ -198,7 +188,18 @@ class Source:
             return
         try:
             outlet = self._transports[request.transport].outlet(connection, stream)
-            self._stream(request, connection, outlet, patience)
+            chain = chain_of(request, self._config.block_size)
+            held = self._blocks.hold(chain, request.start, request.stop, HOLD_S)
+            began_s = time.monotonic()
+            try:
+                connection.send_frame(Offer(len(held.blocks), held.reason), patience)
+                for index, block in enumerate(held.blocks, start=request.start):
+                    self._send(chain, index, block, outlet, patience)
+                    self.counts.add(self._memory.block_bytes)
+                outlet.finish(patience)
+            finally:
+                self._blocks.give_back(held)
+                self.counts.took(time.monotonic() - began_s)
         finally:
             self._free_streams.put(stream)
 
@@ -214,20 +215,6 @@ class Source:
         stop_bytes = request.stop * config.block_size * TOKEN_BYTES
         is_prompt = len(request.prompt) == stop_bytes <= config.most_tokens * TOKEN_BYTES
         return "" if is_prompt and request.start < request.stop else "invalid"
-
-    def _stream(self, request: Read, connection: Connection, outlet: Outlet, patience: Patience) -> None:
-        chain = chain_of(request, self._config.block_size)
-        held = self._blocks.hold(chain, request.start, request.stop, HOLD_S)
-        began_s = time.monotonic()
-        try:
-            connection.send_frame(Offer(len(held.blocks), held.reason), patience)
-            for index, block in enumerate(held.blocks, start=request.start):
-                self._send(chain, index, block, outlet, patience)
-                self.counts.add(self._memory.block_bytes)
-            outlet.finish(patience)
-        finally:
-            self._blocks.give_back(held)
-            self.counts.took(time.monotonic() - began_s)
 
     def _send(self, chain: Chain, index: int, block: int, outlet: Outlet, patience: Patience) -> None:
         payload = outlet.buffer(patience)

@@ -17,15 +17,12 @@ class Outlet(Protocol):
 
     def buffer(self, patience: Patience) -> memoryview:
         """Wait for room for one payload of `block_bytes`, and return it."""
-        ...
 
     def send(self, header: Block, patience: Patience) -> None:
         """Send a block whose payload is in the buffer that was returned last."""
-        ...
 
     def finish(self, patience: Patience) -> None:
         """Wait until the reader has all payloads."""
-        ...
 
 
 class Inlet(Protocol):
@@ -35,7 +32,6 @@ class Inlet(Protocol):
 
     def receive(self, header: Block, patience: Patience) -> memoryview:
         """Return the payload, valid until the next call."""
-        ...
 
     def close(self) -> None: ...
 
@@ -51,7 +47,6 @@ class SourceTransport(Protocol):
 class ReaderTransport(Protocol):
     def inlet(self, connection: Connection, greeting: bytes) -> Inlet | None:
         """Return the end of this connection; None, and why in the log, if it cannot be had."""
-        ...
 
     def close(self) -> None: ...
 

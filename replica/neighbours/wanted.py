@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from xxhash import xxh3_128_digest
 
 from replica.cache.chain import Chain
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import Block, Offer, Read
+from replica.neighbours.messages import Block, Lost, Offer, Read
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,16 @@ class Followers:
         self._followers: list[Follower] = []
         try:
             for rank, start in enumerate(starts, start=1):
-                follower = _started(rank, program, start.descriptors)
+                ours, theirs = Pipe()
+                with theirs:
+                    # The child sees the current folder as a place of modules only if this process does.
+                    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
+                    process = subprocess.Popen(
+                        [sys.executable, *safe, "-m", program, str(theirs.fileno()), str(os.getpid())],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno(), *start.descriptors],
+                    )
+                follower = Follower(rank, process, ours)
                 self._followers.append(follower)
                 follower.channel.send_bytes(encode(start.message))
         except BaseException:
@@ -123,16 +132,3 @@ class Followers:
     def _ended(self, follower: Follower, status: int) -> str:
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return f"the engine's rank {follower.rank} of {self._size} died ({how})"
-
-
-def _started(rank: int, program: str, descriptors: Sequence[int]) -> Follower:
-    ours, theirs = Pipe()
-    with theirs:
-        # The child sees the current folder as a place of modules only if this process does.
-        safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
-        process = subprocess.Popen(
-            [sys.executable, *safe, "-m", program, str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), *descriptors],
-        )
-    return Follower(rank, process, ours)

@@ -16,15 +16,12 @@ class Collectives(Protocol):
 
     def sum(self, partial: Tensor) -> Tensor:
         """Return the sum over all ranks. May reuse `partial`."""
-        ...
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have the same shape, on the first one, and none on the others."""
-        ...
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Return the first rank's tensor. May write to those of the others."""
-        ...
 
 
 class GroupRanks:

@@ -16,15 +16,12 @@ class BlockMemory(Protocol):
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy each block's KV to contiguous memory."""
-        ...
 
     def write(self, blocks: Sequence[int], payloads: Sequence[memoryview]) -> None:
         """Copy contiguous memory, as `read` gives it, to the blocks."""
-        ...
 
     def pin(self, host: memoryview) -> None:
         """Prepare the host's memory to and from which most will be copied, if that makes copies faster."""
-        ...
 
 
 class ArrayMemory:

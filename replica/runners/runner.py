@@ -43,11 +43,9 @@ class Runner(Protocol):
         drawn. Of a request it may read blocks, chain and `Scheduled.position` only now: until it is asked for the
         results, the blocks may be another's, and the chain longer.
         """
-        ...
 
     def close(self) -> None:
         """End the processes that compute for it, if there are any."""
-        ...
 
 
 class ImmediateRunner(ABC):

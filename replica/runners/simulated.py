@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from events.blocks import TOKEN_BYTES
 from replica.config import SimulatedConfig
-from replica.grammar.matcher import Matcher, boolean
+from replica.grammar.matcher import boolean
 from replica.messages import Sampling, TokenLogprobs
 from replica.runners.clock import Clock
 from replica.runners.request import Request, Scheduled
@@ -56,7 +56,20 @@ class SimulatedRunner(ImmediateRunner):
         """Draw the token that follows the known ones."""
         if request.matcher is None:
             return self.draw(request, request.generated)
-        return self._draw_allowed(request, request.matcher)
+        matcher = request.matcher
+        matcher.follow(request.chain.tokens, request.prompt_tokens)
+        drawn = self.draw(request, request.generated)
+        allowed = boolean(matcher.allowed(), max(len(matcher.vocabulary.tokens), drawn.token + 1))
+        stream = self._stream(request)
+        is_long = 0 <= self._length(stream, request.sampling) <= request.generated
+        if allowed[drawn.token] and not is_long:
+            return drawn
+        among = [int(token) for token in np.flatnonzero(allowed)]
+        if is_long:
+            texts = matcher.vocabulary.tokens
+            ends = [token for token in among if token in matcher.vocabulary.eos_ids or texts[token] in CLOSING]
+            among = ends or among
+        return SampledToken(among[_draw(stream, request.generated) % len(among)], drawn.logprobs)
 
     def draw(self, request: Request, position: int) -> SampledToken:
         """The token at this position of the output."""
@@ -76,25 +89,6 @@ class SimulatedRunner(ImmediateRunner):
         if sampling.top_logprobs is None:
             return SampledToken(token)
         return SampledToken(token, self._logprobs(stream, position, token, sampling.top_logprobs))
-
-    def _draw_allowed(self, request: Request, matcher: Matcher) -> SampledToken:
-        """The token that it draws without a constraint, or another one where that is not allowed.
-
-        At the length at which it would end by itself, it closes what is open.
-        """
-        matcher.follow(request.chain.tokens, request.prompt_tokens)
-        drawn = self.draw(request, request.generated)
-        allowed = boolean(matcher.allowed(), max(len(matcher.vocabulary.tokens), drawn.token + 1))
-        stream = self._stream(request)
-        is_long = 0 <= self._length(stream, request.sampling) <= request.generated
-        if allowed[drawn.token] and not is_long:
-            return drawn
-        among = [int(token) for token in np.flatnonzero(allowed)]
-        if is_long:
-            texts = matcher.vocabulary.tokens
-            ends = [token for token in among if token in matcher.vocabulary.eos_ids or texts[token] in CLOSING]
-            among = ends or among
-        return SampledToken(among[_draw(stream, request.generated) % len(among)], drawn.logprobs)
 
     def _stream(self, request: Request) -> int:
         """The number that prompt and seed are, from which everything else about the output is drawn."""

@@ -17,7 +17,7 @@ from api.tokens.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
 from replica.model.locate import short_name
 from replica.model.sizing import GIGABYTE, blocks_in
-from replica.neighbours.endpoints import host_and_port
+from replica.neighbours.connection import host_and_port
 from replica.parallel.shares import refuse_what_does_not_divide
 from replica.settings.native_model import NativeModel, check_installed, find_model
 from replica.settings.options import NATIVE_MAX_STEP_S, TABLE
@@ -61,7 +61,17 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
 def check_combinations(ctx: click.Context) -> None:
     """Check the options as far as no model is needed for it."""
     values = ctx.params
-    _check_curve(values)
+    secret, clients, anyone = (values[f"curve_{key}"] for key in ("secret", "clients", "any_client"))
+    for given, option in ((clients, "--curve-clients"), (anyone, "curve_any_client")):
+        if given and not secret:
+            raise Unusable(f"{option} needs an encryption key; give --curve-secret too")
+    if clients and anyone:
+        raise Unusable(f"--curve-clients {clients} lets in some and curve_any_client all; give one of them")
+    if secret and not (clients or anyone):
+        raise Unusable(
+            f"--curve-secret {secret} alone would let in anyone who knows the public key, and events carry prompts; "
+            "give --curve-clients DIR with the public keys of those to let in, or say --set curve_any_client=true"
+        )
     check_limits(values)
     tokens, requests = values["max_num_batched_tokens"], values["max_num_seqs"]
     if tokens < requests:
@@ -91,20 +101,6 @@ def check_combinations(ctx: click.Context) -> None:
         raise Unusable(
             f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
             "give --engine simulated"
-        )
-
-
-def _check_curve(values: Mapping[str, Any]) -> None:
-    secret, clients, anyone = (values[f"curve_{key}"] for key in ("secret", "clients", "any_client"))
-    for given, option in ((clients, "--curve-clients"), (anyone, "curve_any_client")):
-        if given and not secret:
-            raise Unusable(f"{option} needs an encryption key; give --curve-secret too")
-    if clients and anyone:
-        raise Unusable(f"--curve-clients {clients} lets in some and curve_any_client all; give one of them")
-    if secret and not (clients or anyone):
-        raise Unusable(
-            f"--curve-secret {secret} alone would let in anyone who knows the public key, and events carry prompts; "
-            "give --curve-clients DIR with the public keys of those to let in, or say --set curve_any_client=true"
         )
 
 

@@ -7,13 +7,13 @@ load, some save what loads will overwrite, one writes to the disk, one reads fro
 import logging
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
 from threading import Lock
 from time import monotonic, sleep, thread_time
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,41 @@ from replica.disk.record import Record
 from replica.disk.recovery import NOTHING, Recovery
 from replica.messages import DiskCounters
 from replica.runners.block_memory import BlockMemory
-from replica.tiers.speeds import LoadSpeeds
+
+HALF_LIFE_BLOCKS = 500.0
+FORGET_S = 60.0  # a medium that seemed too slow is tried again
+
+
+class Measured(NamedTuple):
+    blocks: float
+    seconds: float
+    at_s: float
+
+
+class LoadSpeeds:
+    """Blocks per second by medium; the past fades, and is forgotten when nothing new comes."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
+        self._now_s = now_s
+        self._measured: dict[str, Measured] = {}
+
+    def add(self, medium: str, blocks: int, duration_s: float) -> None:
+        before = self._measured.get(medium, Measured(0.0, 0.0, 0.0))
+        fading = 0.5 ** (blocks / HALF_LIFE_BLOCKS)
+        self._measured[medium] = Measured(
+            before.blocks * fading + blocks, before.seconds * fading + duration_s, self._now_s()
+        )
+
+    def blocks_per_s(self, medium: str) -> float:
+        """0 while it is not known."""
+        known = self._measured.get(medium)
+        if known is None or known.seconds <= 0 or self._now_s() - known.at_s > FORGET_S:
+            return 0.0
+        return known.blocks / known.seconds
+
+    def media(self) -> Iterable[str]:
+        return tuple(self._measured)  # others add to them meanwhile
+
 
 CLOSING_S = 5.0
 TOGETHER = 16  # blocks that a device moves before others have their turn
@@ -43,31 +77,24 @@ class Mover(Protocol):
 
     def recover(self) -> Recovery:
         """Read what the disk has; called once, before anything moves."""
-        ...
 
     def save(self, saves: Sequence[Save]) -> None:
         """Copy these blocks before the call returns."""
-        ...
 
     def write(self, writes: Sequence[Write]) -> None:
         """Begin to copy slots of the host's memory to the disk."""
-        ...
 
     def erase(self, slots: Sequence[int]) -> None:
         """Begin to make these slots of the disk unreadable."""
-        ...
 
     def clear(self) -> None:
         """Make all slots of the disk unreadable before the call returns. Writes that have not begun do not happen."""
-        ...
 
     def begin(self, transfer: Transfer) -> None:
         """Begin to save, then to load. What could not be saved is lost, also to transfers and writes after this."""
-        ...
 
     def landed(self) -> Landed:
         """Return what has ended since the last call."""
-        ...
 
     def close(self) -> None: ...
 
@@ -81,11 +108,9 @@ class DiskSlots(Protocol):
 
     def write(self, slot: int, record: Record, payload: memoryview) -> bool:
         """Return False if the disk could not take it."""
-        ...
 
     def read(self, slot: int, record: Record, into: memoryview) -> bool:
         """Return False if the slot has anything else than this record's block, whole."""
-        ...
 
     def erase(self, slot: int) -> bool: ...
 
@@ -103,7 +128,6 @@ class Puller(Protocol):
         `give_way` is called after each block, with the thread's processor time that it took and the longest pause that
         leaves time for the rest.
         """
-        ...
 
     def close(self) -> None: ...
 

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from replica.cache.chain import Chain
 from replica.cache.lower import DISK
-from replica.cache.moves import PULLED, Pull, Save, Transfer, Write, Written
+from replica.cache.moves import PULLED, Save, Transfer, Write, Written
 from replica.disk.recovery import NOTHING, Recovery
 from replica.messages import DiskCounters
 from replica.runners.clock import Clock
-from replica.tiers.mover import Landed
-from replica.tiers.speeds import LoadSpeeds
+from replica.tiers.mover import Landed, LoadSpeeds
 
 
 class SimulatedMover:
@@ -66,16 +65,14 @@ class SimulatedMover:
             self._ready_s += load_s
         transfer.came = len(transfer.loads)
         if transfer.pull is not None:
-            self._pull(transfer, transfer.pull)
+            pull = transfer.pull
+            readable = self._read(pull.endpoint, pull.chain)
+            transfer.pulled = max(0, min(readable - pull.start, len(pull.blocks)))
+            if transfer.pulled:
+                pull_s = transfer.pulled * self._block_size / self._tokens_per_s[PULLED]
+                self.speeds.add(PULLED, transfer.pulled, pull_s)
+                self._ready_s += pull_s
         self._moving.append((self._ready_s, transfer))
-
-    def _pull(self, transfer: Transfer, pull: Pull) -> None:
-        readable = self._read(pull.endpoint, pull.chain)
-        transfer.pulled = max(0, min(readable - pull.start, len(pull.blocks)))
-        if transfer.pulled:
-            pull_s = transfer.pulled * self._block_size / self._tokens_per_s[PULLED]
-            self.speeds.add(PULLED, transfer.pulled, pull_s)
-            self._ready_s += pull_s
 
     def landed(self) -> Landed:
         now_s = self._clock.now_s()

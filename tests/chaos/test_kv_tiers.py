@@ -24,7 +24,7 @@ import pytest
 from api.native import REQUEST_TYPE, KvSource, envelope
 from api.native import Native as Additions
 from replica.disk.record import FileLayout
-from replica.tiers.speeds import FORGET_S
+from replica.tiers.mover import FORGET_S
 from tests.chaos.routers import RouterProcess, router, without_chance
 from tests.chaos.tiered import (
     BLOCK,

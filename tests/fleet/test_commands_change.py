@@ -24,7 +24,7 @@ from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.view import View
 from fleet.commands.words import changes
-from fleet.host.room import PER_CPU, room_here
+from fleet.control.controller import PER_CPU, room_here
 from fleet.plan import NO_MODELS
 from fleet.up.launching import InThisProcess
 from router.asking import Unreachable

@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from fleet.host.room import room_here
+from fleet.control.controller import room_here
 from fleet.on_ray.cleanup import processes
 from fleet.on_ray.cluster import Free, lacking
 from fleet.on_ray.launch import explained

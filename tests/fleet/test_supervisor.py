@@ -11,8 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from fleet.control.hosts import HostGone
-from fleet.control.local_hosts import LocalHosts
+from fleet.control.hosts import HostGone, LocalHosts
 from fleet.host.child import Log
 from fleet.host.engines import Launch, launch
 from fleet.host.report import Life, Report

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from kernels.paged import LayerCache
 from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits
-from replica.device.parts import new_caches
-from replica.device.uploads import Uploads
+from replica.device.parts import Uploads, new_caches
 from replica.engine.engine import Engine
 from replica.messages import Output
 from replica.model.sizing import GIGABYTE

@@ -23,7 +23,7 @@ from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import ByteTokenizer
 from fleet.control import app as controller_app
 from fleet.control.controller import Controller, StateStore
-from fleet.control.local_hosts import LocalHosts
+from fleet.control.hosts import LocalHosts
 from replica.http import app as replica_app
 from router.http import app as router_app
 from router.http import routes as router_routes

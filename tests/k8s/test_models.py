@@ -148,7 +148,7 @@ def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Pa
     ours, theirs = flags(words), flags(list(begun.command))
     assert theirs.items() - ours.items() == set(), "settings of the fleet that the manifest lacks"
     assert set(ours) - set(theirs) <= {"--max-model-len", "--context-length", "--page-size"}
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health"  # as fleet.host.probe asks
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"  # as fleet.host.supervisor asks
     assert Path(container["command"][-1]).name in (Path(begun.command[0]).name, "sglang.launch_server")
     assert pod.annotations["warmroute/engine"] == engine
 

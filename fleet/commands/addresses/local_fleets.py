@@ -169,53 +169,42 @@ def find(which: str | None) -> Where:
     """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
     fleets = running_fleets()
     if which is None:
-        return _where(_only(fleets), fleets)
-    found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
+        if not fleets:
+            raise click.ClickException(
+                "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: "
+                f"{example('fleet', 'HOST:PORT')}"
+            )
+        if len(fleets) > 1:
+            raise click.ClickException(
+                f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
+                f"{example('fleet', str(fleets[0].port))}"
+            )
+    found = fleets if which is None else _matching(fleets, which)
     if len(found) > 1:
         raise click.ClickException(
             f"{which} matches several fleets: {listed(found)}; name one by the URL of its controller"
         )
-    if not found and which.isdecimal():
-        raise click.ClickException(f"no fleet on this machine has port {which}; running: {listed(fleets)}")
-    return _where(found[0], fleets) if found else Where(which, None, None)
+    if which is not None and not found:
+        if which.isdecimal():
+            raise click.ClickException(f"no fleet on this machine has port {which}; running: {listed(fleets)}")
+        return Where(which, None, None)
+    [fleet] = found
+    routers = tuple(each.router_url for each in fleets if each.controller == fleet.controller)
+    return Where(fleet.controller, fleet.key, fleet, routers)
 
 
 def listed(fleets: list[LocalFleet]) -> str:
     return ", ".join(f"port {fleet.port} (controller {fleet.controller})" for fleet in fleets) or "none"
 
 
-def _where(fleet: LocalFleet, fleets: list[LocalFleet]) -> Where:
-    routers = tuple(each.router_url for each in fleets if each.controller == fleet.controller)
-    return Where(fleet.controller, fleet.key, fleet, routers)
-
-
-def _only(fleets: list[LocalFleet]) -> LocalFleet:
-    if not fleets:
-        raise click.ClickException(
-            "no fleet runs on this machine; start one with `warmroute up`, or name one elsewhere: "
-            f"{example('fleet', 'HOST:PORT')}"
-        )
-    if len(fleets) > 1:
-        raise click.ClickException(
-            f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
-            f"{example('fleet', str(fleets[0].port))}"
-        )
-    return fleets[0]
-
-
-def _at_port(fleets: list[LocalFleet], port: int) -> list[LocalFleet]:
-    """Find the fleets by their router's port, else by their controller's."""
+def _matching(fleets: list[LocalFleet], which: str) -> list[LocalFleet]:
+    """Find the fleets by a controller's URL; else by the port here of a router, or else of a controller."""
+    named = sorted((fleet for fleet in fleets if fleet.controller == which), key=lambda fleet: fleet.found)
+    port = int(which) if which.isdecimal() else _port_of(which) if urlsplit(which).hostname in LOOPBACK else None
+    if named or port is None:
+        return named[:1]
     of_routers = [fleet for fleet in fleets if fleet.port == port]
     return of_routers or [fleet for fleet in fleets if _port_of(fleet.controller) == port]
-
-
-def _at_url(fleets: list[LocalFleet], url: str) -> list[LocalFleet]:
-    """Find the fleet by its controller's URL, else by the port of a router here."""
-    named = sorted((fleet for fleet in fleets if fleet.controller == url), key=lambda fleet: fleet.found)
-    port = _port_of(url)
-    if named or port is None or urlsplit(url).hostname not in LOOPBACK:
-        return named[:1]
-    return _at_port(fleets, port)
 
 
 def _port_of(url: str) -> int | None:

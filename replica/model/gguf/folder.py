@@ -20,22 +20,18 @@ def gguf_folder(file: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.is_dir():
-            _make(folder, whole)
+            # Under another name first, so that nobody reads half of it.
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as beside:
+                unfinished = Path(beside) / folder.name
+                unfinished.mkdir()
+                write_texts(whole, unfinished)
+                (unfinished / "model.gguf").symlink_to(whole)
+                try:
+                    unfinished.rename(folder)
+                except OSError:
+                    if not folder.is_dir():  # another process was faster
+                        raise
     except OSError as error:
         reason = f"the tokenizer of {file} cannot be written to {folder.parent}: {error}"
         raise OSError(f"{reason}; set {CACHE_VARIABLE} to a folder that can be written to") from error
     return folder
-
-
-def _make(folder: Path, file: Path) -> None:
-    """Under another name first, so that nobody reads half of it."""
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as beside:
-        unfinished = Path(beside) / folder.name
-        unfinished.mkdir()
-        write_texts(file, unfinished)
-        (unfinished / "model.gguf").symlink_to(file)
-        try:
-            unfinished.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process was faster
-                raise

@@ -109,16 +109,13 @@ class _Reader:
     def _value(self) -> Value:
         kind = self._number("I")
         if kind != LIST:
-            return self._scalar(kind)
+            return self._string() if kind == STRING else self._number(self._code(kind))
         kind, count = self._number("I"), self._count(MOST_VALUES, "values of a list")
         if kind == STRING:
             return [self._string() for _ in range(count)]
         values: array[int] | array[float] = array(self._code(kind).replace("?", "B"))
         values.frombytes(self._take(count * values.itemsize))
         return values
-
-    def _scalar(self, kind: int) -> Scalar:
-        return self._string() if kind == STRING else self._number(self._code(kind))
 
     def _code(self, kind: int) -> str:
         if kind not in NUMBERS:

@@ -4,7 +4,6 @@ Where transformers reads less of them (the single digits of SmolLM2, the NFC of 
 tokenizer.json decides.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -132,7 +131,13 @@ def _byte_level(header: Header) -> Tokenizer:
 
 def _sentencepiece(header: Header) -> Tokenizer:
     vocabulary = _vocabulary(header)
-    merges = _merges(vocabulary, header.numbers("tokenizer.ggml.scores", len(header.strings(TOKENS))))
+    # Every way to put a token together from two, the best score first: SentencePiece has no list of merges.
+    scores = header.numbers("tokenizer.ggml.scores", len(header.strings(TOKENS)))
+    short = (token for token in vocabulary if len(token) <= LONGEST_PIECE)
+    cuts = ((token, token[:cut], token[cut:]) for token in short for cut in range(1, len(token)))
+    pairs = [cut for cut in cuts if cut[1] in vocabulary and cut[2] in vocabulary]
+    pairs.sort(key=lambda pair: (-scores[vocabulary[pair[0]]], -len(pair[1])))
+    merges = [(left, right) for _, left, right in pairs]
     tokenizer = Tokenizer(
         BPE(vocab=vocabulary, merges=merges, unk_token=_named(header, "unk_token"), fuse_unk=True, byte_fallback=True)
     )
@@ -146,12 +151,3 @@ def _sentencepiece(header: Header) -> Tokenizer:
 
 def _vocabulary(header: Header) -> dict[str, int]:
     return {token: number for number, token in enumerate(header.strings(TOKENS))}
-
-
-def _merges(vocabulary: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to put a token together from two, the best score first: SentencePiece has no list of merges."""
-    short = (token for token in vocabulary if len(token) <= LONGEST_PIECE)
-    cuts = ((token, token[:cut], token[cut:]) for token in short for cut in range(1, len(token)))
-    pairs = [cut for cut in cuts if cut[1] in vocabulary and cut[2] in vocabulary]
-    pairs.sort(key=lambda pair: (-scores[vocabulary[pair[0]]], -len(pair[1])))
-    return [(left, right) for _, left, right in pairs]

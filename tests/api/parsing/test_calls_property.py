@@ -16,7 +16,6 @@ FRAGMENTS = {
     "hermes": ["<tool_call>", "</tool_call>", "<tool_", "<", "</"],
     "llama3_json": ["<|python_tag|>", ";", "; ", "<|py", '{"type": "function", "name": "add", "parameters": '],
     "mistral": ["[TOOL_CALLS]", "[/TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL", "add{", "[", "]", "x9"],
-    "pythonic": ["[add(", "[", "f()", "x=", "'", "\\", "\\x4", ")", "]", "<|python_start|>", "<|python_end|>", "None"],
 }
 COMMON = [
     '{"name": "add", "arguments": ',
@@ -144,9 +143,6 @@ def test_the_name_comes_first_and_once(name: str, arguments: dict[str, Any]) -> 
         ("llama3_json", '{"type": "', "a"),
         ("mistral", "[TOOL_CALLS][", " "),
         ("mistral", "[TOOL_CALLS]", "a"),
-        ("pythonic", "[", " "),
-        ("pythonic", "[f(", " "),
-        ("pythonic", "[", "f"),
     ],
 )
 def test_no_more_than_a_limit_is_held_back(name: str, beginning: str, more: str) -> None:
@@ -162,7 +158,6 @@ def test_no_more_than_a_limit_is_held_back(name: str, beginning: str, more: str)
     [
         ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "'),
         ("mistral", '[TOOL_CALLS]f{"x": "'),
-        ("pythonic", "[f(x='"),
     ],
 )
 def test_arguments_are_passed_on_at_once_however_long(name: str, beginning: str) -> None:

@@ -17,7 +17,7 @@ def test_a_template_tells_its_format() -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("put calls in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", "pythonic"),
+        ("put calls in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", None),
         ("<tool_call>\n<function=name>\n<parameter=key>", None),
         ("<tool_call>name<arg_key>", None),
         ("", None),
@@ -39,8 +39,8 @@ def test_flags_win_over_the_template() -> None:
     assert (found.tools, found.reasoning) == ("hermes", REASONING["think"])
     off = answer_formats(ByteTokenizer(), template, "none", "none")
     assert (off.tools, off.reasoning) == (None, None)
-    other = answer_formats(ByteTokenizer(), template, "pythonic", "mistral")
-    assert (other.tools, other.reasoning) == ("pythonic", REASONING["mistral"])
+    other = answer_formats(ByteTokenizer(), template, "llama3_json", "mistral")
+    assert (other.tools, other.reasoning) == ("llama3_json", REASONING["mistral"])
 
 
 def test_the_formats_special_tokens_are_found(tmp_path: Path) -> None:

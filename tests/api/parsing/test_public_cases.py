@@ -25,14 +25,6 @@ CALL = f'{{"name": "get_weather", "arguments": {OSLO}}}'
 PARAMETERS = f'{{"name": "search", "parameters": {SEARCH}}}'
 EMPTY = '{"name": "f", "parameters": {}}'
 DEEP = '{"a": {"b": {"c": {"d": {"e": "deep"}}}}}'
-REGISTER = (
-    "register(name='Ada L.', age=36, address={'city': 'Oslo', 'zip': 'O1'}, role=None, passed=True, "
-    "aliases=['Ada', 'AL'])"
-)
-REGISTERED = (
-    '{"name": "Ada L.", "age": 36, "address": {"city": "Oslo", "zip": "O1"}, "role": null, "passed": true, '
-    '"aliases": ["Ada", "AL"]}'
-)
 
 CASES = {
     # vLLM: test_hermes_tool_parser
@@ -89,27 +81,6 @@ CASES = {
     "llama-no-arguments": Case("llama3_json", '{"name": "f"}', content='{"name": "f"}'),
     # Dynamo: fixtures/llama3_json.rs
     "llama-tag": Case("llama3_json", f'<|python_tag|>{{"name":"add","arguments":{ADD}}}', (("add", ADD),)),
-    # vLLM: test_pythonic_tool_parser and test_llama4_pythonic_tool_parser
-    "pythonic-text": Case("pythonic", "How are you today?", content="How are you today?"),
-    "pythonic-simple": Case("pythonic", "[get_weather(city='Oslo', unit='C')]", (("get_weather", OSLO),)),
-    "pythonic-types": Case("pythonic", f"[{REGISTER}]", (("register", REGISTERED),)),
-    "pythonic-no-arguments": Case("pythonic", "[get_weather()]", (("get_weather", "{}"),)),
-    "pythonic-empty-dictionary": Case("pythonic", "[f(more={})]", (("f", '{"more": {}}'),)),
-    "pythonic-empty-list": Case("pythonic", "[f(steps=[])]", (("f", '{"steps": []}'),)),
-    "pythonic-escapes": Case(
-        "pythonic", r"[f(a='Ada\'s town', b='\"x\"')]", (("f", '{"a": "Ada\'s town", "b": "\\"x\\""}'),)
-    ),
-    "pythonic-several": Case(
-        "pythonic", f"[get_weather(city='Oslo',unit='C'),{REGISTER}]", (("get_weather", OSLO), ("register", REGISTERED))
-    ),
-    "pythonic-marked": Case(
-        "pythonic", "<|python_start|>[get_weather(city='Oslo', unit='C')]<|python_end|>", (("get_weather", OSLO),)
-    ),
-    "pythonic-marked-until-the-end": Case(
-        "pythonic", "<|python_start|>[f(), f(steps=[])]", (("f", "{}"), ("f", '{"steps": []}'))
-    ),
-    # Dynamo: fixtures/pythonic.rs
-    "pythonic-double-quotes": Case("pythonic", '[get_weather(city="Oslo", unit="C")]', (("get_weather", OSLO),)),
     # vLLM: test_mistral_tool_parser
     "mistral-text": Case("mistral", "Some plain text", content="Some plain text"),
     "mistral-list": Case("mistral", f'[TOOL_CALLS][{{"name": "add", "arguments":{ADD}}}]', (("add", ADD),)),
@@ -164,12 +135,6 @@ DIFFERENT = {
         '<tool_call>{"name": "f", "arguments": "hello"}</tool_call>',
         content='<tool_call>{"name": "f", "arguments": "hello"}</tool_call>',
     ),
-    # vLLM leaves the bad call out, and takes the good one.
-    "pythonic-bad-sibling": Case("pythonic", "[f(x=b'z'), add(a=1)]", content="[f(x=b'z'), add(a=1)]"),
-    "pythonic-unknown-sibling": Case("pythonic", "[bad(x=1), add(a=1)]", content="[bad(x=1), add(a=1)]"),
-    # vLLM takes all of it for text: one bracket is too many.
-    "pythonic-mismatched": Case("pythonic", "[f(x=1))]", (("f", '{"x": 1}'),), ")]"),
-    "pythonic-broken-quotes": Case("pythonic", "[f(a=1), f(b='x 'y'", (("f", '{"a": 1}'), ("f", '{"b": "x "')), "y'"),
     # vLLM searches for the list behind the other words, and drops the marker.
     "mistral-junk": Case(
         "mistral",

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.analysis.lifetimes import Lifetimes
-from events.analysis.statistics import Statistics
+from events.analysis.statistics import Lifetimes, Statistics
 from events.analysis.tree import Tree
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent

@@ -16,10 +16,9 @@ from replica.device.build import capture_all, sizes_of
 from replica.device.leader import lead_with
 from replica.device.memory import DeviceMemory
 from replica.device.orders import Size
-from replica.device.parts import layers_of, limits_of, new_caches
+from replica.device.parts import Uploads, layers_of, limits_of, new_caches
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
-from replica.device.uploads import Uploads
 from replica.engine.engine import Engine
 from replica.model.config import read_config
 from replica.model.weights import Weights

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from replica.device.accelerator import Wait
-from replica.device.uploads import Uploads
+from replica.device.parts import Uploads
 from tests.replica.device.hosts import HostAccelerator
 
 PIECE = 64

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from replica.grammar.compiler import NotCompiled, matcher_of, schema_grammar
-from replica.grammar.place import MOST_TRIES, Schema, place_of
+from replica.grammar.trial import MOST_TRIES, Schema, place_of
 from tests.replica.grammar.constraints import compiler
 
 

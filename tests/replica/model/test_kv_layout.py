@@ -6,7 +6,7 @@ import pytest
 
 from replica.model.config import Llama3Scaling, ModelConfig, read_config
 from replica.model.demo import TEXTS
-from replica.model.kv_layout import kv_layout
+from replica.model.weights_digest import kv_layout
 
 CONFIG = read_config(TEXTS)
 SCALING = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=8192)

@@ -11,8 +11,7 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from replica.neighbours.connection import Connection, Patience
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import MOST_READ_BYTES, Block, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import MOST_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge
 from replica.neighbours.source import chain_of
 from tests.replica.engines import SIZE

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from replica.neighbours.holds import Held
-from replica.neighbours.lost import Lost
-from replica.neighbours.messages import Block, Offer, Read, encode
+from replica.neighbours.messages import Block, Lost, Offer, Read, encode
 from replica.neighbours.sealed import READER, SOURCE, Challenge, NotProven, Session, reply_to
 from replica.neighbours.wanted import Arrivals
 from tests.replica.engines import admit, chain

@@ -17,8 +17,7 @@ from replica.messages import DiskCounters
 from replica.runners.clock import VirtualClock
 from replica.runners.request import Scheduled
 from replica.runners.runner import Finish, SampledToken
-from replica.tiers.mover import Landed
-from replica.tiers.speeds import LoadSpeeds
+from replica.tiers.mover import Landed, LoadSpeeds
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, content
 
 Values: TypeAlias = tuple[int, ...]
