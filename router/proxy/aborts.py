@@ -30,6 +30,11 @@ def is_aborted(api: str, answer: bytes, profile: EngineProfile) -> bool:
     return pattern is not None and mark in answer and pattern.search(answer) is not None
 
 
+def mark_of(api: str) -> bytes:
+    """Bytes without which no event of this API's streams gives an answer up."""
+    return _ABORTED.get(api, _UNKNOWN)[0]
+
+
 def aborted_event(api: str, before: bytes, body: bytes) -> bytes | None:
     """The whole events of `body` before one that gives the answer up; None: there is no such event.
 

@@ -13,19 +13,11 @@ from router.placement.decision import Decision
 from router.placement.prediction import Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
-from router.proxy.figures import last_number
 from router.proxy.request_summary import GenerationSummary, exactness
+from router.proxy.token_report import Report
 
 if TYPE_CHECKING:
     from router.core import Router
-
-
-CACHED = b'"cached_tokens"'
-
-
-def cached_tokens_in(body: bytes) -> int | None:
-    """The cached tokens in an engine's last bytes: `"prompt_tokens_details": {"cached_tokens": N}`."""
-    return last_number(body, CACHED)
 
 
 class PredictedHit(Struct, eq=False):
@@ -79,15 +71,15 @@ class PredictedHit(Struct, eq=False):
         if router.verification is not None:
             router.verification.sent(member, model, prompt, api, body)
 
-    def read(self, router: "Router", model: ServedModel | None, prompt: Prompt, member: Member, body: bytes) -> None:
-        """Read the engine's report in a part of an unframed answer that contains `CACHED`."""
-        self.reported_tokens = cached_tokens_in(body)
+    def told(self, router: "Router", model: ServedModel | None, prompt: Prompt, member: Member, report: Report) -> None:
+        """Note the engine's report of its cached tokens."""
+        self.reported_tokens = report.cached
         verification = router.verification
         # Comparing the prompt's length costs nothing, and covers every field of the request.
         if prompt.shape is None or not prompt.exact or len(prompt.packed) > 1 or model is None or verification is None:
             return
-        if (told := last_number(body, b'"prompt_tokens"')) is not None and told != prompt.tokens:
-            verification.other_length(member, model.tokens, prompt, told)
+        if report.prompt is not None and report.prompt != prompt.tokens:
+            verification.other_length(member, model.tokens, prompt, report.prompt)
             self.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
     @property

@@ -111,6 +111,8 @@ _decode = msgspec.json.Decoder(_Event).decode
 class Repetition:
     """For each replica: `begin`, then `read` its stream."""
 
+    new_tokens = 0  # of the present replica: their ids are not told
+
     def __init__(self, api: str, ends: Collection[int]) -> None:
         """`ends`: tokens that end an answer of the Responses API; empty: unknown."""
         self.why_not: str | None = None  # no replica can repeat it

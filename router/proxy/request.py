@@ -1,7 +1,8 @@
 """The shell of one request: it does what the request's flow asks, with the router's parts and the client's exchange.
 
 All methods are called by the client's exchange, by attempts, by the flow, or by the router when there is room; none
-blocks. A request alone writes its fields; when it is over, the router gets a summary.
+blocks. What depends on the kind of request is asked of its `RequestType`. `reading` makes its prompt of its body,
+`answer` knows what its client has. A request alone writes its fields; when it is over, the router gets a summary.
 """
 
 import asyncio
@@ -9,44 +10,73 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from api.errors import ApiError, class_refused, too_long
-from router.members.broken import Broken
-from router.placement.classes import ServiceClass
+from api.generation_apis import APIS, RESPONSES, GenerationApi
+from api.native import FRAMES_TYPE, REQUEST_TYPE
+from api.responses import CONTENT_TYPE
+from router.members.broken import Broken, no_replica
+from router.members.members import Member, ServedModel
+from router.placement.classes import chosen
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
-from router.placement.eligibility import obstacles
+from router.placement.eligibility import can_take, obstacles
 from router.placement.elsewhere import fetches
 from router.placement.objectives import Outlook
-from router.placement.prompt import Prompt
+from router.placement.prompt import Prompt as AnyPrompt
+from router.placement.prompt import Unread
 from router.placement.waiting import STEP_S
-from router.prompts.prompt import Peek
-from router.prompts.prompt import Prompt as ReadPrompt
+from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
+from router.prompts.tokens import Tokens
+from router.proxy.aborts import ABORTED, is_aborted, is_servers_error
 from router.proxy.admission import Admitted
+from router.proxy.answer import Answer, KeptAnswer, SentEvents
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.flow import OVER, Flow, RequestType
 from router.proxy.handover import Beginning
-from router.proxy.headers import TO_CLIENT, length_of, lines
-from router.proxy.kept_answer import KeptAnswer, SentEvents
+from router.proxy.headers import (
+    FROM_FRAMES,
+    JSON_LINE,
+    TO_CLIENT,
+    TO_READ,
+    TO_REPLICA,
+    TRACED,
+    length_of,
+    lines,
+    value_of,
+)
 from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Prefill
+from router.proxy.repetition import Repetition, is_repeatable
 from router.proxy.request_summary import RequestSummary
+from router.proxy.response_tokens import ASK, FIELD, without_tokens
+from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import NOT_REACHED, Row, loss, refusal
+from router.proxy.sessions import session_of
+from router.proxy.token_report import Report
+from router.proxy.token_use import generated_by, prompt_use, prompts_told
 from router.proxy.transport import DIRECT, Transport
-from router.proxy.withheld import PLACING, PRIORITY, TRANSFER, withhold
-from router.tenants.keys import Key
-from router.tenants.limits import Use
+from router.proxy.withheld import PLACING, PRIORITY, TRANSFER
+from router.tenants.limits import NOTHING, Use
 
 if TYPE_CHECKING:
     from router.core import Router, Waiter
-    from router.members.members import Member, ServedModel
 
 log = logging.getLogger(__name__)
 
 MOST_TENANT_BYTES = 100  # of the name that a gateway gives
+UNREAD = Unread()
+COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about tokens, too
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+JSON_TYPE = b"application/json"
+SSE_TYPE = CONTENT_TYPE.encode()
+_NO_ANSWER = Answer(None, None, b"", None)  # before the prompt is made
+NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 
 
 @dataclass(slots=True, eq=False)
@@ -58,24 +88,37 @@ class Request:
     type: RequestType
     transport: Transport = DIRECT
     flow: Flow = field(init=False)
-    came_s: float = field(init=False)  # all of its body
-    first_byte_s: float = 0.0
-    ended_s: float = 0.0
-    prompt: Prompt = field(init=False)
-    model: "ServedModel | None" = None
+    # What `reading` finds in the body:
+    came_s: float = field(init=False)  # all of it
+    body: bytes = b""
+    type_line: bytes = JSON_LINE  # of an opaque body
+    model_name: str | None = None  # that its replica has to serve; None: any replica will do
+    model: ServedModel | None = None
+    peek: Peek = field(init=False)  # if its prompt is read
+    prompt: AnyPrompt = UNREAD  # a `Prompt` as soon as it is read
+    streams: bool = False
+    session: str | None = None
+    priority: int | None = None  # that its client asked for, where the router is to obey it
+    holder: str | None = None  # the replica that has the response which it is about, or continues
+    redraft: "Callable[[Request, GenerationApi], None] | None" = None  # makes the prompt of a generation again
+    # On its way:
     attempt: Attempt | None = None  # that is under way
     attempts: list[Attempt] = field(default_factory=list)
+    answer: Answer = _NO_ANSWER
     hit: PredictedHit = field(default_factory=PredictedHit)
-    notes: Notes | None = None  # for the request log
-    why: str = ""  # it ended without an answer
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
-    _body: bytes = b""
-    _client_is_full: bool = False
+    report: Report | None = None  # the figures of the engine that answers, where it tells them
+    first_byte_s: float = 0.0
+    ended_s: float = 0.0
+    notes: Notes | None = None  # for the request log
+    trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
+    why: str = ""  # it ended without an answer
+    output_tokens: int | None = None  # when it was last asked what it has used
+    _tokens_of_model: Tokens | None = None  # that made its prompt
     _outlook: Outlook | None = None  # None: it has no class
-    _priority: int | None = None  # that its client asked for, where the router is to obey it
-    _events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
-    _beginning: Beginning | None = None  # of an answer that may turn out to be an error
-    _kept: KeptAnswer | None = None  # of a whole answer, which another replica can repeat
+    _repeatable: bool | None = None  # None: not asked yet
+    _client_is_full: bool = False
+    _is_background: bool = False  # whoever asked for the response was not told what was generated
 
     def __post_init__(self) -> None:
         router, exchange = self.router, self.exchange
@@ -85,114 +128,58 @@ class Request:
         exchange.on_end = self._over
         if self.admitted.charge is not None:
             exchange.more_lines = self._limit_lines
-
-    # ---- overridden by each kind of request
-
-    def serve(self, exchange: Exchange) -> None:
-        """Begin with the whole body."""
-        raise NotImplementedError
-
-    @property
-    def model_name(self) -> str | None:
-        """The model that its replica has to serve; None: any replica will do."""
-        raise NotImplementedError
-
-    @property
-    def may_repeat(self) -> bool:
-        return True
-
-    @property
-    def prompt_field(self) -> Literal["messages", "prompt"]:
-        return "prompt"
-
-    def _is_ready(self) -> bool:
-        """Check the model once more before a replica is chosen; return False if the prompt is made again first."""
-        return True
-
-    def _choose(self) -> Decision:
-        raise NotImplementedError
-
-    def _send(self, member: "Member", decision: Decision) -> bool:
-        """Send to this replica; return False if it cannot continue the client's part of the answer."""
-        raise NotImplementedError
-
-    def _computes_elsewhere(self, decision: Decision) -> bool:  # noqa: ARG002
-        """Send the prompt to another replica first, if that gains; return False if it does not."""
-        return False
-
-    def _why_not_resumed(self) -> str | None:
-        """The reason why no other replica can go on with half an answer; None if one can."""
-        return "its answer has begun"
-
-    def expected_use(self) -> Use | None:
-        """The tokens of the prompt at the replica that was just chosen; None: they are known only afterwards."""
-        return None
-
-    def used(self) -> Use:
-        """The tokens that it has used so far, as its key is charged."""
-        raise NotImplementedError
-
-    def summary(self) -> RequestSummary:
-        flow = self.flow
-        return RequestSummary(
-            exchange=self.exchange,
-            admitted=self.admitted,
-            arrived_s=self.arrived_s,
-            ended_s=self.ended_s,
-            first_byte_s=self.first_byte_s,
-            waited_s=flow.waited_s,
-            retries=flow.retries,
-            why=self.why,
-            model=self.model,
-            attempts=self.attempts,
-            prefill=None if self.prefill is None else self.prefill.summary(),
-            notes=self.notes,
-            used=self.used(),
-        )
-
-    def prompted(self, prompt: ReadPrompt) -> None:
-        """Go on with the prompt, which is made."""
-        raise NotImplementedError
-
-    def _open(self, attempt: Attempt, streams: bool) -> None:
-        """Start the answer."""
-        raise NotImplementedError
-
-    @property
-    def tenant(self) -> Tenant | None:
-        """Return the party whose share of the replicas it takes; None: there are no shares."""
-        key = self.admitted.key
-        service = None if key is None else self._service_of(key)
-        if (priorities := self.router.priorities) is not None:
-            service = priorities.service(key, service, self.exchange.scope["headers"])
-        if key is None:  # all requests of a class are one tenant; no key's name begins with a parenthesis
-            model = self.model_name or ""
-            return None if service is None else Tenant(f"({service.name})", model, service.weight, service)
-        name = key.name
-        if key.tenant_header is not None:
-            value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
-            name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
-        return Tenant(name, self.model_name or "", key.weight, service)
-
-    def _service_of(self, key: Key) -> ServiceClass | None:
-        """The request's class; None: there are no classes."""
-        return key.classes[0] if key.classes else None
+        if router.history.request_log is not None:
+            self.notes = Notes()
+        if router.tracing is not None and self.type.generation is not None:
+            self.trace = router.tracing.begin(exchange.scope["headers"])
 
     # ---- its prompt
 
-    def _draft(self, model: "ServedModel", api: str, body: bytes, peek: Peek, salt: str | None) -> None:
-        """Make the prompt: at once where that delays no other client, else on a thread."""
-        draft = partial(model.tokens.draft, api, body, peek, model.lora, salt, model.max_model_len)
-        if not model.tokens.is_quick(body):
-            self.router.in_thread(lambda: draft().finish(), len(body), self._made)
-            return
-        drafted = draft()
-        if drafted.is_quick:
-            self.prompted(drafted.finish())
-        else:
-            self.router.in_thread(drafted.finish, len(body), self._made)
+    def becomes(self, api: GenerationApi) -> None:
+        """Go on as a generation, whose prompt replicas of ours get as tokens."""
+        self.type = RequestType(api.name, generation=api)
+        if self.router.tracing is not None:
+            self.trace = self.router.tracing.begin(self.exchange.scope["headers"])
 
-    def _made(self, made: "asyncio.Future[ReadPrompt]") -> None:
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The fields that only the router may set."""
+        names = PLACING if self.router.config.pass_kv_transfer_params else (*PLACING, *TRANSFER)
+        key = self.admitted.key
+        return (*names, PRIORITY) if key is not None and key.classes else names
+
+    def reads(self, peek: Peek) -> ServedModel:
+        """Note what was read of its body; raise ApiError if no replica serves its model."""
+        self.peek, self.model_name, self.streams = peek, peek.model, bool(peek.stream)
+        found = session_of(self.exchange.scope["headers"], peek.prompt_cache_key)
+        self.session = None if found is None else found.key
+        model = self.model = self.router.members.model(peek.model)
+        return model
+
+    def prompted(self, prompt: Prompt) -> None:
+        """Go on with the prompt, which is made."""
+        model, kind = self.model, self.type
+        assert model is not None, "it was asked to make the prompt"
+        if kind.api == "batch":  # conversations after the first are not read, but counted by their bytes
+            prompt.all_tokens = max(prompt.tokens, len(self.body) // BYTES_PER_TOKEN)
+        self.prompt, tokens = prompt, model.tokens
+        may_resume = self.router.config.resume and not self.flow.is_single
+        if kind.generation is not None:
+            self._tokens_of_model = tokens
+            self.answer = Answer(kind.generation, prompt, self.body, tokens, self.streams, may_resume)
+            self.flow.prompted(self.router.placement.pause_s(model.candidates))
+        else:
+            api = APIS.get(kind.api)
+            self.answer = Answer(api, None, b"", tokens, self.streams, may_resume and self.may_repeat, self.may_repeat)
+            self.flow.prompted()
+
+    def unprompted(self) -> None:
+        """Go on without a prompt."""
+        may_repeat = bool(self.type.api) and self.may_repeat
+        self.answer = Answer(APIS.get(self.type.api), None, b"", None, may_repeat=may_repeat)
+        self.flow.prompted()
+
+    def made(self, made: "asyncio.Future[Prompt]") -> None:
         """Handle the prompt made by a thread."""
         if made.cancelled() or self.flow.state is OVER:
             return
@@ -206,27 +193,125 @@ class Request:
         finally:
             del made  # its error refers to this frame: a cycle, which would keep the body until it is collected
 
-    # ---- what its flow asks
+    # ---- what its flow asks: the choice
 
     @property
     def has_begun(self) -> bool:
         return self.exchange.response_started
 
+    @property
+    def may_repeat(self) -> bool:
+        if self._repeatable is None:
+            kind = self.type
+            if kind.generation is not None:
+                self._repeatable = True
+            elif kind.api:
+                self._repeatable = is_repeatable(kind.api, self.body)
+            else:  # only the holder of a response knows it
+                is_safe = self.exchange.scope["method"] in SAFE
+                self._repeatable = (kind.only_computes or is_safe) and not kind.of_response
+        return self._repeatable
+
     def choose(self) -> Decision | None:
-        flow = self.flow
+        flow, router = self.flow, self.router
         if flow.is_single:
             beyond = self.transport.beyond(self.exchange)
             flow.tried, flow.unfit = flow.tried | beyond, flow.unfit | beyond
-        if not self._is_ready():
+        if (api := self.type.generation) is None:
+            router.members.check_served(self.model_name)
+        elif self._is_outdated():
+            assert self.redraft is not None, "a generation is read"
+            flow.outdated()
+            self.redraft(self, api)
             return None
         decision = self._choose()
         if flow.is_new:
-            self.router.retry_budget.requests += 1
+            router.retry_budget.requests += 1
             if decision.question.tenant is not None:
                 self._check_class(decision, decision.question.tenant)
         if decision.rejection == "too_long":
-            raise too_long(decision.refusal(), self.prompt_field)
+            raise too_long(decision.refusal(), "messages" if api is not None and api.is_chat else "prompt")
         return decision
+
+    def _is_outdated(self) -> bool:
+        """Look for the model once more; tell whether its present replicas may make other tokens of the prompt."""
+        prompt, model = self.prompt, self.router.members.model(self.peek.model)
+        self.model, tokens = model, model.tokens
+        assert isinstance(prompt, Prompt), "a generation is read"
+        made_otherwise = tokens is not self._tokens_of_model or model.lora != prompt.lora
+        if self.flow.is_fresh or not (made_otherwise or (prompt.exact and tokens.why_not is not None)):
+            return False
+        if self.has_begun:
+            raise no_replica("the model has another tokenizer by now")
+        return True
+
+    def _choose(self) -> Decision:
+        model, prompt, router, api = self.model, self.prompt, self.router, self.type.generation
+        if model is None or not isinstance(prompt, Prompt):
+            return self._choose_unread()
+        if api is None:
+            model = self.model = router.members.model(model.name)
+            is_looked_up = self.type.api != "batch"  # which has several prompts
+        else:
+            is_looked_up = not self.peek.skips_cache(api.is_chat)
+        holder = None if self.holder is None else self._living_holder()
+        decision = self.hit.decide(
+            router,
+            model,
+            prompt,
+            self.session,
+            self.flow.tried,
+            self.came_s,
+            is_looked_up=is_looked_up,
+            only=holder if holder is not None and holder in model.members else None,
+            source=None if self.prefill is None else self.prefill.source,
+            tenant=self._tenant(),
+        )
+        if (notes := self.notes) is not None:
+            if api is None and router.config.log_prompts:
+                notes.body = self.body
+            members = [router.members.by_name[one.name] for one in decision.candidates]
+            notes.decided(next(router.order), decision, members, router.feeds)
+        return decision
+
+    def _choose_unread(self) -> Decision:
+        """Choose the least loaded replica of the model, or of all if the body names none."""
+        placement, tenant = self.router.placement, None
+        if self.type.caches and self._computes:
+            if self.prompt is UNREAD and self.model_name is not None:
+                self.prompt = Unread(max(1, len(self.body) // BYTES_PER_TOKEN))
+            if (tenant := self._tenant()) is not None:
+                tenant = replace(tenant, service=None)  # its first token, by which classes go, is not known
+        question, _ = placement.question(
+            self.prompt, {}, self.router.now_s(), tried=self.flow.tried, came_s=self.came_s, tenant=tenant
+        )
+        holder = self._living_holder() if self.type.of_response else None
+        candidates = self.router.candidates_of(self.model_name or "") if holder is None else [holder.candidate]
+        return placement.decide(question, candidates, policy="least-loaded")
+
+    def _living_holder(self) -> Member | None:
+        """The replica that alone can answer."""
+        holder = None if self.holder is None else self.router.members.by_name.get(self.holder)
+        return None if holder is None or holder.name in self.flow.tried else holder
+
+    def _tenant(self) -> Tenant | None:
+        """Return the party whose share of the replicas it takes; None: there are no shares."""
+        key, priorities, service = self.admitted.key, self.router.priorities, None
+        if key is None and priorities is None:
+            return None
+        if key is not None and key.classes:
+            is_read = self.type.generation is not None
+            service = chosen(key.classes, self.peek.service_tier, self.priority) if is_read else key.classes[0]
+        if priorities is not None:
+            service = priorities.service(key, service, self.exchange.scope["headers"])
+        if key is None:  # all requests of a class are one tenant; no key's name begins with a parenthesis
+            model = self.model_name or ""
+            return None if service is None else Tenant(f"({service.name})", model, service.weight, service)
+        name = key.name
+        if key.tenant_header is not None:
+            value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
+            name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
+        return Tenant(name, self.model_name or "", key.weight, service)
 
     def _check_class(self, decision: Decision, tenant: Tenant) -> None:
         """Raise ApiError 503 if its class, or one above, cannot be served in time."""
@@ -239,21 +324,114 @@ class Request:
             router.history.counts.classes.refused(service)
             raise class_refused(service.name, wait_s)
 
+    # ---- what its flow asks: to a replica
+
     def send(self, decision: Decision) -> bool:
         assert decision.chosen is not None, "else it waits"
         member = self.router.members.by_name[decision.chosen.name]
-        charge = self.admitted.charge
-        if charge is not None and not charge.is_prompted and (use := self.expected_use()) is not None:
+        charge, model, single = self.admitted.charge, self.model, self.flow.is_single
+        if charge is not None and not charge.is_prompted and isinstance(self.prompt, Prompt):
+            use = prompt_use(self.prompt.all_tokens, self.hit.cached_tokens)
             charge.take_prompt(use, self.router.now_s())  # raises ApiError 429 if that is more than its limits leave
-        may_split = self.model is not None and self.model.splits and not self.flow.is_single
-        return (may_split and self._computes_elsewhere(decision)) or self._send(member, decision)
+        if model is not None and model.splits and not single and self._computes_elsewhere(decision, model):
+            return True
+        exchange, answer = self.exchange, self.answer
+        has_begun, has_bytes = exchange.response_started, exchange.sent_bytes > 0
+        if self.type.generation is None:
+            answer.goes_to(member, has_begun=has_begun, has_bytes=has_bytes)
+            attempt = self.record_sent(member, decision, streams=self.streams)
+            body, passed, types = self._opaque_body(member, decision), TO_REPLICA, self.type_line
+            path, envelope = None, b""
+            resend = exchange.scope["method"] in SAFE
+        else:
+            is_ours, prompt = member.profile.takes_envelope and not single, self.prompt
+            assert isinstance(prompt, Prompt), "a generation is read"
+            # Before anything is counted, since the client's body may be unusable.
+            try:
+                if not answer.goes_to(member, has_begun=has_begun, has_bytes=has_bytes):
+                    return False
+                if is_ours:
+                    body, passed, types, path = self.body, TO_READ, NATIVE_TYPES, None
+                    priority_s, new_id = decision.priority_s(self.router.now_s()), partial(self._new_id, member)
+                    envelope = answer.envelope(prompt, priority_s, decision.neighbours, new_id)
+                else:
+                    body, path = answer.foreign_body(prompt, member)
+                    if path is None and self.prefill is not None:
+                        body = self._with_kv(self.prefill, member, decision, body)
+                    passed, types = TO_REPLICA if answer.reader is None else TO_READ, JSON_LINE
+                    envelope = b""
+            except UNREADABLE as error:
+                raise unreadable(error) from None
+            attempt = self.record_sent(member, decision, streams=is_ours or self.streams, envelope=is_ours)
+            attempt.takes_frames = is_ours
+            if self.trace is not None:
+                passed, types = TRACED[passed], types + self.trace.line()
+            # KV that is read once is named once.
+            resend = member.profile.shares_cache or attempt.placed.fetched_tokens == 0
+        self.transport.send(
+            exchange, self.admitted, decision, attempt, passed, types, body, path, envelope, resend=resend
+        )
+        if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.profile.takes_envelope:
+            self.hit.verify(self.router, model, self.prompt, self.type.api, self.body)
+        if self._client_is_full and attempt.sending is not None:
+            attempt.sending.pause()
+        if single and self.type.generation is not None:
+            self.body = b""  # the gateway has it
+        return True
 
-    def _limit_lines(self) -> bytes:
-        """The headers about the key's limits, once it is charged for what was used so far."""
-        charge = self.admitted.charge
-        if charge is None:
-            return b""
-        return charge.lines(self.router.now_s(), self.used())
+    def record_sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
+        """Record the attempt that is about to be sent."""
+        if self.flow.is_single:
+            envelope = member.profile.takes_envelope  # a gateway adds a header, in its place
+        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
+        self.attempts.append(attempt)
+        self.flow.sent(attempt.placed.sent_s)
+        return attempt
+
+    def _new_id(self, member: Member) -> str:
+        api = self.type.generation
+        if api is None or api is RESPONSES:
+            return new_response_id(self.admitted.cache_salt(None), member.name, self.model_name or "")
+        return api.new_id()
+
+    def _with_kv(self, prefill: Prefill, member: Member, decision: Decision, body: bytes) -> bytes:
+        """The body for this replica, with the parameters to fetch the prompt's KV if it can do so."""
+        return prefill.hand_over(body) if fetches(decision.question, member.candidate) else body
+
+    def _opaque_body(self, member: Member, decision: Decision) -> bytes:
+        body, reader = self.body, self.answer.reader
+        if self.prefill is not None:
+            body = self._with_kv(self.prefill, member, decision, body)
+        if self.type.api != RESPONSES.name or not member.profile.names_responses:
+            return body
+        # What is repeated is kept under the id that the client has.
+        again = reader.response_id if isinstance(reader, Repetition) else ""
+        body = with_id(body, again or self._new_id(member))
+        return body.rstrip()[:-1] + ASK + b"}" if self._asks_tokens(member) else body
+
+    def _asks_tokens(self, member: Member) -> bool:
+        """Return whether only tokens can tell if this replica has given the answer up."""
+        asks = self.type.api == RESPONSES.name and self.type.generation is None
+        asks = asks and member.profile.hides_aborts and member.spec.resume and self.router.config.resume
+        return asks and FIELD not in self.body and bool(self.answer.ends) and self.may_repeat
+
+    def _computes_elsewhere(self, decision: Decision, model: ServedModel) -> bool:
+        """Send the prompt to another replica first, if that gains; return False if it does not."""
+        prompt, is_generation = self.prompt, self.type.generation is not None
+        if not isinstance(prompt, Prompt) or (is_generation and self.exchange.response_started):
+            return False
+        if self.prefill is None:
+            given = self.exchange, self.admitted, self.type.api, self.peek, self.flow.computed
+            self.prefill = Prefill(self.router, *given, self.session, self.came_s, self.notes, self.trace)
+        body = salted_for(prompt, self.body) if is_generation else self.body
+        attempt = self.prefill.begin(decision, model, prompt, body)
+        if attempt is None:
+            return False
+        self.attempts.append(attempt)
+        self.flow.elsewhere()
+        return True
+
+    # ---- what its flow asks: to wait, and the rest
 
     def queue(self, decision: Decision, since_s: float, until_s: float, not_before_s: float) -> None:
         waiting, group, now_s = self.router.waiting, self.model_name or "", self.router.now_s()
@@ -285,6 +463,9 @@ class Request:
         """Give up after waiting in vain."""
         self.flow.no_room_in_time(self.router.waiting.estimated_wait_s(self.router.now_s()))
 
+    def wake_in(self, delay_s: float) -> None:
+        self.router.loop.call_later(delay_s, self.exchange.guard, self.flow.place)
+
     def learn(self, row: Row, reason: str) -> None:
         if self.attempt is not None:
             self.router.learn(self.attempt, row, reason)
@@ -302,10 +483,15 @@ class Request:
         return not {None, "full"}.isdisjoint(found)
 
     def complete(self) -> tuple[bool, str | None]:
-        if self._events is not None and self._events.is_complete:
-            self.exchange.finish()
+        exchange, answer, attempt = self.exchange, self.answer, self.attempts[-1]
+        if answer.events is not None and answer.events.is_complete:
+            exchange.finish()
             return True, None
-        return False, self._why_not_resumed()
+        why_not = answer.settle(attempt, has_bytes=exchange.sent_bytes > 0)
+        if why_not is None and (ending := answer.ending(attempt.member)) is not None:
+            exchange.finish(ending)
+            return True, None
+        return False, why_not
 
     def refuse(self, error: ApiError) -> None:
         self.why = error.message
@@ -315,138 +501,172 @@ class Request:
 
     def break_off(self, why: str) -> None:
         """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
-        self.why = why
-        if self._events is None:
+        self.why, events = why, self.answer.events
+        if events is None:
             self.exchange.cut()
             return
         error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
         error.type, error.code = "server_error", "broken_stream"
-        self.exchange.send(self._events.error_event(error))
+        self.exchange.send(events.error_event(error))
         self.exchange.finish()
-
-    def wake_in(self, delay_s: float) -> None:
-        self.router.loop.call_later(delay_s, self.exchange.guard, self.flow.place)
-
-    # ---- to a replica
-
-    def record_sent(self, member: "Member", decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
-        """Record the attempt that is about to be sent."""
-        if self.flow.is_single:
-            envelope = member.profile.takes_envelope  # a gateway adds a header, in its place
-        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
-        self.attempts.append(attempt)
-        self.flow.sent(attempt.placed.sent_s)
-        return attempt
 
     # ---- what its attempt tells
 
     def begun(self, attempt: Attempt) -> None:
         """Handle a successful response; its head may be sent on."""
-        raise NotImplementedError
-
-    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        raise NotImplementedError
-
-    def holds(self, pending_bytes: int) -> bool:
-        """Claim memory for an unfinished frame; return whether there is room."""
-        if self._kept is None:
-            self._kept = KeptAnswer(self.router.held)
-        return self._kept.hold_beside(pending_bytes)
-
-    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        if self._has_not_fetched(attempt):
-            self._compute_here(attempt)
-            return
-        row, reason = refusal(attempt.status, body)
-        if self.flow.refused(attempt, row, reason, self.router.now_s()):
-            self._pass_on(attempt, body, complete)
-
-    def _pass_on(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """Pass a refusal on; the rest of a long one comes like that of an answer."""
-        self._start_answer(attempt, length_of(attempt.headers) or (len(body) if complete else None))
-        if complete:
-            self.end_attempt()
-            self.exchange.finish(body)
+        exchange, answer, api = self.exchange, self.answer, self.type.generation
+        self.flow.head()
+        self.router.answered(attempt)
+        if api is not None and attempt.cached_tokens is not None and not self.flow.resumes:
+            self.hit.reported_tokens = attempt.cached_tokens
+            if self.prefill is not None and self.flow.decision is not None:
+                self.prefill.found(self.flow.decision, attempt.cached_tokens)
+        if exchange.response_started or exchange.disconnected:
+            return  # another replica has begun the response
+        if api is not None and self.flow.is_single:
+            self._start_answer(attempt, None)
+        elif attempt.framed:
+            if api is not None and self.streams:  # a whole answer comes at the end, in one piece
+                self._start_framed(attempt, SSE_TYPE)
+                answer.events = SentEvents(api)
         else:
-            self.exchange.send(body)
+            streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE)
+            if not streams and self.type.api and not self.streams and self.may_repeat:
+                return  # until it is complete, another replica can repeat it
+            if streams and self.type.api and attempt.placed.fetched_tokens:
+                answer.beginning = Beginning(self.type.api)
+            else:
+                self._open(attempt, streams)
+
+    def _open(self, attempt: Attempt, streams: bool) -> None:
+        """Start the answer, which another replica can go on with if it comes in events."""
+        answer = self.answer
+        if not streams:
+            answer.reader = None
+        length = None if answer.reader is not None else length_of(attempt.headers)
+        if streams and length is None and answer.api is not None and not self.flow.is_single:
+            answer.events = SentEvents(answer.api)
+        else:
+            answer.reader = None
+        self._start_answer(attempt, length)
 
     def _start_answer(self, attempt: Attempt, length: int | None) -> None:
         head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
         self.exchange.start(attempt.status, head, length=length)
 
-    def _first_byte(self) -> None:
-        now_s = self.first_byte_s = self.router.now_s()
-        if self._outlook is not None:
-            self.router.placement.came(self.tenant, self._outlook, now_s - self.came_s)
+    def _framed_head(self, attempt: Attempt, usual_type: bytes) -> bytes:
+        content_type = value_of(attempt.headers, b"x-warmroute-content-type") or usual_type
+        head = lines(attempt.headers, FROM_FRAMES) + attempt.member.name_line
+        return b"content-type: %b\r\n" % content_type + head
 
-    def failed(self, attempt: Attempt, broken: Broken) -> None:
-        if self._kept is not None:
-            self._kept.take()  # another replica repeats it
-        if self.prefill is not None and attempt.placed.fetched_tokens and loss(broken) in NOT_REACHED:
-            self.prefill.give_back()
-        self.flow.broke(attempt, broken, has_bytes=self.exchange.sent_bytes > 0)
+    def _start_framed(self, attempt: Attempt, usual_type: bytes) -> None:
+        self.exchange.start(attempt.status, self._framed_head(attempt, usual_type))
 
-    def _lose(self, attempt: Attempt, body: bytes, broken: Broken) -> None:
-        """Treat the replica as lost, since its answer has failed after this part of it."""
-        self.exchange.send(body)
-        if body and self._events is not None:
-            self._events.note(body)
-        attempt.cancel()
-        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
-        self.failed(attempt, broken)
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        exchange, answer, report, kind = self.exchange, self.answer, attempt.report, self.type
+        if not kind.api:
+            self._pass_through(attempt, body, complete)
+            return
+        if body and not attempt.begun_s:
+            self.router.computed(attempt)
+        if answer.beginning is not None:
+            held = self._begin_fetched(attempt, answer.beginning, body, complete)
+            if held is None:
+                return
+            body = held
+        if not self.first_byte_s:
+            now_s = self.first_byte_s = self.router.now_s()
+            if self._outlook is not None:
+                self.router.placement.came(self._tenant(), self._outlook, now_s - self.came_s)
+        if report is not None:
+            self.report = report
+            report.read(body)
+            if report.cached is not None:
+                self._note_cached(attempt, report)
+        reader, events = answer.reader, answer.events
+        if reader is not None:
+            body, lost = reader.read(body, complete)
+            if report is not None:
+                report.counted = reader.new_tokens or report.counted
+            if lost is not None:
+                # If what it repeats differs, that is no fault of the replica.
+                self._lose(attempt, body, Broken(lost, ours=lost == reader.why_not))
+                return
+        elif events is not None and not attempt.framed:
+            if kind.generation is not None and not exchange.sent_bytes and is_servers_error(body):
+                self._lose(attempt, b"", Broken("its stream is an error"))
+                return
+            if (events.mark in body or not events.is_between) and (before := events.before_abort(body)) is not None:
+                self._lose(attempt, before, Broken(ABORTED))
+                return
+        if complete:
+            self._complete(attempt, body)
+        elif not exchange.response_started:
+            if not answer.keep(self.router.held, body):  # too long: it is sent on
+                kept = answer.take_kept()
+                if attempt.framed:
+                    self._start_framed(attempt, JSON_TYPE)
+                else:
+                    self._start_answer(attempt, length_of(attempt.headers))
+                exchange.send(kept)
+                exchange.send(body)
+        elif body:
+            exchange.send(body)
+            if events is not None:
+                events.note(body)
+        else:
+            exchange.flush()
 
-    def may_move(self, attempt: Attempt, members: "Sequence[Member]") -> bool:
-        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
-        if not self.flow.may_leave() or (self.has_begun and self._why_not_resumed() is not None):
-            return False
-        name = self.model_name
-        return any(
-            one is not attempt.member and one.spec.role != "prefill" and (name is None or one.serves(name))
-            for one in members
-        )
+    def _pass_through(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """Pass a part on of an answer that is no conversation's."""
+        if self.type.of_response:
+            self._is_background |= b'"background":true' in body
+        if attempt.report is not None:  # else it is a refusal
+            self.report = attempt.report
+            attempt.report.read(body)
+        if complete:
+            self.end_attempt()
+            self.exchange.finish(body)
+        elif body:
+            self.exchange.send(body)
+        else:
+            self.exchange.flush()
 
-    # ---- fields that only the router may set
+    def _note_cached(self, attempt: Attempt, report: Report) -> None:
+        """Note the cached tokens that the engine tells."""
+        hit, prompt = self.hit, self.prompt
+        if self.type.generation is None:
+            hit.reported_tokens = report.cached
+        elif hit.reported_tokens is None and not self.flow.resumes and isinstance(prompt, Prompt):
+            hit.told(self.router, self.model, prompt, attempt.member, report)
 
-    def _withhold(self, body: bytes) -> tuple[bytes, str | None]:
-        """The body without these fields, and the model that it names; raise ApiError 400 unless it is a JSON object."""
-        body, model, self._priority = withhold(body, self._withheld)
-        return body, model
+    def _complete(self, attempt: Attempt, body: bytes) -> None:
+        exchange, answer, kind = self.exchange, self.answer, self.type
+        is_kept = answer.events is None and not attempt.framed and attempt.status < 400
+        if is_kept and not (kind.generation is not None and self.flow.is_single):
+            body = answer.take_kept() + body
+            given_up = False
+            if self._asks_tokens(attempt.member):
+                body, given_up = without_tokens(body, answer.ends)
+            if given_up or is_aborted(kind.api, body, attempt.member.profile):
+                self._lose(attempt, b"", Broken(ABORTED))
+                return
+        # A long refusal is passed on like an answer, and comes to its end here.
+        self.end_attempt()
+        if exchange.response_started:
+            exchange.finish(body)
+        elif attempt.framed:
+            exchange.answer(attempt.status, self._framed_head(attempt, JSON_TYPE), answer.take_kept() + body)
+        else:
+            head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
+            exchange.answer(attempt.status, head, body)
 
-    @property
-    def _withheld(self) -> tuple[str, ...]:
-        names = PLACING if self.router.config.pass_kv_transfer_params else (*PLACING, *TRANSFER)
-        key = self.admitted.key
-        return (*names, PRIORITY) if key is not None and key.classes else names
-
-    # ---- a prompt that is computed elsewhere
-
-    def _with_kv(self, member: "Member", decision: Decision, body: bytes) -> bytes:
-        """The body for this replica, with the parameters to fetch the prompt's KV if it can do so."""
-        if self.prefill is None or not fetches(decision.question, member.candidate):
-            return body
-        return self.prefill.hand_over(body)
-
-    def _prefills(
-        self,
-        decision: Decision,
-        model: "ServedModel",
-        api: str,
-        peek: Peek,
-        prompt: ReadPrompt,
-        body: bytes,
-        session: str | None,
-        trace: Any = None,
-    ) -> bool:
-        """Send the prompt to another replica first, if that gains."""
-        if self.prefill is None:
-            given = self.exchange, self.admitted, api, peek, self.flow.computed, session, self.came_s, self.notes, trace
-            self.prefill = Prefill(self.router, *given)
-        attempt = self.prefill.begin(decision, model, prompt, body)
-        if attempt is None:
-            return False
-        self.attempts.append(attempt)
-        self.flow.elsewhere()
-        return True
+    def holds(self, pending_bytes: int) -> bool:
+        """Claim memory for an unfinished frame; return whether there is room."""
+        answer = self.answer
+        if answer.kept is None:
+            answer.kept = KeptAnswer(self.router.held)
+        return answer.kept.hold_beside(pending_bytes)
 
     def _begin_fetched(self, attempt: Attempt, beginning: Beginning, body: bytes, complete: bool) -> bytes | None:
         """Start the answer once it has a token; None: not yet, or it is an error and the request was sent again."""
@@ -456,14 +676,10 @@ class Request:
         if beginning.has_failed:
             self._compute_here(attempt)
             return None
-        self._beginning = None
+        self.answer.beginning = None
         self.router.placement.fetched(attempt.placed, self.router.now_s())
         self._open(attempt, True)
         return held
-
-    def _has_not_fetched(self, attempt: Attempt) -> bool:
-        """Tell whether a refusal is vLLM's answer to KV that it could not fetch."""
-        return attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started
 
     def _compute_here(self, attempt: Attempt) -> None:
         """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
@@ -471,7 +687,151 @@ class Request:
             self.prefill.unread()
         self.flow.unread(attempt)
 
+    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started:
+            self._compute_here(attempt)  # it is vLLM's answer to KV that it could not fetch
+            return
+        row, reason = refusal(attempt.status, body)
+        if not self.flow.refused(attempt, row, reason, self.router.now_s()):
+            return
+        # The client gets it; the rest of a long one comes like that of an answer.
+        self.answer.reader = None
+        self._start_answer(attempt, length_of(attempt.headers) or (len(body) if complete else None))
+        if complete:
+            self.end_attempt()
+            self.exchange.finish(body)
+        else:
+            self.exchange.send(body)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        answer = self.answer
+        if self.type.generation is None and answer.beginning is not None and not broken.refused:
+            answer.beginning = None
+            self._compute_here(attempt)  # KV could not be read
+            return
+        answer.lost(attempt)  # another replica repeats it
+        if self.prefill is not None and attempt.placed.fetched_tokens and loss(broken) in NOT_REACHED:
+            self.prefill.give_back()
+        self.flow.broke(attempt, broken, has_bytes=self.exchange.sent_bytes > 0)
+
+    def _lose(self, attempt: Attempt, body: bytes, broken: Broken) -> None:
+        """Treat the replica as lost, since its answer has failed after this part of it."""
+        self.exchange.send(body)
+        if body and self.answer.events is not None:
+            self.answer.events.note(body)
+        attempt.cancel()
+        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
+        self.failed(attempt, broken)
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
+        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
+        if not self.flow.may_leave():
+            return False
+        exchange, answer, own, name = self.exchange, self.answer, attempt.member, self.model_name
+        is_generation, has_bytes = self.type.generation is not None, exchange.sent_bytes > 0
+        started = exchange.response_started and not (is_generation and answer.reader is None and not has_bytes)
+        longest = own.candidate.max_model_len
+        for member in members:
+            one = member.candidate
+            if member is own:
+                able = is_generation and one.unavailable is None
+            else:
+                able = can_take(one, self._tokens, self.flow.tried) and (name is None or member.serves(name))
+                # The generated tokens are part of the prompt there.
+                longer = not started or one.max_model_len is None or one.max_model_len >= (longest or 0)
+                able = able and (longer or not is_generation)
+            if able and (not started or answer.may_move(attempt, member, has_bytes=has_bytes)):
+                return True
+        return False
+
     # ---- the end
+
+    def used(self) -> Use:
+        """The tokens that it has used so far, as its key is charged."""
+        prompt, status, prefill, report = self.prompt, self.exchange.status, self.prefill, self.report
+        hit = self.hit if prefill is None or prefill.outcome != "handed" else prefill.hit
+        if self.type.generation is not None:
+            return self._used_by_generation(hit)
+        if status >= 400:
+            return NOTHING
+        if self.type.of_response:  # what was generated in the background; its prompt was charged when it came
+            return NOTHING if report is None or not self._is_background else prompt_use(0, 0, report.tokens)
+        if not isinstance(prompt, Prompt):  # embeddings and scores have a prompt, too
+            decision = self.flow.decision
+            if decision is None or decision.chosen is None or not self._computes:
+                return NOTHING
+            if report is not None and report.is_whole:
+                return prompt_use(report.prompt or 0, report.cached or 0, report.tokens)
+            # Its client left before the engine told: it is charged for what it has sent.
+            tokens = 0 if prompt is UNREAD else prompt.tokens
+            return prompt_use(tokens, 0, 0 if report is None else report.tokens)
+        if all(attempt.status >= 400 for attempt in self.attempts):
+            return NOTHING
+        if report is None:
+            return prompt_use(prompt.all_tokens, hit.cached_tokens)
+        if self.type.api == RESPONSES.name and not report.is_whole:
+            # Its first events repeat fields of the request, in which a client may have written any figures.
+            return prompt_use(prompt.all_tokens, 0, report.counted)
+        tokens = prompt.all_tokens if report.prompt is None else report.prompt
+        return prompt_use(tokens, hit.cached_tokens, report.tokens)
+
+    def _used_by_generation(self, hit: PredictedHit) -> Use:
+        prompt, attempts = self.prompt, self.attempts
+        generated, self.output_tokens = generated_by(attempts)
+        if self.exchange.status >= 400 and not generated:
+            return NOTHING
+        if not isinstance(prompt, Prompt) or all(attempt.status >= 400 for attempt in attempts):
+            return NOTHING  # none took it
+        if (told := prompts_told(attempts)) is not None:
+            self.hit.reported_tokens = told.cached
+            tokens = told.computed + told.cached
+            if told.choices < prompt.choices:  # how much of the others was computed is not known
+                tokens = max(tokens, prompt.all_tokens)
+            return prompt_use(tokens, told.cached, generated)
+        report = None if self.flow.resumes else attempts[-1].report
+        tokens = prompt.all_tokens if report is None or report.prompt is None else report.prompt
+        return prompt_use(tokens, hit.cached_tokens, generated)
+
+    @property
+    def _computes(self) -> bool:
+        """Tell whether tokens are computed for it."""
+        return not (self.type.of_response or self.exchange.scope["path"].endswith(COMPUTE_NOTHING))
+
+    def _limit_lines(self) -> bytes:
+        """The headers about the key's limits, once it is charged for what was used so far."""
+        charge = self.admitted.charge
+        if charge is None:
+            return b""
+        return charge.lines(self.router.now_s(), self.used())
+
+    def summary(self) -> RequestSummary:
+        flow, prompt, api, used = self.flow, self.prompt, self.type.generation, self.used()
+        generation = None
+        if isinstance(prompt, Prompt) and flow.decision is not None:
+            generation = self.hit.summary(self.peek, prompt, flow.decision)
+        if api is None:
+            self.output_tokens = None if self.report is None else self.report.generated
+        is_conversation = bool(self.type.api)
+        return RequestSummary(
+            exchange=self.exchange,
+            admitted=self.admitted,
+            arrived_s=self.arrived_s,
+            ended_s=self.ended_s,
+            first_byte_s=self.first_byte_s,
+            waited_s=flow.waited_s,
+            retries=flow.retries,
+            resumes=0 if api is None else flow.resumes,
+            why=self.why if is_conversation else "",
+            chat=None if api is None else api.is_chat,
+            model=self.model or self.router.members.models.get(self.model_name or ""),
+            attempts=self.attempts if is_conversation else (),
+            generation=generation,
+            prefill=None if self.prefill is None else self.prefill.summary(),
+            notes=self.notes,
+            used=used,
+            output_tokens=self.output_tokens if is_conversation else None,
+            trace=self.trace,
+        )
 
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
         self.ended_s = self.router.now_s()
@@ -479,11 +839,10 @@ class Request:
         if self.attempt is not None:  # it ended before its attempt did
             self.attempt.cancel()
             self.end_attempt()
-        if self._kept is not None:
-            self._kept.take()
+        self.answer.take_kept()
         if self.prefill is not None:
             self.prefill.close()
-        self._body = b""
+        self.body = b""
         self.router.waiting.cancel(self)
         self.router.over(self.summary())
         # Attempts refer to the request: a cycle, which would keep the body until it is collected.

@@ -184,6 +184,16 @@ class Continuation:
         """The tokens whose ids the present replica has sent."""
         return len(self._new_ids)
 
+    def read(self, body: bytes, complete: bool) -> tuple[bytes, str | None]:
+        """Parse a part of the stream; return the bytes for the client, and the reason if the replica is lost."""
+        shown = self.feed(body)
+        lost = self.broken
+        if lost is None and complete and not (self.done or self.why_not):
+            lost = "its stream ended before it was complete"
+        if lost is None and complete:
+            shown += self.rest()
+        return shown, lost
+
     def feed(self, body: bytes) -> bytes:
         """Parse bytes of the stream; return the bytes for the client, in whole events."""
         try:

@@ -23,8 +23,8 @@ from router.front import Front
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
+from router.proxy.answer import Answer
 from router.proxy.resumable_request import why_alone, with_ids
-from router.proxy.resumable_response import ResumableResponse
 from router.proxy.resume import Continuation
 from router.proxy.sse import EventReader, payload_of
 from tests.replica.natives import native
@@ -313,11 +313,11 @@ def test_requests_that_cannot_continue_are_distinguished() -> None:
 def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object) -> None:
     body = json.dumps({"model": "m", "stream": True, field: value}).encode()
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
-    answer = ResumableResponse(PATHS[CHAT], prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
+    answer = Answer(PATHS[CHAT], prompt, body, Tokens("m", Prompts(ByteTokenizer())), streams=True, may_resume=True)
     member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True), profile=VLLM)
-    answer.begin(member)
+    assert answer.goes_to(member, has_begun=False, has_bytes=False)
     lost: Any = SimpleNamespace(framed=False, status=200, token_ids={})
-    assert answer.settle(lost, True) == f"{field} looks at the whole of it"
+    assert answer.settle(lost, has_bytes=True) == f"{field} looks at the whole of it"
 
 
 def test_the_last_word_on_token_ids_is_the_routers() -> None:
