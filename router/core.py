@@ -30,11 +30,11 @@ from router.proxy.admission import Admission
 from router.proxy.attempt import BODY, Attempt, AttemptListener
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow
-from router.proxy.kept_responses import KeptResponses
 from router.proxy.request_summary import (
     RequestSummary,
     counted,
 )
+from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
 from router.records.history import History
 from router.tenants.ledger import ledger_of

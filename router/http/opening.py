@@ -8,13 +8,11 @@ from api.errors import ApiError, draining
 from api.generation_apis import CHAT, COMPLETIONS
 from api.http.routes import Route
 from router.core import Router
-from router.proxy.admission import Admitted
 from router.proxy.exchange import Exchange
 from router.proxy.flow import RequestType
-from router.proxy.headers import value_of
+from router.proxy.headers import DIRECT, Transport, value_of
 from router.proxy.reading import serve
 from router.proxy.request import Request
-from router.proxy.transport import DIRECT, Transport
 
 # The types of requests, which the table of routes names.
 CHAT_COMPLETION, COMPLETION = (RequestType(api.name, generation=api) for api in (CHAT, COMPLETIONS))
@@ -46,13 +44,7 @@ class Openings:
         return refuse
 
     def _begin(self, route: Route, exchange: Exchange) -> None:
-        router, kind = self._router, route.endpoint
-        admitted, now_s = self._admitted(route, exchange), router.now_s()
-        request = Request(router, exchange, admitted, now_s, kind, self._transport)
-        exchange.expect(partial(serve, request), router.config.max_body_bytes, router.bodies)
-
-    def _admitted(self, route: Route, exchange: Exchange) -> Admitted:
-        router, scope = self._router, exchange.scope
+        router, scope, now_s = self._router, exchange.scope, self._router.now_s()
         headers = scope["headers"]
         if self._cors:
             origin = value_of(headers, b"origin")
@@ -65,7 +57,7 @@ class Openings:
                 headers,
                 route.who,
                 scope["client"],
-                router.now_s(),
+                now_s,
                 path=scope["path"],
                 http_version=scope["http_version"],
             )
@@ -74,4 +66,5 @@ class Openings:
             raise
         exchange.extra += admitted.id_line
         router.open_requests += 1
-        return admitted
+        request = Request(router, exchange, admitted, now_s, route.endpoint, self._transport)
+        exchange.expect(partial(serve, request), router.config.max_body_bytes, router.bodies)

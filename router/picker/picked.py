@@ -9,9 +9,8 @@ from router.placement.decision import Decision
 from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
-from router.proxy.headers import lines_to
+from router.proxy.headers import Transport, lines_to
 from router.proxy.request import Request
-from router.proxy.transport import Transport
 
 PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
 PASSED_OVER = "the gateway did not reach it, and took another one"

@@ -19,13 +19,11 @@ from router.members.members import Member
 from router.placement.cost import Neighbour
 from router.prompts.prompt import Prompt, salted_for
 from router.prompts.tokens import Tokens
-from router.proxy.aborts import aborted_event, mark_of
 from router.proxy.attempt import Attempt
-from router.proxy.handover import Beginning
+from router.proxy.events import aborted_event, mark_of, with_lf
+from router.proxy.prefill import Beginning
 from router.proxy.repetition import Repetition
-from router.proxy.resumable_request import why_alone, with_ids
-from router.proxy.resume import COMPLETIONS_PATH, Continuation
-from router.proxy.sse import with_lf
+from router.proxy.resume import COMPLETIONS_PATH, Continuation, why_alone, with_ids
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 LONGEST_END = 64  # more than the beginning of any last event has

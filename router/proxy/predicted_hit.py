@@ -13,8 +13,8 @@ from router.placement.decision import Decision
 from router.placement.prediction import Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
+from router.proxy.attempt import Report
 from router.proxy.request_summary import GenerationSummary, exactness
-from router.proxy.token_report import Report
 
 if TYPE_CHECKING:
     from router.core import Router

@@ -10,11 +10,10 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from api.errors import ApiError, invalid, quoted
-from api.generation_apis import APIS, RESPONSES, GenerationApi
+from api.generation_apis import APIS, CHAT, RESPONSES, GenerationApi
 from api.openai_responses.named import NamedResponses, may_name, named_in
 from api.reading import media_type
 from api.tokens.tokenizer import ByteTokenizer
@@ -36,21 +35,18 @@ from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Made, Make, Salt
 from router.prompts.tokens import TokenCounts
 from router.proxy.exchange import Exchange
-from router.proxy.forms import FORM, check_form
 from router.proxy.headers import JSON_LINE, value_of
+from router.proxy.request import Request
 from router.proxy.responses import Made as MadeResponse
 from router.proxy.responses import checked
-from router.proxy.withheld import peek_withheld, withhold
-
-if TYPE_CHECKING:
-    from router.proxy.request import Request
+from router.proxy.withheld import FORM, check_form, peek_withheld, withhold
 
 # Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
 LONGEST_TOKENS = 2**24
 MOST_NAMES = 10  # of models, in an error
 
 
-def serve(request: "Request", exchange: Exchange) -> None:
+def serve(request: Request, exchange: Exchange) -> None:
     """Begin with the whole body, for the model that the request gets."""
     rules = request.router.model_rewrites
     if rules is not NO_RULES and not rules.is_empty:
@@ -65,7 +61,7 @@ def serve(request: "Request", exchange: Exchange) -> None:
     _read(request, exchange)
 
 
-async def _rewrite_apart(request: "Request", exchange: Exchange) -> None:
+async def _rewrite_apart(request: Request, exchange: Exchange) -> None:
     """Look into a large body on a thread, one at a time."""
     async with request.router.rewriting:
         body = await asyncio.to_thread(rewritten, request.router.model_rewrites, exchange.body)
@@ -82,7 +78,7 @@ async def rewritten_apart(rules: Rules, body: bytes) -> bytes:
     return body if found is None else bytes(found)
 
 
-def _read(request: "Request", exchange: Exchange) -> None:
+def _read(request: Request, exchange: Exchange) -> None:
     api = request.type.generation
     if api is None:
         api = APIS.get(request.type.api)
@@ -93,10 +89,23 @@ def _read(request: "Request", exchange: Exchange) -> None:
             request.aside(partial(_join_conversation, request, api, exchange))
             return
         request.becomes(api)
-    _read_generation(request, api, exchange)
+    router, body = request.router, exchange.take_body()
+    request.body, request.came_s = body, router.now_s()
+    request.redraft = draft_generation
+    request.flow.body()
+    if request.notes is not None and router.config.log_prompts:
+        request.notes.body = bytes(body)
+    try:
+        if is_quick(body):
+            request.body, peek, request.priority = peek_withheld(body, request.withheld)
+            draft_generation(request, api, peek)
+        else:
+            request.aside(partial(_read_generation_apart, request, api))
+    except ApiError as error:
+        request.refuse(error)
 
 
-def _is_for_ours(request: "Request", exchange: Exchange) -> bool:
+def _is_for_ours(request: Request, exchange: Exchange) -> bool:
     """Tell whether only replicas of ours can answer, which take any API as a generation."""
     members = request.router.members
     if all(model.is_ours for model in members.models.values()):
@@ -115,32 +124,16 @@ def model_in(body: bytes | bytearray) -> str | None:
 # ---- a generation
 
 
-def _read_generation(request: "Request", api: GenerationApi, exchange: Exchange) -> None:
-    router, body = request.router, exchange.take_body()
-    request.body, request.came_s = body, router.now_s()
-    request.redraft = draft_generation
-    request.flow.body()
-    if request.notes is not None and router.config.log_prompts:
-        request.notes.body = bytes(body)
-    try:
-        if is_quick(body):
-            request.body, peek, request.priority = peek_withheld(body, request.withheld)
-            draft_generation(request, api, peek)
-        else:
-            request.aside(partial(_read_generation_apart, request, api))
-    except ApiError as error:
-        request.refuse(error)
-
-
-def draft_generation(request: "Request", api: GenerationApi, peek: Peek | None = None) -> None:
+def draft_generation(request: Request, api: GenerationApi, peek: Peek | None = None) -> None:
     """Make the prompt where that delays no other client; `peek`: the body's, which is quick to read."""
     body = request.body
     if peek is None and not is_quick(body):
         request.aside(partial(_read_generation_apart, request, api))
         return
-    peek = peek_into(api, body, peek)
-    model = request.reads(peek)
-    _draft(request, model, body, peek, request.admitted.cache_salt(peek.cache_salt))
+    if peek is None or api is not CHAT or peek.prompt is not None:
+        peek = peek_into(api, body, peek)
+    model, key = request.reads(peek), request.admitted.key
+    _draft(request, model, body, peek, peek.cache_salt if key is None else key.salted(peek.cache_salt))
 
 
 def peek_into(api: GenerationApi, body: bytes, peek: Peek | None = None) -> Peek:
@@ -153,7 +146,7 @@ def peek_into(api: GenerationApi, body: bytes, peek: Peek | None = None) -> Peek
     return peek
 
 
-def _draft(request: "Request", model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> None:
+def _draft(request: Request, model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> None:
     """Make the prompt: at once where that delays no other client, else on a thread."""
     tokens = model.tokens
     draft = partial(tokens.draft, request.type.api, body, peek, model.lora, salt, model.max_model_len)
@@ -167,7 +160,7 @@ def _draft(request: "Request", model: ServedModel, body: bytes, peek: Peek, salt
         request.router.in_thread(drafted.finish, len(body), request.made)
 
 
-async def _read_generation_apart(request: "Request", api: GenerationApi) -> None:
+async def _read_generation_apart(request: Request, api: GenerationApi) -> None:
     """Have a large body read in another process."""
     salt: str | None = None
 
@@ -188,7 +181,7 @@ async def _read_generation_apart(request: "Request", api: GenerationApi) -> None
     request.prompted(prompt)
 
 
-async def _join_conversation(request: "Request", api: GenerationApi, exchange: Exchange) -> None:
+async def _join_conversation(request: Request, api: GenerationApi, exchange: Exchange) -> None:
     """Put the conversation of the previous response into the body: then any replica can go on with it."""
     named = await _named(request, exchange.body)
     made = {response_id: _checked(request, response_id, param) for response_id, param in named}
@@ -198,10 +191,10 @@ async def _join_conversation(request: "Request", api: GenerationApi, exchange: E
             await request.router.responses.join(exchange, response_id, made[response_id], items)
     exchange.aside = None
     request.becomes(api)
-    _read_generation(request, api, exchange)
+    _read(request, exchange)
 
 
-async def _named(request: "Request", body: bytes | bytearray) -> NamedResponses:
+async def _named(request: Request, body: bytes | bytearray) -> NamedResponses:
     """The responses that the body names."""
     if is_quick(body):
         try:
@@ -215,7 +208,7 @@ async def _named(request: "Request", body: bytes | bytearray) -> NamedResponses:
     return found.named
 
 
-def _checked(request: "Request", response_id: str, param: str | None = None) -> MadeResponse | None:
+def _checked(request: Request, response_id: str, param: str | None = None) -> MadeResponse | None:
     """Read the id of a response; raise ApiError 404 if the response may be another tenant's."""
     has_salts = request.router.admission.has_salts
     return checked(response_id, request.admitted.cache_salt(None), param, has_salts=has_salts)
@@ -224,7 +217,7 @@ def _checked(request: "Request", response_id: str, param: str | None = None) -> 
 # ---- what is passed on as it came
 
 
-def _read_opaque(request: "Request", exchange: Exchange) -> None:
+def _read_opaque(request: Request, exchange: Exchange) -> None:
     body = request.body = exchange.take_body()
     request.came_s = request.router.now_s()
     request.flow.body()
@@ -239,7 +232,7 @@ def _read_opaque(request: "Request", exchange: Exchange) -> None:
         request.refuse(error)
 
 
-def _without_reserved(request: "Request", body: bytes) -> bytes:
+def _without_reserved(request: Request, body: bytes) -> bytes:
     """The body without fields that only routers set; raise ApiError 400 if it may have some that are not seen."""
     headers = request.exchange.scope["headers"]
     if media_type(headers) == FORM:
@@ -252,7 +245,7 @@ def _without_reserved(request: "Request", body: bytes) -> bytes:
     return body
 
 
-async def _read_opaque_apart(request: "Request") -> None:
+async def _read_opaque_apart(request: Request) -> None:
     body = request.body = await asyncio.to_thread(_without_reserved, request, request.body)
     key = request.admitted.key
     if request.type_line is not JSON_LINE:
@@ -267,7 +260,7 @@ async def _read_opaque_apart(request: "Request") -> None:
     _find_holder_or_draft(request)
 
 
-def _salted(request: "Request", body: bytes) -> bytes:
+def _salted(request: Request, body: bytes) -> bytes:
     """The body with the key's salt; any path gets it, because any may use the engine's cache."""
     key = request.admitted.key
     if key is None or key.salt is None or not body:
@@ -283,14 +276,14 @@ def _salted(request: "Request", body: bytes) -> bytes:
         return body
 
 
-def _find_holder_or_draft(request: "Request") -> None:
+def _find_holder_or_draft(request: Request) -> None:
     if request.type.of_response or (request.type.api == RESPONSES.name and may_name(request.body)):
         request.aside(partial(_find_holder, request))
     else:
         _draft_opaque(request)
 
 
-async def _find_holder(request: "Request") -> None:
+async def _find_holder(request: Request) -> None:
     """Find the replica that holds the response which the request is about, or continues."""
     wanted: str | None
     if request.type.of_response:
@@ -306,7 +299,7 @@ async def _find_holder(request: "Request") -> None:
     _draft_opaque(request)
 
 
-async def _holder(request: "Request", response_id: str, made: MadeResponse | None) -> str | None:
+async def _holder(request: Request, response_id: str, made: MadeResponse | None) -> str | None:
     """The name of the replica that has the response; None: whichever gets the request says that it is gone."""
     if made is not None:
         for member in request.router.members:
@@ -316,7 +309,7 @@ async def _holder(request: "Request", response_id: str, made: MadeResponse | Non
     return await request.router.responses.holder(response_id, made)
 
 
-def _draft_opaque(request: "Request") -> None:
+def _draft_opaque(request: Request) -> None:
     router, api, body = request.router, request.type.api, request.body
     if request.type.query_names_model:
         request.model_name = _model_in_query(request)
@@ -343,7 +336,7 @@ def _by_text(model: ServedModel, api: str, peek: Peek, body: bytes) -> Prompt:
     return by_text(model.tokens.model, peek, model.lora, body[:MOST_TEXT_BYTES])
 
 
-def _model_in_query(request: "Request") -> str | None:
+def _model_in_query(request: Request) -> str | None:
     """The model of `?model=NAME`, or the only one; raise ApiError 400 if there are several."""
     models = request.router.members.models
     query: bytes = request.exchange.scope["query_string"]

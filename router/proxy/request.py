@@ -8,10 +8,10 @@ blocks. What depends on the kind of request is asked of its `RequestType`. `read
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from api.errors import ApiError, class_refused, too_long
@@ -31,36 +31,32 @@ from router.placement.prompt import Unread
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
 from router.prompts.tokens import Tokens
-from router.proxy.aborts import ABORTED, is_aborted, is_servers_error
 from router.proxy.admission import Admitted
 from router.proxy.answer import Answer, KeptAnswer, SentEvents
-from router.proxy.attempt import Attempt
+from router.proxy.attempt import Attempt, Report, prompt_use, used_by
+from router.proxy.events import ABORTED, is_aborted, is_servers_error
 from router.proxy.exchange import Exchange
 from router.proxy.flow import OVER, Flow, RequestType
-from router.proxy.handover import Beginning
 from router.proxy.headers import (
+    DIRECT,
     FROM_FRAMES,
     JSON_LINE,
     TO_CLIENT,
     TO_READ,
     TO_REPLICA,
     TRACED,
+    Transport,
     length_of,
     lines,
+    session_of,
     value_of,
 )
-from router.proxy.log_notes import Notes
 from router.proxy.predicted_hit import PredictedHit
-from router.proxy.prefill import Prefill
-from router.proxy.repetition import Repetition, is_repeatable
-from router.proxy.request_summary import RequestSummary
-from router.proxy.response_tokens import ASK, FIELD, without_tokens
+from router.proxy.prefill import Beginning, Prefill
+from router.proxy.repetition import ASK, FIELD, Repetition, is_repeatable, without_tokens
+from router.proxy.request_summary import Notes, RequestSummary
 from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import NOT_REACHED, Row, loss, refusal
-from router.proxy.sessions import session_of
-from router.proxy.token_report import Report
-from router.proxy.token_use import generated_by, prompt_use, prompts_told
-from router.proxy.transport import DIRECT, Transport
 from router.proxy.withheld import PLACING, PRIORITY, TRANSFER
 from router.tenants.limits import NOTHING, Use
 
@@ -75,26 +71,25 @@ COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 JSON_TYPE = b"application/json"
 SSE_TYPE = CONTENT_TYPE.encode()
-_NO_ANSWER = Answer(None, None, b"", None)  # before the prompt is made
+_UNSET: Any = None  # so far
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     router: "Router"
     exchange: Exchange
     admitted: Admitted
     arrived_s: float
     type: RequestType
     transport: Transport = DIRECT
-    flow: Flow = field(init=False)
+    flow: Flow = _UNSET
     # What `reading` finds in the body:
-    came_s: float = field(init=False)  # all of it
+    came_s: float = 0.0  # all of it
     body: bytes = b""
     type_line: bytes = JSON_LINE  # of an opaque body
     model_name: str | None = None  # that its replica has to serve; None: any replica will do
     model: ServedModel | None = None
-    peek: Peek = field(init=False)  # if its prompt is read
+    peek: Peek = _UNSET  # if its prompt is read
     prompt: AnyPrompt = UNREAD  # a `Prompt` as soon as it is read
     streams: bool = False
     session: str | None = None
@@ -103,8 +98,8 @@ class Request:
     redraft: "Callable[[Request, GenerationApi], None] | None" = None  # makes the prompt of a generation again
     # On its way:
     attempt: Attempt | None = None  # that is under way
-    attempts: list[Attempt] = field(default_factory=list)
-    answer: Answer = _NO_ANSWER
+    attempts: list[Attempt] = []
+    answer: Answer = _UNSET  # its prompt is not made
     hit: PredictedHit = field(default_factory=PredictedHit)
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
     report: Report | None = None  # the figures of the engine that answers, where it tells them
@@ -219,11 +214,18 @@ class Request:
             flow.tried, flow.unfit = flow.tried | beyond, flow.unfit | beyond
         if (api := self.type.generation) is None:
             router.members.check_served(self.model_name)
-        elif self._is_outdated():
-            assert self.redraft is not None, "a generation is read"
-            flow.outdated()
-            self.redraft(self, api)
-            return None
+        else:
+            # The replicas may have changed: the present ones may make other tokens of the prompt.
+            prompt, model = self.prompt, router.members.model(self.peek.model)
+            self.model, tokens = model, model.tokens
+            assert isinstance(prompt, Prompt) and self.redraft is not None, "a generation is read"
+            made_otherwise = tokens is not self._tokens_of_model or model.lora != prompt.lora
+            if not flow.is_fresh and (made_otherwise or (prompt.exact and tokens.why_not is not None)):
+                if self.has_begun:
+                    raise no_replica("the model has another tokenizer by now")
+                flow.outdated()
+                self.redraft(self, api)
+                return None
         decision = self._choose()
         if flow.is_new:
             router.retry_budget.requests += 1
@@ -232,18 +234,6 @@ class Request:
         if decision.rejection == "too_long":
             raise too_long(decision.refusal(), "messages" if api is not None and api.is_chat else "prompt")
         return decision
-
-    def _is_outdated(self) -> bool:
-        """Look for the model once more; tell whether its present replicas may make other tokens of the prompt."""
-        prompt, model = self.prompt, self.router.members.model(self.peek.model)
-        self.model, tokens = model, model.tokens
-        assert isinstance(prompt, Prompt), "a generation is read"
-        made_otherwise = tokens is not self._tokens_of_model or model.lora != prompt.lora
-        if self.flow.is_fresh or not (made_otherwise or (prompt.exact and tokens.why_not is not None)):
-            return False
-        if self.has_begun:
-            raise no_replica("the model has another tokenizer by now")
-        return True
 
     def _choose(self) -> Decision:
         model, prompt, router, api = self.model, self.prompt, self.router, self.type.generation
@@ -265,7 +255,7 @@ class Request:
             is_looked_up=is_looked_up,
             only=holder if holder is not None and holder in model.members else None,
             source=None if self.prefill is None else self.prefill.source,
-            tenant=self._tenant(),
+            tenant=self._tenant() if self.admitted.key is not None or router.priorities is not None else None,
         )
         if (notes := self.notes) is not None:
             if api is None and router.config.log_prompts:
@@ -376,7 +366,7 @@ class Request:
         if self._client_is_full and attempt.sending is not None:
             attempt.sending.pause()
         if single and self.type.generation is not None:
-            self.body = b""  # the gateway has it
+            self.body = answer.body = b""  # the gateway has it
         return True
 
     def record_sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
@@ -530,8 +520,8 @@ class Request:
                 self._start_framed(attempt, SSE_TYPE)
                 answer.events = SentEvents(api)
         else:
-            streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE)
-            if not streams and self.type.api and not self.streams and self.may_repeat:
+            streams = attempt.content_type.startswith(SSE_TYPE)
+            if not streams and self.type.api and not self.streams and (api is not None or self.may_repeat):
                 return  # until it is complete, another replica can repeat it
             if streams and self.type.api and attempt.placed.fetched_tokens:
                 answer.beginning = Beginning(self.type.api)
@@ -644,9 +634,10 @@ class Request:
         exchange, answer, kind = self.exchange, self.answer, self.type
         is_kept = answer.events is None and not attempt.framed and attempt.status < 400
         if is_kept and not (kind.generation is not None and self.flow.is_single):
-            body = answer.take_kept() + body
+            if answer.kept is not None:
+                body = answer.kept.take() + body
             given_up = False
-            if self._asks_tokens(attempt.member):
+            if kind.api == RESPONSES.name and self._asks_tokens(attempt.member):
                 body, given_up = without_tokens(body, answer.ends)
             if given_up or is_aborted(kind.api, body, attempt.member.profile):
                 self._lose(attempt, b"", Broken(ABORTED))
@@ -681,6 +672,10 @@ class Request:
         self._open(attempt, True)
         return held
 
+    def _has_not_fetched(self, attempt: Attempt) -> bool:
+        """Tell whether a refusal is vLLM's answer to KV that it could not fetch."""
+        return attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started
+
     def _compute_here(self, attempt: Attempt) -> None:
         """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
         if self.prefill is not None:
@@ -688,8 +683,8 @@ class Request:
         self.flow.unread(attempt)
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        if attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started:
-            self._compute_here(attempt)  # it is vLLM's answer to KV that it could not fetch
+        if self._has_not_fetched(attempt):
+            self._compute_here(attempt)
             return
         row, reason = refusal(attempt.status, body)
         if not self.flow.refused(attempt, row, reason, self.router.now_s()):
@@ -748,12 +743,30 @@ class Request:
 
     def used(self) -> Use:
         """The tokens that it has used so far, as its key is charged."""
-        prompt, status, prefill, report = self.prompt, self.exchange.status, self.prefill, self.report
+        prompt, attempts, prefill = self.prompt, self.attempts, self.prefill
         hit = self.hit if prefill is None or prefill.outcome != "handed" else prefill.hit
-        if self.type.generation is not None:
-            return self._used_by_generation(hit)
-        if status >= 400:
+        if self.type.generation is None:
+            return NOTHING if self.exchange.status >= 400 else self._used_unframed(hit)
+        generated, self.output_tokens, told = used_by(attempts)
+        if self.exchange.status >= 400 and not generated:
             return NOTHING
+        if not isinstance(prompt, Prompt) or not attempts:
+            return NOTHING
+        if attempts[-1].status >= 400 and all(attempt.status >= 400 for attempt in attempts):
+            return NOTHING  # none took it
+        if told is not None:
+            self.hit.reported_tokens = told.cached
+            tokens = told.computed + told.cached
+            if told.choices < prompt.choices:  # how much of the others was computed is not known
+                tokens = max(tokens, prompt.all_tokens)
+            return prompt_use(tokens, told.cached, generated)
+        report = None if self.flow.resumes else attempts[-1].report
+        tokens = prompt.all_tokens if report is None or report.prompt is None else report.prompt
+        return prompt_use(tokens, hit.cached_tokens, generated)
+
+    def _used_unframed(self, hit: PredictedHit) -> Use:
+        """What an engine says that an opaque request has used."""
+        prompt, report = self.prompt, self.report
         if self.type.of_response:  # what was generated in the background; its prompt was charged when it came
             return NOTHING if report is None or not self._is_background else prompt_use(0, 0, report.tokens)
         if not isinstance(prompt, Prompt):  # embeddings and scores have a prompt, too
@@ -774,23 +787,6 @@ class Request:
             return prompt_use(prompt.all_tokens, 0, report.counted)
         tokens = prompt.all_tokens if report.prompt is None else report.prompt
         return prompt_use(tokens, hit.cached_tokens, report.tokens)
-
-    def _used_by_generation(self, hit: PredictedHit) -> Use:
-        prompt, attempts = self.prompt, self.attempts
-        generated, self.output_tokens = generated_by(attempts)
-        if self.exchange.status >= 400 and not generated:
-            return NOTHING
-        if not isinstance(prompt, Prompt) or all(attempt.status >= 400 for attempt in attempts):
-            return NOTHING  # none took it
-        if (told := prompts_told(attempts)) is not None:
-            self.hit.reported_tokens = told.cached
-            tokens = told.computed + told.cached
-            if told.choices < prompt.choices:  # how much of the others was computed is not known
-                tokens = max(tokens, prompt.all_tokens)
-            return prompt_use(tokens, told.cached, generated)
-        report = None if self.flow.resumes else attempts[-1].report
-        tokens = prompt.all_tokens if report is None or report.prompt is None else report.prompt
-        return prompt_use(tokens, hit.cached_tokens, generated)
 
     @property
     def _computes(self) -> bool:
@@ -839,7 +835,8 @@ class Request:
         if self.attempt is not None:  # it ended before its attempt did
             self.attempt.cancel()
             self.end_attempt()
-        self.answer.take_kept()
+        if self.attempts and self.answer.kept is not None:
+            self.answer.kept.take()
         if self.prefill is not None:
             self.prefill.close()
         self.body = b""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from api.responses import usage
-from router.proxy.token_report import Report
+from router.proxy.attempt import Report
 
 
 def _cached_in(body: bytes) -> int | None:

@@ -24,9 +24,8 @@ from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer
-from router.proxy.resumable_request import why_alone, with_ids
-from router.proxy.resume import Continuation
-from router.proxy.sse import EventReader, payload_of
+from router.proxy.events import EventReader, payload_of
+from router.proxy.resume import Continuation, why_alone, with_ids
 from tests.replica.natives import native
 from tests.replica.serving import MODEL, Replica
 from tests.router.loopback import until
