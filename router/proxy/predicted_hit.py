@@ -10,6 +10,7 @@ from router.members.feed import Moment
 from router.members.members import Member, ServedModel
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
+from router.placement.objectives import Outlook
 from router.placement.prediction import Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
@@ -26,6 +27,7 @@ class PredictedHit(Struct, eq=False):
     predicted_at: Moment | None = None  # in the replica's stream
     index_doubt: str | None = None  # why the index may have differed from the replica's cache
     reported_tokens: int | None = None
+    outlook: Outlook | None = None  # when it is to begin; None: it has no class
 
     def decide(
         self,

@@ -1,13 +1,13 @@
 """The shell of one request: it does what the request's flow asks, with the router's parts and the client's exchange.
 
-All methods are called by the client's exchange, by attempts, by the flow, or by the router when there is room; none
-blocks. What depends on the kind of request is asked of its `RequestType`. `reading` makes its prompt of its body,
-`answer` knows what its client has. A request alone writes its fields; when it is over, the router gets a summary.
+All methods are called by the client's exchange, by the flow, or by the router when there is room; none blocks. What
+depends on the kind of request is asked of its `RequestType`. `reading` makes a prompt of its body, its `answer` listens
+to attempts. When it is over, the router gets a summary.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,48 +15,41 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from api.errors import ApiError, class_refused, too_long
-from api.generation_apis import APIS, RESPONSES, GenerationApi
+from api.generation_apis import RESPONSES, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.responses import CONTENT_TYPE
-from router.members.broken import Broken, no_replica
+from router.members.broken import no_replica
 from router.members.members import Member, ServedModel
 from router.placement.classes import chosen
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
-from router.placement.eligibility import can_take, obstacles
+from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
-from router.placement.objectives import Outlook
 from router.placement.prompt import Prompt as AnyPrompt
 from router.placement.prompt import Unread
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
 from router.prompts.tokens import Tokens
 from router.proxy.admission import Admitted
-from router.proxy.answer import Answer, KeptAnswer, SentEvents
-from router.proxy.attempt import Attempt, Report, prompt_use, used_by
-from router.proxy.events import ABORTED, is_aborted, is_servers_error
+from router.proxy.answer import Answer
+from router.proxy.attempt import Attempt, prompt_use, used_by
 from router.proxy.exchange import Exchange
 from router.proxy.flow import OVER, Flow, RequestType
 from router.proxy.headers import (
     DIRECT,
-    FROM_FRAMES,
     JSON_LINE,
-    TO_CLIENT,
     TO_READ,
     TO_REPLICA,
     TRACED,
     Transport,
-    length_of,
-    lines,
     session_of,
-    value_of,
 )
 from router.proxy.predicted_hit import PredictedHit
-from router.proxy.prefill import Beginning, Prefill
-from router.proxy.repetition import ASK, FIELD, Repetition, is_repeatable, without_tokens
+from router.proxy.prefill import Prefill
+from router.proxy.repetition import ASK, Repetition, is_repeatable
 from router.proxy.request_summary import Notes, RequestSummary
 from router.proxy.responses import new_response_id, with_id
-from router.proxy.retries import NOT_REACHED, Row, loss, refusal
+from router.proxy.retries import Row
 from router.proxy.withheld import PLACING, PRIORITY, TRANSFER
 from router.tenants.limits import NOTHING, Use
 
@@ -97,28 +90,24 @@ class Request(Struct, eq=False):
     holder: str | None = None  # the replica that has the response which it is about, or continues
     redraft: "Callable[[Request, GenerationApi], None] | None" = None  # makes the prompt of a generation again
     # On its way:
-    attempt: Attempt | None = None  # that is under way
     attempts: list[Attempt] = []
-    answer: Answer = _UNSET  # its prompt is not made
+    answer: Answer = _UNSET
     hit: PredictedHit = field(default_factory=PredictedHit)
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
-    report: Report | None = None  # the figures of the engine that answers, where it tells them
-    first_byte_s: float = 0.0
     ended_s: float = 0.0
     notes: Notes | None = None  # for the request log
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     why: str = ""  # it ended without an answer
     output_tokens: int | None = None  # when it was last asked what it has used
     _tokens_of_model: Tokens | None = None  # that made its prompt
-    _outlook: Outlook | None = None  # None: it has no class
     _repeatable: bool | None = None  # None: not asked yet
     _client_is_full: bool = False
-    _is_background: bool = False  # whoever asked for the response was not told what was generated
 
     def __post_init__(self) -> None:
         router, exchange = self.router, self.exchange
         self.came_s = self.arrived_s
         self.flow = Flow(self, router.retry_budget, router.config.queue_timeout_s, self.transport.is_single)
+        self.answer = Answer(exchange, self.flow, router, self.type, self.hit)
         exchange.answerer = self
         exchange.on_end = self._over
         if self.admitted.charge is not None:
@@ -132,7 +121,7 @@ class Request(Struct, eq=False):
 
     def becomes(self, api: GenerationApi) -> None:
         """Go on as a generation, whose prompt replicas of ours get as tokens."""
-        self.type = RequestType(api.name, generation=api)
+        self.type = self.answer.type = RequestType(api.name, generation=api)
         if self.router.tracing is not None:
             self.trace = self.router.tracing.begin(self.exchange.scope["headers"])
 
@@ -157,22 +146,25 @@ class Request(Struct, eq=False):
         assert model is not None, "it was asked to make the prompt"
         if kind.api == "batch":  # conversations after the first are not read, but counted by their bytes
             prompt.all_tokens = max(prompt.tokens, len(self.body) // BYTES_PER_TOKEN)
-        self.prompt, tokens = prompt, model.tokens
-        may_resume = self.router.config.resume and not self.flow.is_single
+        self.prompt = prompt
+        self._answer_is_about(prompt, model)
         if kind.generation is not None:
-            self._tokens_of_model = tokens
-            self.answer = Answer(kind.generation, prompt, self.body, tokens, self.streams, may_resume)
+            self._tokens_of_model = model.tokens
             self.flow.prompted(self.router.placement.pause_s(model.candidates))
         else:
-            api = APIS.get(kind.api)
-            self.answer = Answer(api, None, b"", tokens, self.streams, may_resume and self.may_repeat, self.may_repeat)
             self.flow.prompted()
 
     def unprompted(self) -> None:
         """Go on without a prompt."""
-        may_repeat = bool(self.type.api) and self.may_repeat
-        self.answer = Answer(APIS.get(self.type.api), None, b"", None, may_repeat=may_repeat)
+        self._answer_is_about(None, None)
         self.flow.prompted()
+
+    def _answer_is_about(self, prompt: Prompt | None, model: ServedModel | None) -> None:
+        answer = self.answer
+        answer.prompt, answer.model, answer.model_name = prompt, model, self.model_name
+        answer.body, answer.streams = self.body, self.streams
+        answer.may_repeat = bool(self.type.api) and self.may_repeat
+        answer.may_resume = answer.may_repeat and self.router.config.resume and not self.flow.is_single
 
     def made(self, made: "asyncio.Future[Prompt]") -> None:
         """Handle the prompt made by a thread."""
@@ -309,8 +301,8 @@ class Request(Struct, eq=False):
             return
         router, question = self.router, decision.question
         room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)
-        self._outlook = router.placement.outlook(decision, room_s)
-        if self._outlook is not None and (wait_s := self._outlook.refused_for_s) is not None:
+        self.hit.outlook = router.placement.outlook(decision, room_s)
+        if self.hit.outlook is not None and (wait_s := self.hit.outlook.refused_for_s) is not None:
             router.history.counts.classes.refused(service)
             raise class_refused(service.name, wait_s)
 
@@ -326,9 +318,8 @@ class Request(Struct, eq=False):
         if model is not None and model.splits and not single and self._computes_elsewhere(decision, model):
             return True
         exchange, answer = self.exchange, self.answer
-        has_begun, has_bytes = exchange.response_started, exchange.sent_bytes > 0
         if self.type.generation is None:
-            answer.goes_to(member, has_begun=has_begun, has_bytes=has_bytes)
+            answer.goes_to(member)
             attempt = self.record_sent(member, decision, streams=self.streams)
             body, passed, types = self._opaque_body(member, decision), TO_REPLICA, self.type_line
             path, envelope = None, b""
@@ -338,14 +329,14 @@ class Request(Struct, eq=False):
             assert isinstance(prompt, Prompt), "a generation is read"
             # Before anything is counted, since the client's body may be unusable.
             try:
-                if not answer.goes_to(member, has_begun=has_begun, has_bytes=has_bytes):
+                if not answer.goes_to(member):
                     return False
                 if is_ours:
                     body, passed, types, path = self.body, TO_READ, NATIVE_TYPES, None
                     priority_s, new_id = decision.priority_s(self.router.now_s()), partial(self._new_id, member)
-                    envelope = answer.envelope(prompt, priority_s, decision.neighbours, new_id)
+                    envelope = answer.envelope(priority_s, decision.neighbours, new_id)
                 else:
-                    body, path = answer.foreign_body(prompt, member)
+                    body, path = answer.foreign_body(member)
                     if path is None and self.prefill is not None:
                         body = self._with_kv(self.prefill, member, decision, body)
                     passed, types = TO_REPLICA if answer.reader is None else TO_READ, JSON_LINE
@@ -373,7 +364,9 @@ class Request(Struct, eq=False):
         """Record the attempt that is about to be sent."""
         if self.flow.is_single:
             envelope = member.profile.takes_envelope  # a gateway adds a header, in its place
-        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams, envelope=envelope)
+        attempt = self.answer.attempt = self.router.sent(
+            self.answer, member, decision, self.prompt, streams, envelope=envelope
+        )
         self.attempts.append(attempt)
         self.flow.sent(attempt.placed.sent_s)
         return attempt
@@ -397,13 +390,7 @@ class Request(Struct, eq=False):
         # What is repeated is kept under the id that the client has.
         again = reader.response_id if isinstance(reader, Repetition) else ""
         body = with_id(body, again or self._new_id(member))
-        return body.rstrip()[:-1] + ASK + b"}" if self._asks_tokens(member) else body
-
-    def _asks_tokens(self, member: Member) -> bool:
-        """Return whether only tokens can tell if this replica has given the answer up."""
-        asks = self.type.api == RESPONSES.name and self.type.generation is None
-        asks = asks and member.profile.hides_aborts and member.spec.resume and self.router.config.resume
-        return asks and FIELD not in self.body and bool(self.answer.ends) and self.may_repeat
+        return body.rstrip()[:-1] + ASK + b"}" if self.answer.asks_tokens(member) else body
 
     def _computes_elsewhere(self, decision: Decision, model: ServedModel) -> bool:
         """Send the prompt to another replica first, if that gains; return False if it does not."""
@@ -412,7 +399,9 @@ class Request(Struct, eq=False):
             return False
         if self.prefill is None:
             given = self.exchange, self.admitted, self.type.api, self.peek, self.flow.computed
-            self.prefill = Prefill(self.router, *given, self.session, self.came_s, self.notes, self.trace)
+            self.prefill = self.answer.prefill = Prefill(
+                self.router, *given, self.session, self.came_s, self.notes, self.trace
+            )
         body = salted_for(prompt, self.body) if is_generation else self.body
         attempt = self.prefill.begin(decision, model, prompt, body)
         if attempt is None:
@@ -457,31 +446,21 @@ class Request(Struct, eq=False):
         self.router.loop.call_later(delay_s, self.exchange.guard, self.flow.place)
 
     def learn(self, row: Row, reason: str) -> None:
-        if self.attempt is not None:
-            self.router.learn(self.attempt, row, reason)
+        if self.answer.attempt is not None:
+            self.router.learn(self.answer.attempt, row, reason)
 
     def end_attempt(self) -> None:
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None:
-            self.router.attempt_over(attempt)
+        self.answer.end_attempt()
 
     def others(self) -> bool:
         tried = self.flow.tried
-        if self.attempt is not None:
-            tried = tried | self.attempt.member.server.names
+        if self.answer.attempt is not None:
+            tried = tried | self.answer.attempt.member.server.names
         found = obstacles(self.router.candidates_of(self.model_name or ""), self._tokens, tried)
         return not {None, "full"}.isdisjoint(found)
 
     def complete(self) -> tuple[bool, str | None]:
-        exchange, answer, attempt = self.exchange, self.answer, self.attempts[-1]
-        if answer.events is not None and answer.events.is_complete:
-            exchange.finish()
-            return True, None
-        why_not = answer.settle(attempt, has_bytes=exchange.sent_bytes > 0)
-        if why_not is None and (ending := answer.ending(attempt.member)) is not None:
-            exchange.finish(ending)
-            return True, None
-        return False, why_not
+        return self.answer.complete(self.attempts[-1])
 
     def refuse(self, error: ApiError) -> None:
         self.why = error.message
@@ -490,254 +469,8 @@ class Request(Struct, eq=False):
             self.exchange.refuse(error)
 
     def break_off(self, why: str) -> None:
-        """End half an answer: a stream by its API's error event, anything else by cutting the connection."""
-        self.why, events = why, self.answer.events
-        if events is None:
-            self.exchange.cut()
-            return
-        error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
-        error.type, error.code = "server_error", "broken_stream"
-        self.exchange.send(events.error_event(error))
-        self.exchange.finish()
-
-    # ---- what its attempt tells
-
-    def begun(self, attempt: Attempt) -> None:
-        """Handle a successful response; its head may be sent on."""
-        exchange, answer, api = self.exchange, self.answer, self.type.generation
-        self.flow.head()
-        self.router.answered(attempt)
-        if api is not None and attempt.cached_tokens is not None and not self.flow.resumes:
-            self.hit.reported_tokens = attempt.cached_tokens
-            if self.prefill is not None and self.flow.decision is not None:
-                self.prefill.found(self.flow.decision, attempt.cached_tokens)
-        if exchange.response_started or exchange.disconnected:
-            return  # another replica has begun the response
-        if api is not None and self.flow.is_single:
-            self._start_answer(attempt, None)
-        elif attempt.framed:
-            if api is not None and self.streams:  # a whole answer comes at the end, in one piece
-                self._start_framed(attempt, SSE_TYPE)
-                answer.events = SentEvents(api)
-        else:
-            streams = attempt.content_type.startswith(SSE_TYPE)
-            if not streams and self.type.api and not self.streams and (api is not None or self.may_repeat):
-                return  # until it is complete, another replica can repeat it
-            if streams and self.type.api and attempt.placed.fetched_tokens:
-                answer.beginning = Beginning(self.type.api)
-            else:
-                self._open(attempt, streams)
-
-    def _open(self, attempt: Attempt, streams: bool) -> None:
-        """Start the answer, which another replica can go on with if it comes in events."""
-        answer = self.answer
-        if not streams:
-            answer.reader = None
-        length = None if answer.reader is not None else length_of(attempt.headers)
-        if streams and length is None and answer.api is not None and not self.flow.is_single:
-            answer.events = SentEvents(answer.api)
-        else:
-            answer.reader = None
-        self._start_answer(attempt, length)
-
-    def _start_answer(self, attempt: Attempt, length: int | None) -> None:
-        head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
-        self.exchange.start(attempt.status, head, length=length)
-
-    def _framed_head(self, attempt: Attempt, usual_type: bytes) -> bytes:
-        content_type = value_of(attempt.headers, b"x-warmroute-content-type") or usual_type
-        head = lines(attempt.headers, FROM_FRAMES) + attempt.member.name_line
-        return b"content-type: %b\r\n" % content_type + head
-
-    def _start_framed(self, attempt: Attempt, usual_type: bytes) -> None:
-        self.exchange.start(attempt.status, self._framed_head(attempt, usual_type))
-
-    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        exchange, answer, report, kind = self.exchange, self.answer, attempt.report, self.type
-        if not kind.api:
-            self._pass_through(attempt, body, complete)
-            return
-        if body and not attempt.begun_s:
-            self.router.computed(attempt)
-        if answer.beginning is not None:
-            held = self._begin_fetched(attempt, answer.beginning, body, complete)
-            if held is None:
-                return
-            body = held
-        if not self.first_byte_s:
-            now_s = self.first_byte_s = self.router.now_s()
-            if self._outlook is not None:
-                self.router.placement.came(self._tenant(), self._outlook, now_s - self.came_s)
-        if report is not None:
-            self.report = report
-            report.read(body)
-            if report.cached is not None:
-                self._note_cached(attempt, report)
-        reader, events = answer.reader, answer.events
-        if reader is not None:
-            body, lost = reader.read(body, complete)
-            if report is not None:
-                report.counted = reader.new_tokens or report.counted
-            if lost is not None:
-                # If what it repeats differs, that is no fault of the replica.
-                self._lose(attempt, body, Broken(lost, ours=lost == reader.why_not))
-                return
-        elif events is not None and not attempt.framed:
-            if kind.generation is not None and not exchange.sent_bytes and is_servers_error(body):
-                self._lose(attempt, b"", Broken("its stream is an error"))
-                return
-            if (events.mark in body or not events.is_between) and (before := events.before_abort(body)) is not None:
-                self._lose(attempt, before, Broken(ABORTED))
-                return
-        if complete:
-            self._complete(attempt, body)
-        elif not exchange.response_started:
-            if not answer.keep(self.router.held, body):  # too long: it is sent on
-                kept = answer.take_kept()
-                if attempt.framed:
-                    self._start_framed(attempt, JSON_TYPE)
-                else:
-                    self._start_answer(attempt, length_of(attempt.headers))
-                exchange.send(kept)
-                exchange.send(body)
-        elif body:
-            exchange.send(body)
-            if events is not None:
-                events.note(body)
-        else:
-            exchange.flush()
-
-    def _pass_through(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """Pass a part on of an answer that is no conversation's."""
-        if self.type.of_response:
-            self._is_background |= b'"background":true' in body
-        if attempt.report is not None:  # else it is a refusal
-            self.report = attempt.report
-            attempt.report.read(body)
-        if complete:
-            self.end_attempt()
-            self.exchange.finish(body)
-        elif body:
-            self.exchange.send(body)
-        else:
-            self.exchange.flush()
-
-    def _note_cached(self, attempt: Attempt, report: Report) -> None:
-        """Note the cached tokens that the engine tells."""
-        hit, prompt = self.hit, self.prompt
-        if self.type.generation is None:
-            hit.reported_tokens = report.cached
-        elif hit.reported_tokens is None and not self.flow.resumes and isinstance(prompt, Prompt):
-            hit.told(self.router, self.model, prompt, attempt.member, report)
-
-    def _complete(self, attempt: Attempt, body: bytes) -> None:
-        exchange, answer, kind = self.exchange, self.answer, self.type
-        is_kept = answer.events is None and not attempt.framed and attempt.status < 400
-        if is_kept and not (kind.generation is not None and self.flow.is_single):
-            if answer.kept is not None:
-                body = answer.kept.take() + body
-            given_up = False
-            if kind.api == RESPONSES.name and self._asks_tokens(attempt.member):
-                body, given_up = without_tokens(body, answer.ends)
-            if given_up or is_aborted(kind.api, body, attempt.member.profile):
-                self._lose(attempt, b"", Broken(ABORTED))
-                return
-        # A long refusal is passed on like an answer, and comes to its end here.
-        self.end_attempt()
-        if exchange.response_started:
-            exchange.finish(body)
-        elif attempt.framed:
-            exchange.answer(attempt.status, self._framed_head(attempt, JSON_TYPE), answer.take_kept() + body)
-        else:
-            head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
-            exchange.answer(attempt.status, head, body)
-
-    def holds(self, pending_bytes: int) -> bool:
-        """Claim memory for an unfinished frame; return whether there is room."""
-        answer = self.answer
-        if answer.kept is None:
-            answer.kept = KeptAnswer(self.router.held)
-        return answer.kept.hold_beside(pending_bytes)
-
-    def _begin_fetched(self, attempt: Attempt, beginning: Beginning, body: bytes, complete: bool) -> bytes | None:
-        """Start the answer once it has a token; None: not yet, or it is an error and the request was sent again."""
-        held = beginning.feed(body, complete)
-        if held is None:
-            return None
-        if beginning.has_failed:
-            self._compute_here(attempt)
-            return None
-        self.answer.beginning = None
-        self.router.placement.fetched(attempt.placed, self.router.now_s())
-        self._open(attempt, True)
-        return held
-
-    def _has_not_fetched(self, attempt: Attempt) -> bool:
-        """Tell whether a refusal is vLLM's answer to KV that it could not fetch."""
-        return attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started
-
-    def _compute_here(self, attempt: Attempt) -> None:
-        """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
-        if self.prefill is not None:
-            self.prefill.unread()
-        self.flow.unread(attempt)
-
-    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        if self._has_not_fetched(attempt):
-            self._compute_here(attempt)
-            return
-        row, reason = refusal(attempt.status, body)
-        if not self.flow.refused(attempt, row, reason, self.router.now_s()):
-            return
-        # The client gets it; the rest of a long one comes like that of an answer.
-        self.answer.reader = None
-        self._start_answer(attempt, length_of(attempt.headers) or (len(body) if complete else None))
-        if complete:
-            self.end_attempt()
-            self.exchange.finish(body)
-        else:
-            self.exchange.send(body)
-
-    def failed(self, attempt: Attempt, broken: Broken) -> None:
-        answer = self.answer
-        if self.type.generation is None and answer.beginning is not None and not broken.refused:
-            answer.beginning = None
-            self._compute_here(attempt)  # KV could not be read
-            return
-        answer.lost(attempt)  # another replica repeats it
-        if self.prefill is not None and attempt.placed.fetched_tokens and loss(broken) in NOT_REACHED:
-            self.prefill.give_back()
-        self.flow.broke(attempt, broken, has_bytes=self.exchange.sent_bytes > 0)
-
-    def _lose(self, attempt: Attempt, body: bytes, broken: Broken) -> None:
-        """Treat the replica as lost, since its answer has failed after this part of it."""
-        self.exchange.send(body)
-        if body and self.answer.events is not None:
-            self.answer.events.note(body)
-        attempt.cancel()
-        attempt.member.health.probe_soon(self.router.now_s())  # it may be asleep, or end
-        self.failed(attempt, broken)
-
-    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
-        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
-        if not self.flow.may_leave():
-            return False
-        exchange, answer, own, name = self.exchange, self.answer, attempt.member, self.model_name
-        is_generation, has_bytes = self.type.generation is not None, exchange.sent_bytes > 0
-        started = exchange.response_started and not (is_generation and answer.reader is None and not has_bytes)
-        longest = own.candidate.max_model_len
-        for member in members:
-            one = member.candidate
-            if member is own:
-                able = is_generation and one.unavailable is None
-            else:
-                able = can_take(one, self._tokens, self.flow.tried) and (name is None or member.serves(name))
-                # The generated tokens are part of the prompt there.
-                longer = not started or one.max_model_len is None or one.max_model_len >= (longest or 0)
-                able = able and (longer or not is_generation)
-            if able and (not started or answer.may_move(attempt, member, has_bytes=has_bytes)):
-                return True
-        return False
+        self.why = why
+        self.answer.break_off(why)
 
     # ---- the end
 
@@ -766,9 +499,9 @@ class Request(Struct, eq=False):
 
     def _used_unframed(self, hit: PredictedHit) -> Use:
         """What an engine says that an opaque request has used."""
-        prompt, report = self.prompt, self.report
+        prompt, report = self.prompt, self.answer.report
         if self.type.of_response:  # what was generated in the background; its prompt was charged when it came
-            return NOTHING if report is None or not self._is_background else prompt_use(0, 0, report.tokens)
+            return NOTHING if report is None or not self.answer.is_background else prompt_use(0, 0, report.tokens)
         if not isinstance(prompt, Prompt):  # embeddings and scores have a prompt, too
             decision = self.flow.decision
             if decision is None or decision.chosen is None or not self._computes:
@@ -806,14 +539,14 @@ class Request(Struct, eq=False):
         if isinstance(prompt, Prompt) and flow.decision is not None:
             generation = self.hit.summary(self.peek, prompt, flow.decision)
         if api is None:
-            self.output_tokens = None if self.report is None else self.report.generated
+            self.output_tokens = None if self.answer.report is None else self.answer.report.generated
         is_conversation = bool(self.type.api)
         return RequestSummary(
             exchange=self.exchange,
             admitted=self.admitted,
             arrived_s=self.arrived_s,
             ended_s=self.ended_s,
-            first_byte_s=self.first_byte_s,
+            first_byte_s=self.answer.first_byte_s,
             waited_s=flow.waited_s,
             retries=flow.retries,
             resumes=0 if api is None else flow.resumes,
@@ -832,14 +565,14 @@ class Request(Struct, eq=False):
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
         self.ended_s = self.router.now_s()
         self.flow.over(self.ended_s)
-        if self.attempt is not None:  # it ended before its attempt did
-            self.attempt.cancel()
+        if self.answer.attempt is not None:  # it ended before its attempt did
+            self.answer.attempt.cancel()
             self.end_attempt()
-        if self.attempts and self.answer.kept is not None:
+        if self.answer.kept is not None:
             self.answer.kept.take()
         if self.prefill is not None:
             self.prefill.close()
-        self.body = b""
+        self.body = self.answer.body = b""
         self.router.waiting.cancel(self)
         self.router.over(self.summary())
         # Attempts refer to the request: a cycle, which would keep the body until it is collected.
@@ -866,10 +599,10 @@ class Request(Struct, eq=False):
 
     def client_full(self) -> None:
         self._client_is_full = True
-        if self.attempt is not None and self.attempt.sending is not None:
-            self.attempt.sending.pause()
+        if self.answer.attempt is not None and self.answer.attempt.sending is not None:
+            self.answer.attempt.sending.pause()
 
     def client_ready(self) -> None:
         self._client_is_full = False
-        if self.attempt is not None and self.attempt.sending is not None:
-            self.attempt.sending.resume()
+        if self.answer.attempt is not None and self.answer.attempt.sending is not None:
+            self.answer.attempt.sending.resume()

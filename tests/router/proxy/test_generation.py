@@ -14,6 +14,7 @@ from router.members.spec import ReplicaSpec
 from router.placement.cost import ASSUMED_TOKENS_PER_S
 from router.placement.decision import Decision
 from router.placement.effects import PATIENCE
+from router.proxy.answer import Answer
 from router.proxy.request import Request
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
@@ -1064,14 +1065,15 @@ async def test_a_body_that_cannot_be_read_for_continuing_with_its_answer_is_refu
 async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
     stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = getattr(Request, stage)
+    owner = Answer if stage in ("begun", "take") else Request
+    right = getattr(owner, stage)
 
-    def wrong(routing: Request, *arguments: object) -> Any:
-        if routing.peek.user == "unlucky":
+    def wrong(routing: Any, *arguments: object) -> Any:
+        if (routing.prompt.peek if owner is Answer else routing.peek).user == "unlucky":
             raise ZeroDivisionError
         return right(routing, *arguments)
 
-    monkeypatch.setattr(Request, stage, wrong)
+    monkeypatch.setattr(owner, stage, wrong)
     async with served(named("r0")) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat("x" * 3_000_000, user="unlucky"))
         assert (answer.status, answer.error["code"]) == (500, "internal_error")

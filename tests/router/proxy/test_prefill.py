@@ -12,8 +12,8 @@ import pytest
 from api.measured_rate import ENOUGH
 from router.members.spec import ReplicaSpec
 from router.placement.roles import Role
+from router.proxy import answer as answers
 from router.proxy import prefill
-from router.proxy.request import Request
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.proxy.nixl_peer import Engine, Fabric, stream_of
@@ -217,7 +217,7 @@ async def test_kv_that_cannot_be_read_is_computed_by_the_reader(path: str, strea
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_that_the_client_would_see_the_error(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Request, "_has_not_fetched", lambda *_: False)
+    monkeypatch.setattr(answers.Answer, "_has_not_fetched", lambda *_: False)
     monkeypatch.setattr(prefill.Beginning, "has_failed", False)
     async with pair() as two:
 
