@@ -100,7 +100,11 @@ class Admission:
             elif name == b"x-request-id":
                 request_id = value
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
-            raise _headers_too_large(header_bytes, len(headers))
+            found, most = (
+                f"{len(headers)} headers of {header_bytes} bytes",
+                f"{MAX_HEADERS} of {MAX_HEADER_BYTES} bytes",
+            )
+            raise ApiError(431, f"the request has {found}; at most {most} are taken", code="headers_too_large")
         if request_id and len(request_id) <= MAX_REQUEST_ID and not request_id.translate(None, _VISIBLE):
             given_id = request_id.decode("ascii")
         else:
@@ -233,13 +237,3 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-# ---- refusals
-
-
-def _headers_too_large(size: int, count: int) -> ApiError:
-    message = (
-        f"the request has {count} headers of {size} bytes; at most {MAX_HEADERS} of {MAX_HEADER_BYTES} bytes are taken"
-    )
-    return ApiError(431, message, code="headers_too_large")

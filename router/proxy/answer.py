@@ -8,7 +8,6 @@ parsed on its way (`resume`). Of the Messages and Responses APIs of foreign engi
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -38,9 +37,7 @@ from router.proxy.prefill import Beginning, Prefill
 from router.proxy.repetition import FIELD, Repetition, without_tokens
 from router.proxy.resume import COMPLETIONS_PATH, Continuation, why_alone, with_ids
 from router.proxy.retries import NOT_REACHED, loss, refusal
-
-if TYPE_CHECKING:
-    from router.core import Router
+from router.proxy.services import Services
 
 JSON_TYPE = b"application/json"
 SSE_TYPE = CONTENT_TYPE.encode()
@@ -54,7 +51,7 @@ class Answer(Struct, eq=False):
 
     exchange: Exchange
     flow: Flow
-    router: "Router"
+    router: Services
     type: RequestType
     hit: PredictedHit
     # What its request finds in the body:
@@ -157,7 +154,7 @@ class Answer(Struct, eq=False):
         """The body for a foreign replica, and its path if that differs: the client's, or one to continue the answer."""
         prompt = self.prompt
         assert prompt is not None, "a generation is read"
-        body = salted_for(prompt, self.body)
+        body = self.body if prompt.salt is None else salted_for(prompt, self.body)
         reader = self.reader
         if not isinstance(reader, Continuation):
             return body, None

@@ -164,7 +164,7 @@ class Attempt(Struct, eq=False):
     told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
     report: Report | None = None  # of an answer that is not in frames
     _refusal: bytearray | None = None
-    _counted_tokens: int = 0
+    counted_tokens: int = 0  # generated until it was last looked at; all of them when it has ended
     _counted_s: float = 0.0
 
     @property
@@ -175,12 +175,12 @@ class Attempt(Struct, eq=False):
     def count(self, now_s: float) -> None:
         """Count what has been generated since the last time."""
         output, tokens = self.member.output, self.tokens
-        new = tokens - self._counted_tokens
+        new = tokens - self.counted_tokens
         output.tokens += new
         if self.begun_s and self.placed.streams:
             output.streaming_s += now_s - max(self.begun_s, self._counted_s)
-            output.streamed_tokens += new - (new > 0 and not self._counted_tokens)
-        self._counted_tokens, self._counted_s = tokens, now_s
+            output.streamed_tokens += new - (new > 0 and not self.counted_tokens)
+        self.counted_tokens, self._counted_s = tokens, now_s
 
     @property
     def is_paused(self) -> bool:
@@ -281,7 +281,8 @@ def used_by(attempts: Sequence[Attempt]) -> tuple[int, int | None, PromptsTold |
     """
     tokens, exact, most = 0, None, None
     for attempt in attempts:
-        report, generated, told = attempt.report, attempt.tokens, attempt.told
+        report, told = attempt.report, attempt.told
+        generated = attempt.counted_tokens if attempt.ended_s else attempt.tokens
         tokens += generated
         if attempt.framed or (report is not None and report.generated is not None):
             exact = generated if exact is None else exact + generated

@@ -1,7 +1,6 @@
 """The hit that is expected at the replica chosen for a prompt, and the one that its engine reports."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -16,9 +15,7 @@ from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Report
 from router.proxy.request_summary import GenerationSummary, exactness
-
-if TYPE_CHECKING:
-    from router.core import Router
+from router.proxy.services import Services
 
 
 class PredictedHit(Struct, eq=False):
@@ -31,7 +28,7 @@ class PredictedHit(Struct, eq=False):
 
     def decide(
         self,
-        router: "Router",
+        router: Services,
         model: ServedModel,
         prompt: Prompt,
         session: str | None,
@@ -62,7 +59,7 @@ class PredictedHit(Struct, eq=False):
             self.index_doubt = router.doubt(member)
         return decision
 
-    def verify(self, router: "Router", model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
+    def verify(self, router: Services, model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
         """Have the request's shape verified at a foreign replica where it is not; nothing is predicted until then."""
         member = self.member
         assert model is not None and member is not None, "the prompt is of this model, and on its way"
@@ -73,7 +70,7 @@ class PredictedHit(Struct, eq=False):
         if router.verification is not None:
             router.verification.sent(member, model, prompt, api, body)
 
-    def told(self, router: "Router", model: ServedModel | None, prompt: Prompt, member: Member, report: Report) -> None:
+    def told(self, router: Services, model: ServedModel | None, prompt: Prompt, member: Member, report: Report) -> None:
         """Note the engine's report of its cached tokens."""
         self.reported_tokens = report.cached
         verification = router.verification

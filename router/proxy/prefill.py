@@ -6,7 +6,7 @@ However it ends, the request goes on: with the KV that is handed over, or as if 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -29,9 +29,7 @@ from router.proxy.headers import JSON_LINE, TO_READ, TRACED, request_to
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import Notes, PrefillOutcome, PrefillSummary
 from router.proxy.retries import loss, refusal
-
-if TYPE_CHECKING:
-    from router.core import Router
+from router.proxy.services import Services
 
 # ---- KV handed over, in the words of each engine
 
@@ -202,7 +200,7 @@ def why_not_from(one: Member, decode: Member, now_s: float) -> str | None:
 
 
 def split_of(
-    router: "Router", model: ServedModel, prompt: Prompt, decode: Decision, session: str | None, came_s: float | None
+    router: Services, model: ServedModel, prompt: Prompt, decode: Decision, session: str | None, came_s: float | None
 ) -> tuple[Split, Mapping[int, Matches]]:
     """Weigh a prompt at the replica chosen to generate against the best one that could compute it for that one."""
     mode, placement, now_s = router.config.prefill_elsewhere, router.placement, router.now_s()
@@ -232,7 +230,7 @@ def split_of(
 class Prefill:
     """The first half of one request; `go_on` places the request when it has ended."""
 
-    router: "Router"
+    router: Services
     exchange: Exchange
     admitted: Admitted
     api: str  # its name

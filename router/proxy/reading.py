@@ -7,7 +7,6 @@ way than the router (decision 0048).
 
 import asyncio
 import struct
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from urllib.parse import parse_qs
@@ -79,28 +78,33 @@ async def rewritten_apart(rules: Rules, body: bytes) -> bytes:
 
 
 def _read(request: Request, exchange: Exchange) -> None:
-    api = request.type.generation
-    if api is None:
-        api = APIS.get(request.type.api)
-        if api is None or request.flow.is_single or not _is_for_ours(request, exchange):
-            _read_opaque(request, exchange)  # a gateway sends no envelope
-            return
-        if api is RESPONSES and may_name(exchange.body):
-            request.aside(partial(_join_conversation, request, api, exchange))
-            return
-        request.becomes(api)
-    router, body = request.router, exchange.take_body()
-    request.body, request.came_s = body, router.now_s()
-    request.redraft = draft_generation
+    api, router = request.type.generation, request.router
+    if api is None and not request.flow.is_single:  # a gateway sends no envelope
+        found = APIS.get(request.type.api)
+        if found is not None and _is_for_ours(request, exchange):
+            if found is RESPONSES and may_name(exchange.body):
+                request.aside(partial(_join_conversation, request, found, exchange))
+                return
+            request.becomes(found)
+            api = found
+    body = request.body = exchange.take_body()
+    request.came_s, request.redraft = router.now_s(), draft_generation
     request.flow.body()
-    if request.notes is not None and router.config.log_prompts:
+    if api is not None and request.notes is not None and router.config.log_prompts:
         request.notes.body = bytes(body)
     try:
-        if is_quick(body):
+        if not is_quick(body):
+            apart = (
+                partial(_read_opaque_apart, request) if api is None else partial(_read_generation_apart, request, api)
+            )
+            request.aside(apart)
+        elif api is not None:
             request.body, peek, request.priority = peek_withheld(body, request.withheld)
             draft_generation(request, api, peek)
         else:
-            request.aside(partial(_read_generation_apart, request, api))
+            if body:
+                request.body = _salted(request, _without_reserved(request, body))
+            _find_holder_or_draft(request)
     except ApiError as error:
         request.refuse(error)
 
@@ -217,21 +221,6 @@ def _checked(request: Request, response_id: str, param: str | None = None) -> Ma
 # ---- what is passed on as it came
 
 
-def _read_opaque(request: Request, exchange: Exchange) -> None:
-    body = request.body = exchange.take_body()
-    request.came_s = request.router.now_s()
-    request.flow.body()
-    try:
-        if not is_quick(body):
-            request.aside(partial(_read_opaque_apart, request))
-            return
-        if body:
-            request.body = _salted(request, _without_reserved(request, body))
-        _find_holder_or_draft(request)
-    except ApiError as error:
-        request.refuse(error)
-
-
 def _without_reserved(request: Request, body: bytes) -> bytes:
     """The body without fields that only routers set; raise ApiError 400 if it may have some that are not seen."""
     headers = request.exchange.scope["headers"]
@@ -294,19 +283,17 @@ async def _find_holder(request: Request) -> None:
         made = {response_id: _checked(request, response_id, param) for response_id, param in named}
         wanted = named.previous or named.newest
     if wanted is not None:
-        request.holder = await _holder(request, wanted, made[wanted])
-    request.exchange.aside = None
-    _draft_opaque(request)
-
-
-async def _holder(request: Request, response_id: str, made: MadeResponse | None) -> str | None:
-    """The name of the replica that has the response; None: whichever gets the request says that it is gone."""
-    if made is not None:
+        proof = made[wanted]
         for member in request.router.members:
             # Another engine keeps what it makes; a replica of ours may have gone on with another one's.
-            if made.at(member.name) and not member.profile.takes_envelope and member.candidate.unavailable is None:
-                return member.name
-    return await request.router.responses.holder(response_id, made)
+            is_there = not member.profile.takes_envelope and member.candidate.unavailable is None
+            if proof is not None and proof.at(member.name) and is_there:
+                request.holder = member.name
+                break
+        else:  # None: whichever gets the request says that it is gone
+            request.holder = await request.router.responses.holder(wanted, proof)
+    request.exchange.aside = None
+    _draft_opaque(request)
 
 
 def _draft_opaque(request: Request) -> None:
@@ -322,18 +309,17 @@ def _draft_opaque(request: Request) -> None:
     quick = peek_of(api, body, name) if is_quick(body) else None
     peek = quick or Peek(name)
     model = request.reads(peek)
-    by_body: Callable[[], Prompt] = partial(_by_text, model, api, peek, body)
+
+    def by_body() -> Prompt:
+        model.tokens.check_texts(api, body)
+        return by_text(model.tokens.model, peek, model.lora, body[:MOST_TEXT_BYTES])
+
     if quick is not None:
         _draft(request, model, body, quick, quick.cache_salt)
     elif model.tokens.refuses_texts:
         router.in_thread(by_body, len(body), request.made)
     else:
         request.prompted(by_body())
-
-
-def _by_text(model: ServedModel, api: str, peek: Peek, body: bytes) -> Prompt:
-    model.tokens.check_texts(api, body)
-    return by_text(model.tokens.model, peek, model.lora, body[:MOST_TEXT_BYTES])
 
 
 def _model_in_query(request: Request) -> str | None:

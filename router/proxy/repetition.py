@@ -199,7 +199,9 @@ class Repetition:
             text = text[len(again) :]
             if not text:
                 return b"", None
-            event = self._shortened(payload, told, field, text)
+            fields: dict[str, Any] = msgspec.json.decode(payload)
+            fields["delta"] = text if field == "delta" else fields["delta"] | {field: text}
+            event = b"event: %b\ndata: %b\n\n" % (told.type.encode(), msgspec.json.encode(fields))
         if self._missing:
             return b"", self._differ()
         self._keep(key, text)
@@ -213,12 +215,6 @@ class Repetition:
     def _differ(self) -> str:
         self.why_not = DIFFERS
         return DIFFERS
-
-    @staticmethod
-    def _shortened(payload: bytes, told: _Event, field: str, text: str) -> bytes:
-        fields: dict[str, Any] = msgspec.json.decode(payload)
-        fields["delta"] = text if field == "delta" else fields["delta"] | {field: text}
-        return b"event: %b\ndata: %b\n\n" % (told.type.encode(), msgspec.json.encode(fields))
 
     def _keep(self, key: Key, text: str | None) -> None:
         """Keep what the client gets, to compare a repetition with it."""

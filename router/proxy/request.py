@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from api.errors import ApiError, class_refused, too_long
 from api.generation_apis import RESPONSES, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
-from api.responses import CONTENT_TYPE
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel
 from router.placement.classes import chosen
@@ -50,11 +49,9 @@ from router.proxy.repetition import ASK, Repetition, is_repeatable
 from router.proxy.request_summary import Notes, RequestSummary
 from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import Row
+from router.proxy.services import Services, Waiter
 from router.proxy.withheld import PLACING, PRIORITY, TRANSFER
 from router.tenants.limits import NOTHING, Use
-
-if TYPE_CHECKING:
-    from router.core import Router, Waiter
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +59,12 @@ MOST_TENANT_BYTES = 100  # of the name that a gateway gives
 UNREAD = Unread()
 COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about tokens, too
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-JSON_TYPE = b"application/json"
-SSE_TYPE = CONTENT_TYPE.encode()
 _UNSET: Any = None  # so far
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 
 
 class Request(Struct, eq=False):
-    router: "Router"
+    router: Services
     exchange: Exchange
     admitted: Admitted
     arrived_s: float
@@ -163,7 +158,7 @@ class Request(Struct, eq=False):
         answer = self.answer
         answer.prompt, answer.model, answer.model_name = prompt, model, self.model_name
         answer.body, answer.streams = self.body, self.streams
-        answer.may_repeat = bool(self.type.api) and self.may_repeat
+        answer.may_repeat = self.type.generation is not None or (bool(self.type.api) and self.may_repeat)
         answer.may_resume = answer.may_repeat and self.router.config.resume and not self.flow.is_single
 
     def made(self, made: "asyncio.Future[Prompt]") -> None:
@@ -221,8 +216,13 @@ class Request(Struct, eq=False):
         decision = self._choose()
         if flow.is_new:
             router.retry_budget.requests += 1
-            if decision.question.tenant is not None:
-                self._check_class(decision, decision.question.tenant)
+            tenant, question = decision.question.tenant, decision.question
+            if tenant is not None and tenant.service is not None and decision.rejection in (None, "full"):
+                room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)
+                outlook = self.hit.outlook = router.placement.outlook(decision, room_s)
+                if outlook is not None and (wait_s := outlook.refused_for_s) is not None:
+                    router.history.counts.classes.refused(tenant.service)  # it, or one above, would be late
+                    raise class_refused(tenant.service.name, wait_s)
         if decision.rejection == "too_long":
             raise too_long(decision.refusal(), "messages" if api is not None and api.is_chat else "prompt")
         return decision
@@ -294,17 +294,6 @@ class Request(Struct, eq=False):
             value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
             name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
         return Tenant(name, self.model_name or "", key.weight, service)
-
-    def _check_class(self, decision: Decision, tenant: Tenant) -> None:
-        """Raise ApiError 503 if its class, or one above, cannot be served in time."""
-        if (service := tenant.service) is None or decision.rejection not in (None, "full"):
-            return
-        router, question = self.router, decision.question
-        room_s = 0.0 if decision.chosen else router.waiting.wait_of(question.counts_from_s, question.now_s)
-        self.hit.outlook = router.placement.outlook(decision, room_s)
-        if self.hit.outlook is not None and (wait_s := self.hit.outlook.refused_for_s) is not None:
-            router.history.counts.classes.refused(service)
-            raise class_refused(service.name, wait_s)
 
     # ---- what its flow asks: to a replica
 
@@ -498,7 +487,7 @@ class Request(Struct, eq=False):
         return prompt_use(tokens, hit.cached_tokens, generated)
 
     def _used_unframed(self, hit: PredictedHit) -> Use:
-        """What an engine says that an opaque request has used."""
+        """The tokens of an opaque request, as its engine reports them."""
         prompt, report = self.prompt, self.answer.report
         if self.type.of_response:  # what was generated in the background; its prompt was charged when it came
             return NOTHING if report is None or not self.answer.is_background else prompt_use(0, 0, report.tokens)
@@ -573,7 +562,8 @@ class Request(Struct, eq=False):
         if self.prefill is not None:
             self.prefill.close()
         self.body = self.answer.body = b""
-        self.router.waiting.cancel(self)
+        if self.flow.since_s:
+            self.router.waiting.cancel(self)
         self.router.over(self.summary())
         # Attempts refer to the request: a cycle, which would keep the body until it is collected.
         self.attempts, self.notes = [], None

@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from api.http.prometheus import Histogram
 from router.log_lines import Decided, Weighed
 from router.members.feed import Moment
 from router.members.predictions import Predictions
-from router.members.tally import Tally
+from router.members.tally import DECISION_S, Tally
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision
@@ -20,6 +22,7 @@ from router.placement.elsewhere import Split
 from router.placement.prediction import Prediction
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
+from router.tenants.class_totals import ClassTotals
 from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import Counts
 
@@ -61,18 +64,16 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
     if known and prediction is not None and prediction.sure and prompt.choices == 1:
         return ALL_EXACT
     if known:
-        why: str | None = UNPREDICTED if prediction is None else _why_unsure(prediction)
+        why: str | None = UNPREDICTED
         if prompt.choices > 1:
             why = SEVERAL
+        elif prediction is not None and prediction.pulls:
+            why = PULLED
+        elif prediction is not None:
+            why = LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
     else:
         why = index_doubt if tokens else prompt.why_not or prompt.doubt
     return Exactness(tokens, index_doubt is None, False, why)
-
-
-def _why_unsure(prediction: Prediction) -> str:
-    if prediction.pulls:
-        return PULLED
-    return LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
 
 
 class GenerationSummary(Struct, eq=False, gc=False):
@@ -143,6 +144,19 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
 
 
 # ---- counting
+
+
+class RequestCounts:
+    """Counters of requests over all replicas."""
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()  # by the error's code
+        self.approximate: Counter[str] = Counter()  # by reason
+        self.retries = 0
+        self.resumes = 0
+        self.client_left = 0
+        self.decision_s = Histogram(DECISION_S)
+        self.classes = ClassTotals()
 
 
 def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary, keys: list[int]) -> None:
