@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from time import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from api.errors import queue_full
 from api.http.bodies import Bodies
@@ -28,14 +28,13 @@ from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.admission import Admission
 from router.proxy.attempt import BODY, Attempt, AttemptListener
-from router.proxy.exchange import Exchange
-from router.proxy.flow import Flow
-from router.proxy.kept_responses import KeptResponses
 from router.proxy.request_summary import (
     RequestSummary,
     counted,
 )
+from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
+from router.proxy.services import Waiter
 from router.records.history import History
 from router.tenants.ledger import ledger_of
 from router.tenants.priorities import Priorities
@@ -56,16 +55,6 @@ RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
 INDEX_WITHIN_S = 30.0  # after the start; then the router serves with a partial index
 HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long frames
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
-
-
-class Waiter(Protocol):
-    """A request that waits for room."""
-
-    exchange: Exchange
-    flow: Flow
-
-    def __hash__(self) -> int: ...
-    def give_up_waiting(self) -> None: ...
 
 
 class Router:

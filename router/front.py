@@ -89,8 +89,8 @@ class Front:
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
+        from router.picker.exchange import ByGateway
         from router.picker.gateway import Gateway
-        from router.picker.picked import ByGateway
         from router.picker.server import PickerServer  # this needs an extra
 
         openings = Openings(self.router, forwarded, ByGateway(self.router.members, self.router.config.picker_fallbacks))

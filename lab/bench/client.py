@@ -15,7 +15,7 @@ from lab.bench.outcome import EVENT_STREAM, Outcome, error_text, read_event
 from router.members.broken import Broken
 from router.members.target import Target
 from router.members.upstream import Header, Sending, Upstream
-from router.proxy.sse import DONE, EventReader, payload_of
+from router.proxy.events import DONE, EventReader, payload_of
 
 MAX_ERROR_BYTES = 64 * 1024
 CONNECT_TIMEOUT_S = 10.0

@@ -18,7 +18,7 @@ from router.placement.approximate import APPROXIMATE
 from router.placement.decision import Decision
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.admission import Admitted
-from router.proxy.sessions import session_of
+from router.proxy.headers import session_of
 
 LATE_S = 1.0  # after that, the caches may have changed, by this very request for one
 SCHEME = re.compile("^https?://")

@@ -35,8 +35,7 @@ class HttpExchange(Exchange, kw_only=True):
         return self
 
     def _let_body_come(self) -> None:
-        if self.waiting_for_100_continue and self.more_body:
-            self.connection.transport.write(CONTINUE)
+        self.connection.transport.write(CONTINUE)
 
     def _is_early(self) -> None:
         self.connection.pause_if_early()

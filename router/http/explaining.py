@@ -25,12 +25,10 @@ from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
 from router.proxy.admission import Admitted
-from router.proxy.generation import peek_into
-from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.headers import session_of
 from router.proxy.prefill import split_of, why_not_from
+from router.proxy.reading import make_for, peek_into, prompt_from, rewritten_apart
 from router.proxy.request_summary import Exactness, exactness
-from router.proxy.rewriting import rewritten_apart
-from router.proxy.sessions import session_of
 from router.responses import Explanation, PrefillChoice
 
 

@@ -8,18 +8,14 @@ from api.errors import ApiError, draining
 from api.generation_apis import CHAT, COMPLETIONS
 from api.http.routes import Route
 from router.core import Router
-from router.proxy.admission import Admitted
 from router.proxy.exchange import Exchange
 from router.proxy.flow import RequestType
-from router.proxy.forwarding import Forwarding
-from router.proxy.generation import Generation
-from router.proxy.headers import value_of
+from router.proxy.headers import DIRECT, Transport, value_of
+from router.proxy.reading import serve
 from router.proxy.request import Request
-from router.proxy.rewriting import serve_rewritten
-from router.proxy.transport import DIRECT, Transport
 
 # The types of requests, which the table of routes names.
-CHAT_COMPLETION, COMPLETION = RequestType(generation=CHAT), RequestType(generation=COMPLETIONS)
+CHAT_COMPLETION, COMPLETION = (RequestType(api.name, generation=api) for api in (CHAT, COMPLETIONS))
 MESSAGES, RESPONSES, BATCH = [RequestType(api, caches=True) for api in ("messages", "responses", "batch")]
 # A body that may be a prompt must be JSON if the key has a cache salt. Engines keep the KV of what they embed, score or
 # classify too: how long that takes tells what others have sent.
@@ -48,14 +44,7 @@ class Openings:
         return refuse
 
     def _begin(self, route: Route, exchange: Exchange) -> None:
-        router, kind = self._router, route.endpoint
-        admitted, now_s = self._admitted(route, exchange), router.now_s()
-        made: type[Request] = Forwarding if kind.generation is None else Generation
-        request = made(router, exchange, admitted, now_s, kind, self._transport)
-        exchange.expect(partial(serve_rewritten, request), router.config.max_body_bytes, router.bodies)
-
-    def _admitted(self, route: Route, exchange: Exchange) -> Admitted:
-        router, scope = self._router, exchange.scope
+        router, scope, now_s = self._router, exchange.scope, self._router.now_s()
         headers = scope["headers"]
         if self._cors:
             origin = value_of(headers, b"origin")
@@ -68,7 +57,7 @@ class Openings:
                 headers,
                 route.who,
                 scope["client"],
-                router.now_s(),
+                now_s,
                 path=scope["path"],
                 http_version=scope["http_version"],
             )
@@ -77,4 +66,5 @@ class Openings:
             raise
         exchange.extra += admitted.id_line
         router.open_requests += 1
-        return admitted
+        request = Request(router, exchange, admitted, now_s, route.endpoint, self._transport)
+        exchange.expect(partial(serve, request), router.config.max_body_bytes, router.bodies)

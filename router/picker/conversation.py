@@ -9,10 +9,9 @@ import grpc
 
 from api.errors import ApiError
 from router.picker import wire
-from router.picker.exchange import PickedExchange, refusal
+from router.picker.exchange import PickedExchange, moved, refusal
 from router.picker.gateway import Gateway
 from router.picker.messages import Message, Mode, Outcome, Refusal, Reply, RequestHeaders, ResponseHeaders
-from router.picker.picked import moved
 from router.picker.stream import OutOfOrder, Phase, PickerStream
 from router.proxy.request import Request
 
@@ -53,7 +52,8 @@ class Conversation:
 
     async def _answer_next(self) -> bool:
         """Answer the next message; return False at the end. Nothing of it is kept: a body may be large."""
-        replies = self._take(await self._read())
+        reading, self._reading = self._reading, None
+        replies = self._take(await (self._context.read() if reading is None else reading))
         if replies is None:
             return False
         exchange = self._exchange
@@ -65,10 +65,6 @@ class Conversation:
                 return True
         await self._write(replies)
         return True
-
-    async def _read(self) -> Any:
-        reading, self._reading = self._reading, None
-        return await (self._context.read() if reading is None else reading)
 
     async def _write(self, replies: Iterable[Reply | Refusal]) -> None:
         for reply in replies:

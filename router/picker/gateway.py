@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from starlette.types import Message, Receive, Scope
 
 from api.errors import ApiError
 from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
-from api.http.routes import Role, RouteTable
+from api.http.routes import Role, Route, RouteTable
 from router.members.upstream import Header
 from router.picker.exchange import PickedExchange
 from router.picker.messages import PICKS_BY_BODY, Mode, RequestHeaders
@@ -18,7 +18,6 @@ from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
 
 if TYPE_CHECKING:
-    from router.http.opening import Opening, Openings
     from router.workers.colleagues import Answer
 
 log = logging.getLogger(__name__)
@@ -26,11 +25,22 @@ log = logging.getLogger(__name__)
 MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 
+Opening: TypeAlias = Callable[[Exchange], None]
+
+
+class Openings(Protocol):
+    """What begins requests of clients, too (`router.http.opening`)."""
+
+    by_route: dict[Route, Opening]
+
+    def refused(self, error: ApiError) -> Opening: ...
+
+
 class Gateway:
     def __init__(
         self,
         table: RouteTable,
-        openings: "Openings",
+        openings: Openings,
         answer: Callable[[Scope, Receive], Awaitable["Answer"]],
         limits: Limits,
     ) -> None:
@@ -46,7 +56,12 @@ class Gateway:
         scope = scope_of(asked)
         try:
             if self.streams > self.limits.connections:
-                raise _too_many(self.streams)
+                # By an answer: if the stream failed instead, the gateway might let the request pass.
+                message = (
+                    f"{self.streams:,} requests of gateways are open; try again, or allow more with max_connections"
+                )
+                again = {"Retry-After": "1"}
+                raise ApiError(503, message, "service_unavailable", code="too_many_connections", headers=again)
             opens = self._opening(asked, scope)
         except ApiError as error:
             opens = self._openings.refused(error)
@@ -54,10 +69,13 @@ class Gateway:
         exchange.guard(exchange.begin)
         return exchange
 
-    def _opening(self, asked: RequestHeaders, scope: Scope) -> "Opening":
+    def _opening(self, asked: RequestHeaders, scope: Scope) -> Opening:
         """Find the handler; raise ApiError if there is none. The scope gets the usual spelling of its path."""
         if not (asked.end or asked.request_mode in PICKS_BY_BODY):
-            raise _unread_body(asked.request_mode)
+            mode = asked.request_mode
+            name = Mode(mode).name if mode in set(Mode) else str(mode)
+            why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
+            raise ApiError(500, f"{why}; set FULL_DUPLEX_STREAMED or BUFFERED", "server_error", code="body_not_sent")
         target = parse_target(scope["raw_path"])
         found = self._table.find(scope["method"], target.path)
         scope["path"], scope["raw_path"], scope["query_string"] = found.text, raw_path(target.path), target.query
@@ -94,6 +112,8 @@ def scope_of(asked: RequestHeaders) -> Scope:
     pseudo = {name: value for name, value in asked.headers if name.startswith(b":")}
     headers: list[Header] = [header for header in asked.headers if not header[0].startswith(b":")]
     target = pseudo.get(b":path", b"")
+    forwarded = value_of(headers, b"x-forwarded-for") or b""  # the client as the gateway names it, for the access log
+    client = forwarded.rpartition(b",")[2].strip()[:MOST_SHOWN].decode("latin-1")
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -105,25 +125,7 @@ def scope_of(asked: RequestHeaders) -> Scope:
         "root_path": "",
         "query_string": b"",
         "headers": headers,
-        "client": (_client(headers), 0),
+        "client": (client, 0),
         "server": None,
         "state": {},
     }
-
-
-def _client(headers: list[Header]) -> str:
-    """The client as the gateway names it, for the access log; empty: it does not."""
-    named = value_of(headers, b"x-forwarded-for") or b""
-    return named.rpartition(b",")[2].strip()[:MOST_SHOWN].decode("latin-1")
-
-
-def _too_many(streams: int) -> ApiError:
-    """Refuse by an answer: if the stream failed instead, the gateway might let the request pass."""
-    message = f"{streams:,} requests of gateways are open; try again, or allow more with max_connections"
-    return ApiError(503, message, "service_unavailable", code="too_many_connections", headers={"Retry-After": "1"})
-
-
-def _unread_body(mode: int) -> ApiError:
-    name = Mode(mode).name if mode in set(Mode) else str(mode)
-    why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
-    return ApiError(500, f"{why}; set FULL_DUPLEX_STREAMED or BUFFERED", "server_error", code="body_not_sent")

@@ -17,7 +17,7 @@ from router.picker.schema import (
     HealthCheckResponse,
     ProcessingResponse,
 )
-from router.picker.sizes import MOST_BESIDE_BYTES
+from router.picker.wire import MOST_BESIDE_BYTES
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 WATCH_LOOK_S = 0.25

@@ -64,7 +64,11 @@ class PickerStream:
             case RequestHeaders():
                 return self._begin(message)
             case RequestBody():
-                return self._take_part(message)
+                self._expect(message, Phase.ASKING)
+                self._has_body = True
+                if message.end or self._request_mode == Mode.BUFFERED:
+                    self.phase = Phase.DECIDING
+                return []
             case RequestTrailers():
                 return self._take_trailers(message)
             case ResponseHeaders():
@@ -72,7 +76,9 @@ class PickerStream:
             case ResponseBody():
                 return self._pass_on(message)
             case ResponseTrailers():
-                return self._end_answer()
+                self._expect(message, Phase.ANSWERING)
+                self.phase = Phase.OVER
+                return [Reply("response_trailers")]
 
     def decide(self, outcome: Outcome) -> Iterable[Reply | Refusal]:
         """Tell the gateway where the request goes, or its answer; parts of a body are made as they are read."""
@@ -102,13 +108,6 @@ class PickerStream:
         self.phase = Phase.DECIDING if message.end else Phase.ASKING
         is_held_back = self._request_mode == Mode.BUFFERED and not message.end
         return [Reply("request_headers")] if is_held_back else []
-
-    def _take_part(self, message: RequestBody) -> list[Reply]:
-        self._expect(message, Phase.ASKING)
-        self._has_body = True
-        if message.end or self._request_mode == Mode.BUFFERED:
-            self.phase = Phase.DECIDING
-        return []
 
     def _take_trailers(self, message: RequestTrailers) -> list[Reply]:
         if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and self._trailers is None:
@@ -149,11 +148,6 @@ class PickerStream:
         if self._response_mode != Mode.FULL_DUPLEX_STREAMED:
             return [Reply("response_body")]
         return list(parts("response_body", message.body, end=message.end))
-
-    def _end_answer(self) -> list[Reply]:
-        self._expect(ResponseTrailers(), Phase.ANSWERING)
-        self.phase = Phase.OVER
-        return [Reply("response_trailers")]
 
     def _expect(self, message: Message, phase: Phase) -> None:
         if self.phase is not phase:

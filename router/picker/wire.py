@@ -21,8 +21,7 @@ from router.picker.messages import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from router.picker.schema import ProcessingRequest, ProcessingResponse
-from router.picker.sizes import check_sizes
+from router.picker.schema import MESSAGES, ProcessingRequest, ProcessingResponse
 
 LB = "envoy.lb"
 ENDPOINT = "x-gateway-destination-endpoint"
@@ -48,7 +47,10 @@ def read(raw: bytes) -> Message:
     if message.HasField("request_body"):
         return RequestBody(message.request_body.body, message.request_body.end_of_stream)
     if message.HasField("request_trailers"):
-        return RequestTrailers(_names(message.request_trailers.trailers))
+        trailers = message.request_trailers.trailers
+        if len(trailers.headers) > MOST_READ:
+            raise ValueError(f"{len(trailers.headers):,} trailers; at most {MOST_READ:,} are taken")
+        return RequestTrailers(tuple(dict.fromkeys(name for name, _ in _headers(trailers))))
     if message.HasField("response_headers"):
         return _response_headers(message)
     if message.HasField("response_body"):
@@ -89,12 +91,6 @@ def _headers(given: Any) -> Iterator[Header]:
         if _BREAKS.search(value):
             raise ValueError(f"the header {name[:50]!r} has a line break or a zero byte")
         yield name, value
-
-
-def _names(trailers: Any) -> tuple[bytes, ...]:
-    if len(trailers.headers) > MOST_READ:
-        raise ValueError(f"{len(trailers.headers):,} trailers; at most {MOST_READ:,} are taken")
-    return tuple(dict.fromkeys(name for name, _ in _headers(trailers)))
 
 
 def _metadata(message: Any, namespace: str, key: str) -> Any:
@@ -156,3 +152,56 @@ def _set(made: Any, headers: Iterable[Header]) -> None:
         option = made.set_headers.add(append_action=APPEND if name in seen else OVERWRITE)
         option.header.key, option.header.raw_value = name.decode("latin-1"), value
         seen.add(name)
+
+
+# ---- what a message has beside a body, bounded before it is decoded: headers take two bytes there, and many more here
+
+
+MOST_BESIDE_BYTES = 256 * 1024  # headers and metadata
+MOST_FIELDS = 1000  # a usual message has three
+BODIES = frozenset(MESSAGES["ProcessingRequest"][name][0] for name in ("request_body", "response_body"))
+
+LONGEST_VARINT = 10
+
+
+def check_sizes(raw: bytes) -> None:
+    """Raise ValueError if so many bytes are no part of a body."""
+    if len(raw) <= MOST_BESIDE_BYTES:
+        return
+    at = beside = fields = 0
+    while at < len(raw):
+        start, fields = at, fields + 1
+        number, at = _after_field(raw, at)
+        beside += 0 if number in BODIES else at - start
+        if beside > MOST_BESIDE_BYTES or fields > MOST_FIELDS:
+            raise ValueError(f"the message has more than {MOST_BESIDE_BYTES:,} bytes beside a body; send less")
+
+
+def _after_field(raw: bytes, at: int) -> tuple[int, int]:
+    """The number of a field, and where the next one begins."""
+    tag, at = _varint(raw, at)
+    match tag & 7:
+        case 0:
+            _, at = _varint(raw, at)
+        case 1:
+            at += 8
+        case 2:
+            size, at = _varint(raw, at)
+            at += size
+        case 5:
+            at += 4
+        case kind:
+            raise ValueError(f"the message has a field of the wire type {kind}")
+    return tag >> 3, at
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 7 * LONGEST_VARINT, 7):
+        if at >= len(raw):
+            break
+        byte, at = raw[at], at + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("the message has a number without an end")

@@ -100,8 +100,15 @@ class Admission:
             elif name == b"x-request-id":
                 request_id = value
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
-            raise _headers_too_large(header_bytes, len(headers))
-        given_id = self._request_id(request_id)
+            found, most = (
+                f"{len(headers)} headers of {header_bytes} bytes",
+                f"{MAX_HEADERS} of {MAX_HEADER_BYTES} bytes",
+            )
+            raise ApiError(431, f"the request has {found}; at most {most} are taken", code="headers_too_large")
+        if request_id and len(request_id) <= MAX_REQUEST_ID and not request_id.translate(None, _VISIBLE):
+            given_id = request_id.decode("ascii")
+        else:
+            given_id = f"{self._prefix}{next(self._numbers)}"
         admitted = Admitted(given_id, b"x-request-id: %b\r\n" % given_id.encode())
         if who is ANYONE and not key_headers and self._admin_exists:
             return admitted
@@ -157,11 +164,6 @@ class Admission:
         return any(key.salt is not None for key in self.keys)
 
     # ---- parts
-
-    def _request_id(self, given: bytes | None) -> str:
-        if given and len(given) <= MAX_REQUEST_ID and not given.translate(None, _VISIBLE):
-            return given.decode("ascii")
-        return f"{self._prefix}{next(self._numbers)}"
 
     def _is_admin(self, key: Key | None, who: Role, path: str, *, local: bool) -> bool:
         """Return whether the client is an administrator; raise ApiError if it has to be one and is not."""
@@ -235,13 +237,3 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-# ---- refusals
-
-
-def _headers_too_large(size: int, count: int) -> ApiError:
-    message = (
-        f"the request has {count} headers of {size} bytes; at most {MAX_HEADERS} of {MAX_HEADER_BYTES} bytes are taken"
-    )
-    return ApiError(431, message, code="headers_too_large")

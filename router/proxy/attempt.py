@@ -4,6 +4,7 @@ Methods called by a connection raise nothing: a mistake of ours must not stop th
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +16,7 @@ from router.members.upstream import Header, Sending
 from router.placement.cost import INFINITE
 from router.placement.placed import Placed
 from router.placement.roles import Half
-from router.proxy.headers import value_of
-from router.proxy.token_report import PromptsTold, Report
+from router.tenants.limits import Use
 
 if TYPE_CHECKING:
     from router.members.members import Member
@@ -30,6 +30,90 @@ MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica 
 MAX_CHOICES = 4096
 SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
 HEAD, BODY = 1, 2  # of an answer, as signs of life
+
+
+# ---- the figures that an engine tells of one answer, read on its way to the client
+
+MARK = b'_tokens"'  # in each report of an engine, and nowhere in generated text, whose quotes are escaped
+END_BYTES = 64  # a report may come in two parts
+BESIDE_TOKENS = 2  # events of a stream that carry none: its first and its last
+
+_GENERATED = (b'"completion_tokens"', b'"output_tokens"')
+_PROMPT = (b'"prompt_tokens"', b'"input_tokens"')
+CACHED = (b'"cached_tokens"', b'"cache_read_input_tokens"')
+_APART = (b'"cache_read_input_tokens"', b'"cache_creation_input_tokens"')  # not part of Anthropic's input_tokens
+
+
+class PromptsTold(Struct, eq=False):
+    """The cost of a request's prompts, as a replica of ours tells it when each choice begins."""
+
+    choices: int = 0  # that have begun
+    computed: int = 0
+    cached: int = 0
+
+    def add(self, figures: list[int]) -> None:
+        if len(figures) != 2:
+            raise ValueError(f"{len(figures)} figures of a prompt; there are two")
+        self.choices += 1
+        self.computed += figures[0]
+        self.cached += figures[1]
+
+
+class Report(Struct, eq=False):
+    """An engine's own words about the tokens of one attempt, read from an answer that is not in frames."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    generated: int | None = None
+    counted: int = 0  # generated tokens, as far as they can be counted without a report
+    is_whole: bool = False  # the answer has come to its end
+    _events: int = 0
+    _end: bytes = b""
+
+    @property
+    def tokens(self) -> int:
+        """The generated tokens. An engine's figures at the beginning of a stream say nothing of what came after."""
+        if self.generated is None:
+            return self.counted
+        return self.generated if self.is_whole else max(self.generated, self.counted)
+
+    def read(self, body: bytes) -> None:
+        """Look for figures in a part of the answer."""
+        self._events += body.count(b"\n\n")
+        self.counted = max(0, self._events - BESIDE_TOKENS)
+        if self._end:
+            self._look(self._end + body[:END_BYTES])
+        if MARK in body:
+            self._look(body)
+        self._end = b"" if body.endswith(b"\n\n") else (self._end + body[-END_BYTES:])[-END_BYTES:]
+
+    def _look(self, body: bytes) -> None:
+        if MARK not in body:
+            return
+        self.generated = _last(_GENERATED, body, self.generated)
+        self.cached = _last(CACHED, body, self.cached)
+        if (told := last_number(body, *_PROMPT)) is not None:
+            prompt = told + sum(last_number(body, name) or 0 for name in _APART)
+            self.prompt = max(prompt, self.prompt or 0)  # the end of a stream may leave out the cached ones
+
+
+def _last(names: tuple[bytes, ...], body: bytes, before: int | None) -> int | None:
+    found = last_number(body, *names)
+    return before if found is None else found
+
+
+_VALUE = re.compile(rb"\s*:\s*(\d{1,9})")
+
+
+def last_number(body: bytes, *names: bytes) -> int | None:
+    """The value of that field among these, each in its quotes, which stands last in the body."""
+    last = max(names, key=body.rfind)
+    at = body.rfind(last)
+    found = _VALUE.match(body, at + len(last)) if at >= 0 else None
+    return None if found is None else int(found[1])
+
+
+# ---- the attempt
 
 
 class AttemptListener(Protocol):
@@ -68,6 +152,7 @@ class Attempt(Struct, eq=False):
     unread: int | None = None  # bytes that the client had not read then, if it is waited for
     status: int = 0
     headers: list[Header] = []
+    content_type: bytes = b""
     framed: bool = False
     cached_tokens: int | None = None
     token_ids: dict[int, list[bytes]] = {}  # by choice, packed
@@ -79,7 +164,7 @@ class Attempt(Struct, eq=False):
     told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
     report: Report | None = None  # of an answer that is not in frames
     _refusal: bytearray | None = None
-    _counted_tokens: int = 0
+    counted_tokens: int = 0  # generated until it was last looked at; all of them when it has ended
     _counted_s: float = 0.0
 
     @property
@@ -90,12 +175,12 @@ class Attempt(Struct, eq=False):
     def count(self, now_s: float) -> None:
         """Count what has been generated since the last time."""
         output, tokens = self.member.output, self.tokens
-        new = tokens - self._counted_tokens
+        new = tokens - self.counted_tokens
         output.tokens += new
         if self.begun_s and self.placed.streams:
             output.streaming_s += now_s - max(self.begun_s, self._counted_s)
-            output.streamed_tokens += new - (new > 0 and not self._counted_tokens)
-        self._counted_tokens, self._counted_s = tokens, now_s
+            output.streamed_tokens += new - (new > 0 and not self.counted_tokens)
+        self.counted_tokens, self._counted_s = tokens, now_s
 
     @property
     def is_paused(self) -> bool:
@@ -118,14 +203,16 @@ class Attempt(Struct, eq=False):
             if status >= 400:
                 self._refusal = bytearray()
                 return
-            self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
+            for name, value in headers:
+                if name == b"content-type":
+                    self.content_type = self.content_type or value  # the first one counts
+                elif name == b"x-warmroute-cached-tokens" and len(value) < 10 and value.isdigit():
+                    self.cached_tokens = int(value)
+            self.framed = self.takes_frames and self.content_type == FRAMES_TYPE
             if self.framed:
                 self._frames = FrameReader()
             else:
                 self.report = Report()
-            cached = value_of(headers, b"x-warmroute-cached-tokens")
-            if cached is not None and len(cached) < 10 and cached.isdigit():
-                self.cached_tokens = int(cached)
             self.owner.begun(self)
         except Exception:
             self.crash()
@@ -185,3 +272,25 @@ class Attempt(Struct, eq=False):
         if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
             raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
         self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
+
+
+def used_by(attempts: Sequence[Attempt]) -> tuple[int, int | None, PromptsTold | None]:
+    """What these attempts have generated: tokens, counted by events where no engine says so, and without those.
+
+    And the figures of the replica that has told most prompts: what others computed before it was lost is not charged.
+    """
+    tokens, exact, most = 0, None, None
+    for attempt in attempts:
+        report, told = attempt.report, attempt.told
+        generated = attempt.counted_tokens if attempt.ended_s else attempt.tokens
+        tokens += generated
+        if attempt.framed or (report is not None and report.generated is not None):
+            exact = generated if exact is None else exact + generated
+        if told is not None and (most is None or told.choices > most.choices):
+            most = told
+    return tokens, exact, most
+
+
+def prompt_use(tokens: int, cached: int, generated: int = 0) -> Use:
+    cached = min(cached, tokens)
+    return Use(0, tokens - cached, cached, generated)

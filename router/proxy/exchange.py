@@ -69,8 +69,10 @@ class Exchange(Struct, eq=False):
         except ApiError as error:
             self.refuse(error)
             return
-        self._let_body_come()
-        self.set()
+        if self.waiting_for_100_continue and self.more_body:
+            self._let_body_come()
+        if self.body or not self.more_body or self.disconnected:
+            self.set()
 
     def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int, bodies: Bodies) -> None:
         """Set the function for the whole body; raise ApiError 413 or 429 if its declared length is too much."""
@@ -82,13 +84,10 @@ class Exchange(Struct, eq=False):
                     raise too_large(size, max_body_bytes)
                 bodies.check(size)
             elif name == b"content-encoding":
-                self._expect_compressed()
-
-    def _expect_compressed(self) -> None:
-        """Prepare to inflate the body; replicas get it as it was before."""
-        headers = self.scope["headers"]
-        self._inflater, self._plain = inflater_for(headers), bytearray()
-        self.scope["headers"] = [header for header in headers if header[0] != b"content-encoding"]
+                headers = self.scope["headers"]
+                self._inflater, self._plain = inflater_for(headers), bytearray()
+                # Replicas get the body as it was before.
+                self.scope["headers"] = [header for header in headers if header[0] != b"content-encoding"]
 
     def set(self) -> None:
         """Handle a change: part of the body has come, or the client has left."""
@@ -194,7 +193,7 @@ class Exchange(Struct, eq=False):
     # ---- overridden for each kind of other end
 
     def _let_body_come(self) -> None:
-        """Say that the request is admitted, if its sender waits for that."""
+        """Say that the request is admitted: its sender waits for that."""
 
     def _is_early(self) -> None:
         """Handle a part of the body that comes before the request's turn."""

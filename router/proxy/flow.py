@@ -128,8 +128,8 @@ class Flow(Struct, eq=False):
     is_new: bool = True  # no replica was chosen yet
     is_fresh: bool = False  # its prompt was just made
     waited_s: float = 0.0  # for room
+    since_s: float = 0.0  # when it first began to wait; 0: it never did
     _queued_s: float = 0.0  # when it began to wait; 0: it does not
-    _since_s: float = 0.0  # when it first began to wait
     _until_s: float = 0.0  # 0: it has not waited since a replica answered
     _fruitless: int = 0  # choices since a replica answered
     _lost: int = 0  # replicas, and errors after which another one was asked
@@ -187,8 +187,8 @@ class Flow(Struct, eq=False):
         if decision.rejection != "full":
             self.tried = self.unfit  # the others may be asked again once they are back
         # A request that waits again keeps its place, and a begun answer goes before new requests.
-        self._since_s = self._since_s or (decision.question.came_s if self.state is MOVING else None) or now_s
-        self.port.queue(decision, self._since_s, self._until_s, again_s)
+        self.since_s = self.since_s or (decision.question.came_s if self.state is MOVING else None) or now_s
+        self.port.queue(decision, self.since_s, self._until_s, again_s)
 
     def no_room_in_time(self, wait_s: float) -> None:
         """Give up; `wait_s`: what the queue says of those that come now."""

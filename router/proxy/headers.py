@@ -1,13 +1,17 @@
 """Filters headers in both directions; hop-by-hop ones end with their connection (RFC 9110, 7.6.1)."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from starlette.types import Scope
+from xxhash import xxh3_128_hexdigest
 
 from api.http.keys import KEY_HEADERS
 from router.members.members import Member
-from router.members.upstream import Header, Upstream
+from router.members.upstream import Header
+from router.placement.cost import NONE_TRIED
+from router.placement.decision import Decision
 from router.proxy.admission import Admitted
+from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 
 # `expect` was answered by our own server; what frames a body is written anew for each connection.
@@ -86,9 +90,12 @@ def request_to(
     envelope: bytes = b"",
 ) -> tuple[bytes, bytes]:
     """The bytes of a client's request for a replica, and its body apart if that is too large to copy."""
-    scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
+    scope, upstream, length = exchange.scope, member.upstream, len(envelope) + len(body)
     kept = lines_to(member, scope["headers"], admitted, passed, more)
-    head = request_head(scope, member.upstream, kept, len(envelope) + len(body))
+    method, query = scope["method"], scope["query_string"]
+    target = upstream.path + (scope["raw_path"] if path is None else path) + (b"?" + query if query else b"")
+    framing = b"content-length: %d\r\n" % length if length or method in WITH_BODY else b""  # a GET gets none
+    head = b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (method.encode(), target, upstream.host_line, kept, framing)
     return (head + envelope + body, b"") if len(body) <= COPIED_BYTES else (head + envelope, body)
 
 
@@ -104,11 +111,74 @@ def lines_to(
     return passed_lines(headers, passed) + member.own_lines + admitted.id_line + more
 
 
-def request_head(scope: Scope, upstream: Upstream, kept: bytes, length: int) -> bytes:
-    """The head of a request to a replica; `kept` are complete lines. A GET without a body gets no content-length."""
-    query, method = scope["query_string"], scope["method"]
-    path = upstream.path + scope["raw_path"]
-    if query:
-        path = b"%b?%b" % (path, query)
-    framing = b"content-length: %d\r\n" % length if length or method in WITH_BODY else b""
-    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (method.encode(), path, upstream.host_line, kept, framing)
+# ---- the session, by the headers that coding agents send of their own accord
+
+
+MAX_SESSION = 256  # characters; decisions keep it
+PROMPT_CACHE_KEY = "prompt_cache_key"
+
+# The first one that is there counts. A subagent has a conversation of its own: its id goes before the session.
+SESSION_HEADERS = (
+    b"x-session-id",  # opencode, crush
+    b"x-session-affinity",  # the same, and clients of hosted engines
+    b"x-opencode-session",
+    b"x-claude-code-agent-id",
+    b"x-claude-code-session-id",
+    b"session-id",  # Codex
+    b"session_id",  # Codex of old
+    b"x-amp-thread-id",
+)
+_RANKS = {name: rank for rank, name in enumerate(SESSION_HEADERS)}
+
+
+class Session(NamedTuple):
+    key: str  # a digest if what the client sent is long
+    source: str  # the header, or the field of the body
+
+
+def session_of(headers: Iterable[Header], prompt_cache_key: str | None) -> Session | None:
+    best: tuple[int, bytes] | None = None
+    for name, value in headers:
+        if name in _RANKS and value and (best is None or (_RANKS[name], value) < best):
+            best = _RANKS[name], value
+    if best is not None:
+        rank, value = best
+        return Session(_shortened(value.decode("latin-1")), SESSION_HEADERS[rank].decode())
+    return None if prompt_cache_key is None else Session(_shortened(prompt_cache_key), PROMPT_CACHE_KEY)
+
+
+def _shortened(given: str) -> str:
+    return given if len(given) <= MAX_SESSION else xxh3_128_hexdigest(given.encode("utf-8", "replace"))
+
+
+# ---- to the chosen replica
+
+
+class Transport:
+    is_single = False  # a replica is named once, and whoever forwards the request asks others by itself
+
+    def beyond(self, exchange: Exchange) -> frozenset[str]:  # noqa: ARG002
+        """The replicas that are out of this request's reach."""
+        return NONE_TRIED
+
+    def send(
+        self,
+        exchange: Exchange,
+        admitted: Admitted,
+        decision: Decision,  # noqa: ARG002
+        attempt: Attempt,
+        passed: frozenset[bytes],
+        more: bytes,
+        body: bytes,
+        path: bytes | None = None,
+        envelope: bytes = b"",
+        *,
+        resend: bool = True,
+    ) -> None:
+        """Send the request with those of its headers that are `passed`, and `more` lines."""
+        member, bodiless = attempt.member, exchange.scope["method"] == "HEAD"
+        head, rest = request_to(member, exchange, admitted, passed, more, body, path, envelope)
+        attempt.sending = member.upstream.send(head, attempt, body=rest, bodiless=bodiless, resend=resend)
+
+
+DIRECT = Transport()

@@ -1,7 +1,6 @@
 """The hit that is expected at the replica chosen for a prompt, and the one that its engine reports."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -10,22 +9,13 @@ from router.members.feed import Moment
 from router.members.members import Member, ServedModel
 from router.placement.cost import Tenant
 from router.placement.decision import Decision
+from router.placement.objectives import Outlook
 from router.placement.prediction import Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
-from router.proxy.figures import last_number
+from router.proxy.attempt import Report
 from router.proxy.request_summary import GenerationSummary, exactness
-
-if TYPE_CHECKING:
-    from router.core import Router
-
-
-CACHED = b'"cached_tokens"'
-
-
-def cached_tokens_in(body: bytes) -> int | None:
-    """The cached tokens in an engine's last bytes: `"prompt_tokens_details": {"cached_tokens": N}`."""
-    return last_number(body, CACHED)
+from router.proxy.services import Services
 
 
 class PredictedHit(Struct, eq=False):
@@ -34,10 +24,11 @@ class PredictedHit(Struct, eq=False):
     predicted_at: Moment | None = None  # in the replica's stream
     index_doubt: str | None = None  # why the index may have differed from the replica's cache
     reported_tokens: int | None = None
+    outlook: Outlook | None = None  # when it is to begin; None: it has no class
 
     def decide(
         self,
-        router: "Router",
+        router: Services,
         model: ServedModel,
         prompt: Prompt,
         session: str | None,
@@ -68,7 +59,7 @@ class PredictedHit(Struct, eq=False):
             self.index_doubt = router.doubt(member)
         return decision
 
-    def verify(self, router: "Router", model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
+    def verify(self, router: Services, model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
         """Have the request's shape verified at a foreign replica where it is not; nothing is predicted until then."""
         member = self.member
         assert model is not None and member is not None, "the prompt is of this model, and on its way"
@@ -79,15 +70,15 @@ class PredictedHit(Struct, eq=False):
         if router.verification is not None:
             router.verification.sent(member, model, prompt, api, body)
 
-    def read(self, router: "Router", model: ServedModel | None, prompt: Prompt, member: Member, body: bytes) -> None:
-        """Read the engine's report in a part of an unframed answer that contains `CACHED`."""
-        self.reported_tokens = cached_tokens_in(body)
+    def told(self, router: Services, model: ServedModel | None, prompt: Prompt, member: Member, report: Report) -> None:
+        """Note the engine's report of its cached tokens."""
+        self.reported_tokens = report.cached
         verification = router.verification
         # Comparing the prompt's length costs nothing, and covers every field of the request.
         if prompt.shape is None or not prompt.exact or len(prompt.packed) > 1 or model is None or verification is None:
             return
-        if (told := last_number(body, b'"prompt_tokens"')) is not None and told != prompt.tokens:
-            verification.other_length(member, model.tokens, prompt, told)
+        if report.prompt is not None and report.prompt != prompt.tokens:
+            verification.other_length(member, model.tokens, prompt, report.prompt)
             self.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
     @property

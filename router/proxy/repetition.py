@@ -17,9 +17,7 @@ from api.generation_apis import MESSAGES, RESPONSES
 from api.openai_responses.requests import REFERENCE
 from router.prompts.prompt import UNREADABLE
 from router.prompts.reading.client import is_quick
-from router.proxy.aborts import ABORTED
-from router.proxy.response_tokens import without_tokens
-from router.proxy.sse import DONE, EventReader
+from router.proxy.events import ABORTED, DONE, EventReader
 
 MOST_TEXT = 2**20  # characters that are kept to be compared
 MOST_EVENTS = 2**14  # other than texts
@@ -111,6 +109,8 @@ _decode = msgspec.json.Decoder(_Event).decode
 class Repetition:
     """For each replica: `begin`, then `read` its stream."""
 
+    new_tokens = 0  # of the present replica: their ids are not told
+
     def __init__(self, api: str, ends: Collection[int]) -> None:
         """`ends`: tokens that end an answer of the Responses API; empty: unknown."""
         self.why_not: str | None = None  # no replica can repeat it
@@ -199,7 +199,9 @@ class Repetition:
             text = text[len(again) :]
             if not text:
                 return b"", None
-            event = self._shortened(payload, told, field, text)
+            fields: dict[str, Any] = msgspec.json.decode(payload)
+            fields["delta"] = text if field == "delta" else fields["delta"] | {field: text}
+            event = b"event: %b\ndata: %b\n\n" % (told.type.encode(), msgspec.json.encode(fields))
         if self._missing:
             return b"", self._differ()
         self._keep(key, text)
@@ -213,12 +215,6 @@ class Repetition:
     def _differ(self) -> str:
         self.why_not = DIFFERS
         return DIFFERS
-
-    @staticmethod
-    def _shortened(payload: bytes, told: _Event, field: str, text: str) -> bytes:
-        fields: dict[str, Any] = msgspec.json.decode(payload)
-        fields["delta"] = text if field == "delta" else fields["delta"] | {field: text}
-        return b"event: %b\ndata: %b\n\n" % (told.type.encode(), msgspec.json.encode(fields))
 
     def _keep(self, key: Key, text: str | None) -> None:
         """Keep what the client gets, to compare a repetition with it."""
@@ -249,3 +245,43 @@ class Repetition:
             pairs = zip(names, known, strict=True)
             wanted = [(new.encode(), old.encode()) for new, old in pairs if new and old and new != old]
             self._renamed += [pair for pair in wanted if pair not in self._renamed]
+
+
+# ---- the tokens in vLLM's answers of the Responses API
+
+# vLLM ends an answer that it gives up with the status `completed`, like one that came to its end. Only its last token
+# tells: one that ends answers, or any. So the router asks for the tokens, and takes them out again.
+
+
+ASK = b',"enable_response_messages":true'
+FIELD = b'"enable_response_messages"'
+
+# Within a string the quotes would stand behind backslashes, so these are found only as members.
+_FIRST, _LAST = b'"input_messages":[{"message":"', b'"output_messages":'
+_END = b',"type":"raw_message_tokens"}]'
+_NONE = b"[]"
+_COMPLETED = b'"status":"completed"'
+NOTHING = b'"input_messages":null,"output_messages":null'
+
+
+def without_tokens(answer: bytes, ends: Collection[int]) -> tuple[bytes, bool]:
+    """The answer, or its last event, as it is if nobody asks for tokens; and whether its engine has given it up.
+
+    `ends`: tokens that end an answer.
+    """
+    first, last = answer.rfind(_FIRST), answer.rfind(_LAST)
+    if first < 0 or last < first:
+        return answer, False
+    start, completed = last + len(_LAST), _COMPLETED in answer
+    if answer.startswith(_NONE, start):
+        return answer[:first] + NOTHING + answer[start + len(_NONE) :], completed
+    end = answer.rfind(_END)
+    if end < start:
+        return answer, False
+    tokens_end = answer.rfind(b"]", start, end)
+    final = answer[
+        max(answer.rfind(b",", start, tokens_end), answer.rfind(b"[", start, tokens_end)) + 1 : tokens_end + 1
+    ]
+    token = final.rstrip(b"]").strip()
+    gives_up = completed and token.isdigit() and int(token) not in ends
+    return answer[:first] + NOTHING + answer[end + len(_END) :], gives_up

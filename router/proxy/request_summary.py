@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from api.http.prometheus import Histogram
+from router.log_lines import Decided, Weighed
 from router.members.feed import Moment
 from router.members.predictions import Predictions
-from router.members.tally import Tally
+from router.members.tally import DECISION_S, Tally
 from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision
@@ -19,16 +22,19 @@ from router.placement.elsewhere import Split
 from router.placement.prediction import Prediction
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
+from router.tenants.class_totals import ClassTotals
 from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import Counts
 
 if TYPE_CHECKING:
+    from router.members.feeds import Feeds
     from router.members.members import Member, ServedModel
+    from router.placement.cost import Question
+    from router.placement.decision import Decision
     from router.prompts.prompt import Peek, Prompt
     from router.proxy.admission import Admitted
     from router.proxy.attempt import Attempt
     from router.proxy.exchange import Exchange
-    from router.proxy.log_notes import Notes
 
 
 class Exactness(Struct, frozen=True, gc=False):
@@ -58,18 +64,16 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
     if known and prediction is not None and prediction.sure and prompt.choices == 1:
         return ALL_EXACT
     if known:
-        why: str | None = UNPREDICTED if prediction is None else _why_unsure(prediction)
+        why: str | None = UNPREDICTED
         if prompt.choices > 1:
             why = SEVERAL
+        elif prediction is not None and prediction.pulls:
+            why = PULLED
+        elif prediction is not None:
+            why = LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
     else:
         why = index_doubt if tokens else prompt.why_not or prompt.doubt
     return Exactness(tokens, index_doubt is None, False, why)
-
-
-def _why_unsure(prediction: Prediction) -> str:
-    if prediction.pulls:
-        return PULLED
-    return LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
 
 
 class GenerationSummary(Struct, eq=False, gc=False):
@@ -140,6 +144,19 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
 
 
 # ---- counting
+
+
+class RequestCounts:
+    """Counters of requests over all replicas."""
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()  # by the error's code
+        self.approximate: Counter[str] = Counter()  # by reason
+        self.retries = 0
+        self.resumes = 0
+        self.client_left = 0
+        self.decision_s = Histogram(DECISION_S)
+        self.classes = ClassTotals()
 
 
 def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary, keys: list[int]) -> None:
@@ -284,4 +301,86 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
     # The costs include the effects.
     return PastDecision(
         outcome, decision if decision.effects is None else replace(decision, effects=None), decision.harms_s()
+    )
+
+
+# ---- notes for the request log
+
+
+class Notes:
+    """Data of one request, gathered while it runs."""
+
+    __slots__ = ("body", "decisions")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.decisions: list[Decided] = []
+
+    def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
+        """Record a decision; call it before the load changes."""
+        question = decision.question
+        lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
+        self.decisions.append(
+            Decided(
+                order,
+                question.now_s,
+                decision.policy,
+                decision.tie_break,
+                question.turn,
+                None if decision.chosen is None else decision.chosen.name,
+                sorted(question.tried),
+                [
+                    _weighed(member, cost, question, feeds, lost_tokens)
+                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
+                ],
+                question.came_s,
+                question.half,
+                question.is_fetched,
+                None if question.source is None else question.source.name,
+                question.behind_s,
+                question.stands_back,
+            )
+        )
+
+
+def _weighed(member: "Member", cost: float, question: "Question", feeds: "Feeds", lost_tokens: float | None) -> Weighed:
+    """The figures of one replica. Positional, for speed: it runs for every replica and request if a log is kept."""
+    candidate, load, slot = member.candidate, member.load, member.slot
+    matched = question.matched.get(slot, 0)
+    below = {source: level[slot] for source, level in question.below.items() if slot in level}
+    lower, pull = max(below.values(), default=0), question.pulls.get(slot)
+    known = feeds.known(member.name)
+    seq, inexact = (None, None) if known is None else known
+    return Weighed(
+        candidate.name,
+        None if cost == INFINITE else cost,
+        matched,
+        lower if lower > matched else None,
+        candidate.queued_tokens,
+        candidate.running,
+        candidate.waiting,
+        candidate.all_in_flight,
+        candidate.prefill_tokens_per_s,
+        candidate.empty_tokens,
+        candidate.assigned_tokens,
+        candidate.slowness,
+        candidate.unavailable,
+        candidate.may_try_anyway,
+        candidate.limit,
+        candidate.max_model_len,
+        member.block_size,
+        load.block_size,
+        load.total_blocks,
+        seq,
+        inexact,
+        member.report,
+        lost_tokens or 0.0,
+        member.trust,
+        below,
+        dict(candidate.load_tokens_per_s),
+        candidate.kv_layout,
+        question.readable.get(slot, 0),
+        0 if pull is None else pull.tokens,
+        [] if pull is None else [one.name for one in pull.neighbours],
+        candidate.role,
     )

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from api.native import unpack_ids
 from api.parsing.formats import REASONING
@@ -24,14 +24,160 @@ from api.responses import DONE as LAST_EVENT
 from api.responses import event as event_of
 from api.tokens.detokenize import Detokenizer
 from api.tokens.tokenizer import Tokenizer
+from engines import PROFILES
 from engines.profile import EngineProfile
 from events.blocks import TOKEN_BYTES
 from router.prompts.prompt import Prompt
 from router.prompts.reading.client import is_quick_event
-from router.proxy.aborts import ABORTED
-from router.proxy.chunks import Choice, Chunk, decode_chunk, is_silent
-from router.proxy.resumable_request import decode_asked
-from router.proxy.sse import DONE, EventReader, payload_of
+from router.proxy.events import ABORTED, DONE, EventReader, payload_of
+
+# ---- which requests another replica could continue
+
+
+# Fields that depend on the whole output, or show the prompt, with their neutral values. None is always neutral.
+WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),  # not 0, which asks for a token's own
+    "prompt_logprobs": (),
+    "stop": ([],),
+    "stop_regex": ([],),
+    "bad_words": ([],),  # a word may have begun before
+    "min_tokens": (0,),
+    "thinking_token_budget": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+    # What plugins of the engine, its sessions and its watermarks look at is not known here.
+    **{name: ({},) for engine in PROFILES.values() for name in engine.plugin_fields},
+    "custom_params": ({},),
+    "custom_logit_processor": (),
+    "session_params": ({},),
+    "watermarking": (False,),
+    "watermark": ({},),
+    "repetition_detection": (),
+    # Parameters to fetch a prompt's KV hold for one prompt, once.
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+}
+_STRUCTURED = "structured_outputs guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf"
+WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED.split(), ())
+# What an answer tells beside its text.
+_TOLD = """return_hidden_states return_routed_experts return_cached_tokens_details return_spec_tokens_details
+    return_meta_info return_prompt_token_ids return_input_ids_in_sglext return_output_ids_in_sglext return_prompt_text
+    return_sampling_mask return_flat_raw_output_top_logprobs return_token_offsets return_weight_versions
+    return_mm_kwargs return_flat_raw_top_logprobs_b64"""
+WHOLE_OUTPUT |= dict.fromkeys(_TOLD.split(), (False,)) | {"logprob_token_ids": ([],), "sampling_logprobs_mode": ()}
+_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in WHOLE_OUTPUT])
+_decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
+
+
+def not_resumable(body: bytes) -> str | None:
+    """The first field that keeps an engine from simply continuing a prompt with half its answer, if there is one."""
+    asked = _decode_whole_output(body)
+    for name, neutral in WHOLE_OUTPUT.items():
+        value = getattr(asked, name)
+        if value is None:
+            continue
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            return name
+    return None
+
+
+class Asked(Struct):
+    """Other fields of a request that decide whether, and how, its answer can be continued."""
+
+    max_tokens: int | UnsetType | None = UNSET  # in a completion null is another default
+    max_completion_tokens: int | None = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    # Each of these makes the prompt differ from its tokens.
+    truncate_prompt_tokens: Any = None
+    prompt_embeds: Any = None
+    input_ids: Any = None
+
+
+OTHER_PROMPT = ("truncate_prompt_tokens", "prompt_embeds", "input_ids")
+decode_asked = msgspec.json.Decoder(Asked).decode
+
+
+def why_alone(prompt: Prompt, body: bytes) -> str | None:
+    """The reason why no other replica could continue the answer; None if one could."""
+    if not prompt.exact:
+        return f"its prompt is known only approximately ({prompt.why_not})"
+    field = not_resumable(body) or ("n" if prompt.choices != 1 else None)
+    if field is None:
+        try:
+            asked = decode_asked(body)
+        except msgspec.ValidationError as error:
+            return str(error)
+        field = next((name for name in OTHER_PROMPT if getattr(asked, name) is not None), None)
+    return None if field is None else f"{field} looks at the whole of it"
+
+
+def with_ids(body: bytes) -> bytes:
+    """The body, with a request for token ids at its end: parsers take the last of two fields."""
+    return body.rstrip()[:-1] + b',"return_token_ids":true}'
+
+
+# ---- the parsed parts of an engine's stream
+
+
+class Choice(Struct):
+    index: int = 0
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    logprobs: Any = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+    @property
+    def said(self) -> str:
+        return (self.text if self.delta is None else self.delta.get("content")) or ""
+
+    @property
+    def role(self) -> bool:
+        return self.delta is not None and self.delta.get("role") is not None
+
+
+class Chunk(Struct):
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    choices: list[Choice] = []
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    error: Any = None
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
+    """Return whether the event is there only for its token ids."""
+    if chunk.usage is not None or not chunk.choices:
+        return False
+    return all(
+        choice.finish_reason is None
+        and not choice.logprobs
+        and not (choice.role and role_is_news)
+        and not any(value for name, value in (choice.delta or {}).items() if name != "role")
+        and not choice.text
+        for choice in chunk.choices
+    )
+
+
+# ---- the stream
+
 
 COMPLETIONS_PATH = b"/v1/completions"
 PROMPT_END = 32  # tokens of a prompt in which the beginning of reasoning is looked for
@@ -183,6 +329,16 @@ class Continuation:
     def new_tokens(self) -> int:
         """The tokens whose ids the present replica has sent."""
         return len(self._new_ids)
+
+    def read(self, body: bytes, complete: bool) -> tuple[bytes, str | None]:
+        """Parse a part of the stream; return the bytes for the client, and the reason if the replica is lost."""
+        shown = self.feed(body)
+        lost = self.broken
+        if lost is None and complete and not (self.done or self.why_not):
+            lost = "its stream ended before it was complete"
+        if lost is None and complete:
+            shown += self.rest()
+        return shown, lost
 
     def feed(self, body: bytes) -> bytes:
         """Parse bytes of the stream; return the bytes for the client, in whole events."""

@@ -1,7 +1,7 @@
 """The router's memory of its requests: counters, the last decisions and prompts, logs, traces and metrics."""
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from time import time_ns
 from typing import TYPE_CHECKING
@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from api.errors import ApiError
-from api.http.prometheus import Histogram
 from router.config import RouterConfig
 from router.members.predictions import Predictions
-from router.members.tally import DECISION_S
 from router.placement.index import PrefixIndex
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompts.prefixes.retained import RetainedPrefixes
@@ -20,6 +18,7 @@ from router.prompts.prompt import beginning_of
 from router.proxy.request_summary import (
     GenerationSummary,
     PastDecision,
+    RequestCounts,
     RequestSummary,
     compare,
     count_request,
@@ -27,25 +26,11 @@ from router.proxy.request_summary import (
 )
 from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
-from router.tenants.class_totals import ClassTotals
 
 if TYPE_CHECKING:
     from router.records.genai_metrics import GenaiMetrics
 
 log = logging.getLogger(__name__)
-
-
-class RequestCounts:
-    """Counters of requests over all replicas."""
-
-    def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()  # by the error's code
-        self.approximate: Counter[str] = Counter()  # by reason
-        self.retries = 0
-        self.resumes = 0
-        self.client_left = 0
-        self.decision_s = Histogram(DECISION_S)
-        self.classes = ClassTotals()
 
 
 class History:

@@ -15,8 +15,7 @@ from router.records.line_file import LineFile
 if TYPE_CHECKING:
     from router.config import RouterConfig
     from router.proxy.attempt import Attempt
-    from router.proxy.log_notes import Notes
-    from router.proxy.request_summary import GenerationSummary, PrefillSummary, RequestSummary
+    from router.proxy.request_summary import GenerationSummary, Notes, PrefillSummary, RequestSummary
 
 log = logging.getLogger(__name__)
 

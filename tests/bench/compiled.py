@@ -37,7 +37,7 @@ MODULES = {
     "router/members": "accuracy broken budget",
     "router/placement": "approximate eligibility holders optimistic policy prices pulls queue_positions reuse ring "
     "roles speed",
-    "router/proxy": "headers kept_answer responses sessions withheld",
+    "router/proxy": "headers answer responses sessions withheld",
 }
 MYPY_INI = "[mypy]\nstrict = True\nexplicit_package_bases = True\n"
 EVENTS = {1: 4000, 64: 400}  # events by their blocks

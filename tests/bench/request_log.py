@@ -20,8 +20,7 @@ from router.placement.load import ReplicaLoad
 from router.placement.placed import Placed
 from router.placement.policy import choose
 from router.placement.tie_break import TieBreak
-from router.proxy.log_notes import Notes
-from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.proxy.request_summary import GenerationSummary, Notes, RequestSummary
 from router.records.genai_metrics import GenaiMetrics
 from router.records.request_log import RequestLog
 from router.tenants.limits import Use

@@ -24,8 +24,8 @@ from router.members.members import Member, Server
 from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.upstream import Upstream
+from router.picker.exchange import ByGateway
 from router.picker.gateway import Gateway
-from router.picker.picked import ByGateway
 from router.picker.schema import ProcessingRequest
 from router.proxy.admission import Admission
 from router.tenants.keys import Key, digest_of

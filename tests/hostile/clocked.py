@@ -102,7 +102,7 @@ async def answer() -> None:
 
 def plant(path: str) -> None:
     """Have one route parse its bodies where all of them are served."""
-    served = vars(opening)["serve_rewritten"]
+    served = vars(opening)["serve"]
 
     def parses_first(request: Request, exchange: Exchange) -> None:
         if exchange.scope["path"] == path:
@@ -111,7 +111,7 @@ def plant(path: str) -> None:
                     json.loads(bytes(exchange.body))
         served(request, exchange)
 
-    vars(opening)["serve_rewritten"] = parses_first
+    vars(opening)["serve"] = parses_first
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from router.members.members import Members
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import MAX_HEAD_BYTES
 from router.prompts.tokens import Tokens
+from router.proxy.answer import MAX_KEPT_BYTES
 from router.proxy.attempt import MAX_ANSWER_IDS, MAX_CHOICES
-from router.proxy.kept_answer import MAX_KEPT_BYTES
 from tests.hostile.pauses import pauses
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, COMPLETIONS, Call, Script, Scripted, chat, connect, event, named, says, served

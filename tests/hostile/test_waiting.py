@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from router.proxy.generation import Generation
+from router.placement.decision import Decision
+from router.proxy.request import Request
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -272,8 +273,9 @@ async def test_any_number_of_replicas_that_cannot_continue_with_it_are_skipped()
     """More than Python takes calls within each other."""
     passed_over: list[str] = []
 
-    def cannot(generation: Generation, member: Any, decision: object) -> bool:  # noqa: ARG001
-        passed_over.append(member.name)
+    def cannot(request: Request, decision: Decision) -> bool:  # noqa: ARG001
+        assert decision.chosen is not None
+        passed_over.append(decision.chosen.name)
         return False
 
     async with served(named("a")) as running, connect(running.port) as client:
@@ -282,7 +284,7 @@ async def test_any_number_of_replicas_that_cannot_continue_with_it_are_skipped()
         known: dict[str, Any] = {"block_size": 0, "native": True, "why_no_events": ""}
         others = {one.name: SimpleNamespace(name=one.name, candidate=one, **known) for one in added}
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Generation, "_send", cannot)
+            patched.setattr(Request, "send", cannot)
             patched.setattr(members.models[MODEL], "candidates", added)
             with patch.dict(members.by_name, others):
                 client.send("POST", CHAT, chat("hi"))

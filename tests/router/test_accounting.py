@@ -4,7 +4,13 @@ import msgspec
 import pytest
 
 from api.responses import usage
-from router.proxy.predicted_hit import cached_tokens_in
+from router.proxy.attempt import Report
+
+
+def _cached_in(body: bytes) -> int | None:
+    report = Report()
+    report.read(body)
+    return report.cached
 
 
 @pytest.mark.parametrize(
@@ -17,8 +23,8 @@ from router.proxy.predicted_hit import cached_tokens_in
     ],
 )
 def test_the_last_word_of_an_engine_on_cached_tokens_counts(said: bytes, cached: int | None) -> None:
-    assert cached_tokens_in(said) == cached
+    assert _cached_in(said) == cached
 
 
 def test_the_usage_of_our_own_answers_is_understood() -> None:
-    assert cached_tokens_in(msgspec.json.encode(usage(10, 5, 7))) == 7
+    assert _cached_in(msgspec.json.encode(usage(10, 5, 7))) == 7

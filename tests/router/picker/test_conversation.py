@@ -18,7 +18,7 @@ from router.picker.exchange import PickedExchange
 from router.picker.messages import RequestHeaders
 from router.picker.schema import CLASSES, ProcessingRequest
 from router.picker.server import MOST_WATCHERS
-from router.picker.sizes import MOST_BESIDE_BYTES
+from router.picker.wire import MOST_BESIDE_BYTES
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, Stream, asked, gateway, head

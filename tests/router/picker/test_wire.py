@@ -22,7 +22,7 @@ from router.picker.messages import (
     ResponseTrailers,
 )
 from router.picker.schema import CLASSES, MESSAGES, ProcessingRequest
-from router.picker.sizes import MOST_BESIDE_BYTES
+from router.picker.wire import MOST_BESIDE_BYTES
 
 SUBSET, KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.proxy.aborts import aborted_event
+from router.proxy.events import aborted_event
 from tests.router.scripted import (
     CHAT,
     COMPLETIONS,

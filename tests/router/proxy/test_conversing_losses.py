@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from router.members.spec import ReplicaSpec
-from router.proxy.repetition import DIFFERS, Repetition
-from router.proxy.response_tokens import without_tokens
+from router.proxy.repetition import DIFFERS, Repetition, without_tokens
 from tests.router.scripted import (
     MODEL,
     Answer,
@@ -267,6 +266,20 @@ async def test_without_resume_a_stream_ends_with_the_apis_own_error(path: str) -
         *begun, last, end = answer.body.split(b"\n\n")
         assert b"\n\n".join(begun) + b"\n\n" == b"".join(events[:3]) and not end
         assert last.startswith(b"event: error\n") and len(script.calls) == 1
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_records_tell_the_first_byte_of_a_stream_and_that_it_broke(path: str) -> None:
+    events = OF[path]("a", ["one ", "two "])
+    script = Script(streams(events), streams(events[:3], "drop"))
+    async with world(script, resume=False) as (running, client):
+        for _ in range(2):
+            await stream_of(client, path)
+        await running.idle()
+        whole, broken = [one.record() for one in running.router.history.decisions]
+        assert whole.ttft_s is not None and broken.ttft_s is not None
+        assert (whole.why, bool(broken.why)) == (None, True)
+        assert sum(member.tally(MODEL).broken for member in running.router.members) == 1
 
 
 async def test_a_stream_that_was_given_up_is_repeated_or_ends_with_an_error() -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from api.errors import ApiError
-from router.proxy.forms import MOST_PARTS, check_form
-from router.proxy.withheld import PLACING, TRANSFER
+from router.proxy.withheld import MOST_PARTS, PLACING, TRANSFER, check_form
 
 TYPE = b"multipart/form-data; boundary=xyz"
 WITHHELD = (*PLACING, *TRANSFER)

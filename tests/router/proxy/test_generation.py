@@ -14,7 +14,8 @@ from router.members.spec import ReplicaSpec
 from router.placement.cost import ASSUMED_TOKENS_PER_S
 from router.placement.decision import Decision
 from router.placement.effects import PATIENCE
-from router.proxy.generation import Generation
+from router.proxy.answer import Answer
+from router.proxy.request import Request
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -1064,14 +1065,15 @@ async def test_a_body_that_cannot_be_read_for_continuing_with_its_answer_is_refu
 async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
     stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = getattr(Generation, stage)
+    owner = Answer if stage in ("begun", "take") else Request
+    right = getattr(owner, stage)
 
-    def wrong(routing: Generation, *arguments: object) -> Any:
-        if routing.peek.user == "unlucky":
+    def wrong(routing: Any, *arguments: object) -> Any:
+        if (routing.prompt.peek if owner is Answer else routing.peek).user == "unlucky":
             raise ZeroDivisionError
         return right(routing, *arguments)
 
-    monkeypatch.setattr(Generation, stage, wrong)
+    monkeypatch.setattr(owner, stage, wrong)
     async with served(named("r0")) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat("x" * 3_000_000, user="unlucky"))
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
@@ -1090,14 +1092,14 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
         await until(lambda: len(running.router.waiting) == 1, "one request waits")
         last.send("POST", CHAT, chat())
         await until(lambda: len(running.router.waiting) == 2, "two requests wait")
-        right = Generation.choose
+        right = Request.choose
 
-        def wrong(routing: Generation) -> Decision | None:
+        def wrong(routing: Request) -> Decision | None:
             if routing.peek.user == "unlucky":
                 raise ZeroDivisionError
             return right(routing)
 
-        monkeypatch.setattr(Generation, "choose", wrong)
+        monkeypatch.setattr(Request, "choose", wrong)
         script.calls[0].answer(GOOD)
         assert [(await one.answer()).status for one in (first, unlucky, last)] == [200, 500, 200]
 
@@ -1156,7 +1158,7 @@ async def test_a_long_body_that_is_refused_is_not_kept_in_a_cycle_of_references(
             assert (await client.answer()).status == 400
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            assert [kept for kept in gc.garbage if isinstance(kept, Generation)] == []
+            assert [kept for kept in gc.garbage if isinstance(kept, Request)] == []
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

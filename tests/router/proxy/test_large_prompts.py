@@ -13,7 +13,7 @@ from router.prompts.prompt import APPROXIMATE, Peek, Prompt, read_peek
 from router.prompts.reading import process
 from router.prompts.shapes import DIFFERS, NOT_YET, Difference
 from router.prompts.tokens import Tokens
-from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.reading import make_for, prompt_from
 from tests.router.families import prompts
 
 BODY = json.dumps(

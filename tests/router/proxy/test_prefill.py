@@ -12,8 +12,8 @@ import pytest
 from api.measured_rate import ENOUGH
 from router.members.spec import ReplicaSpec
 from router.placement.roles import Role
-from router.proxy import handover, prefill
-from router.proxy.request import Request
+from router.proxy import answer as answers
+from router.proxy import prefill
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.proxy.nixl_peer import Engine, Fabric, stream_of
@@ -146,7 +146,7 @@ def refuses(status: int) -> Any:
         (says(b'{"kv_transfer_params":{"do_remote_prefill":true}}'), "nothing"),
         (says(b'{"kv_transfer_params":[1]}'), "nothing"),
         (says(b"not JSON"), "nothing"),
-        (says(b" " * (handover.MOST_ANSWER_BYTES + 1)), "nothing"),
+        (says(b" " * (prefill.MOST_ANSWER_BYTES + 1)), "nothing"),
     ],
 )
 async def test_a_prompt_that_is_not_computed_there_is_computed_here(handler: Any, outcome: str, stream: bool) -> None:
@@ -217,8 +217,8 @@ async def test_kv_that_cannot_be_read_is_computed_by_the_reader(path: str, strea
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_that_the_client_would_see_the_error(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Request, "_has_not_fetched", lambda *_: False)
-    monkeypatch.setattr(handover.Beginning, "has_failed", False)
+    monkeypatch.setattr(answers.Answer, "_has_not_fetched", lambda *_: False)
+    monkeypatch.setattr(prefill.Beginning, "has_failed", False)
     async with pair() as two:
 
         def hands_over_and_dies(call: Call) -> None:
@@ -305,7 +305,7 @@ async def test_long_prompts(path: str) -> None:
 
 
 async def test_parameters_are_not_sent_when_they_may_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "HELD_S", 0.0)
+    monkeypatch.setattr(prefill, "HELD_S", 0.0)
     async with pair() as two:
         assert said(await two.ask()) == "e1"
         assert two.decode.transferred == [None]

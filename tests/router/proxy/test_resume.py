@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -23,10 +23,11 @@ from router.front import Front
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
-from router.proxy.resumable_request import why_alone, with_ids
-from router.proxy.resumable_response import ResumableResponse
-from router.proxy.resume import Continuation
-from router.proxy.sse import EventReader, payload_of
+from router.proxy.answer import Answer
+from router.proxy.events import EventReader, payload_of
+from router.proxy.flow import RequestType
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.resume import Continuation, why_alone, with_ids
 from tests.replica.natives import native
 from tests.replica.serving import MODEL, Replica
 from tests.router.loopback import until
@@ -313,11 +314,19 @@ def test_requests_that_cannot_continue_are_distinguished() -> None:
 def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object) -> None:
     body = json.dumps({"model": "m", "stream": True, field: value}).encode()
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
-    answer = ResumableResponse(PATHS[CHAT], prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
-    member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True), profile=VLLM)
-    answer.begin(member)
-    lost: Any = SimpleNamespace(framed=False, status=200, token_ids={})
-    assert answer.settle(lost, True) == f"{field} looks at the whole of it"
+    unused: Any = None
+    exchange: Any = SimpleNamespace(response_started=False, sent_bytes=0)
+    kind, model = (
+        RequestType("chat", generation=PATHS[CHAT]),
+        SimpleNamespace(tokens=Tokens("m", Prompts(ByteTokenizer()))),
+    )
+    answer = Answer(exchange, unused, unused, kind, PredictedHit(), prompt, cast(Any, model), "m", body, streams=True)
+    answer.may_repeat = answer.may_resume = True
+    member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True, max_model_len=None), profile=VLLM)
+    assert answer.goes_to(member)
+    exchange.sent_bytes = 1
+    lost: Any = SimpleNamespace(framed=False, status=200, token_ids={}, member=member)
+    assert answer.complete(lost) == (False, f"{field} looks at the whole of it")
 
 
 def test_the_last_word_on_token_ids_is_the_routers() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.proxy.sessions import MAX_SESSION, SESSION_HEADERS, session_of
+from router.proxy.headers import MAX_SESSION, SESSION_HEADERS, session_of
 
 # What each agent was seen to send, of its session and beside it.
 AGENTS: dict[str, tuple[dict[bytes, bytes], str]] = {

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.proxy.token_report import Report
+from router.proxy.attempt import Report
 
 CHAT = {"usage": {"prompt_tokens": 1234, "completion_tokens": 56, "prompt_tokens_details": {"cached_tokens": 789}}}
 MESSAGES = {"usage": {"input_tokens": 234, "cache_read_input_tokens": 789, "cache_creation_input_tokens": 211}}

@@ -18,7 +18,7 @@ from lab.trace.formats import read_log
 from router.log_lines import LogLine
 from router.placement.policy import Candidate, Question, place
 from router.placement.tie_break import SEED_BITS, TieBreak
-from router.proxy.generation import Generation
+from router.proxy.request import Request
 from router.records.request_log import RequestLog
 from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
@@ -240,7 +240,7 @@ async def test_an_answered_request_is_not_kept_in_a_cycle_of_references(tmp_path
             await running.idle()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            assert [kept for kept in gc.garbage if isinstance(kept, Generation)] == []
+            assert [kept for kept in gc.garbage if isinstance(kept, Request)] == []
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

@@ -1,0 +1,130 @@
+"""The services of the router that a request uses; `router.core.Router` has all of them, and more for others."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from router.members.budget import Budget
+from router.members.feeds import Feeds
+from router.members.members import Member, Members, ServedModel
+from router.placement.cost import NONE_TRIED, Candidate, Tenant
+from router.placement.decision import Decision
+from router.placement.elsewhere import Mode
+from router.placement.index import Matches
+from router.placement.placement import Placement
+from router.placement.prompt import Prompt
+from router.placement.waiting import Waiting
+from router.prompts.model_rewrites import Rules
+from router.prompts.prompt import Prompt as ReadPrompt
+from router.prompts.reading.client import Reading
+from router.prompts.tokens import Tokens
+from router.proxy.admission import Admission
+from router.proxy.attempt import Attempt, AttemptListener
+from router.proxy.exchange import Exchange
+from router.proxy.flow import Flow
+from router.proxy.request_summary import RequestCounts, RequestSummary
+from router.proxy.responses import KeptResponses
+from router.proxy.retries import RetryBudget, Row
+from router.tenants.priorities import Priorities
+
+T = TypeVar("T")
+
+
+class Waiter(Protocol):
+    """A request that waits for room."""
+
+    exchange: Exchange
+    flow: Flow
+
+    def __hash__(self) -> int: ...
+    def give_up_waiting(self) -> None: ...
+
+
+class Remembers(Protocol):
+    """The memory of all requests."""
+
+    @property
+    def counts(self) -> RequestCounts: ...
+    @property
+    def request_log(self) -> object | None: ...
+
+
+class Settings(Protocol):
+    """The options that requests depend on."""
+
+    @property
+    def queue_timeout_s(self) -> float: ...
+    @property
+    def resume(self) -> bool: ...
+    @property
+    def log_prompts(self) -> bool: ...
+    @property
+    def pass_kv_transfer_params(self) -> bool: ...
+    @property
+    def special_tokens_in_text(self) -> str: ...
+    @property
+    def prefill_elsewhere(self) -> Mode: ...
+
+
+class Verifies(Protocol):
+    """Verifies prompts for engines that build them themselves."""
+
+    def sent(self, member: Member, model: ServedModel, prompt: ReadPrompt, api: str, body: bytes) -> None: ...
+    def other_length(self, member: Member, tokens: Tokens, prompt: ReadPrompt, theirs: int) -> None: ...
+
+
+class Services(Protocol):
+    members: Members
+    feeds: Feeds
+    placement: Placement
+    admission: Admission
+    priorities: Priorities | None  # None: only keys have classes
+    model_rewrites: Rules
+    rewriting: asyncio.Lock  # of large bodies
+    retry_budget: RetryBudget
+    waiting: Waiting[Waiter]
+    reading: Reading
+    responses: KeptResponses
+    tracing: Any  # whose package is an extra; None: nothing is traced
+    held: Budget  # of buffered answers
+    order: "count[int]"  # numbers every change of the figures that choices depend on
+    loop: asyncio.AbstractEventLoop
+    now_s: Callable[[], float]
+
+    @property
+    def config(self) -> Settings: ...
+    @property
+    def verification(self) -> Verifies | None: ...
+    @property
+    def history(self) -> Remembers: ...
+    def in_thread(self, make: Callable[[], T], size: int, done: "Callable[[asyncio.Future[T]], None]") -> None: ...
+    def decide(
+        self,
+        model: ServedModel,
+        prompt: ReadPrompt,
+        session: str | None,
+        tried: frozenset[str] = NONE_TRIED,
+        came_s: float | None = None,
+        *,
+        only: Member | None = None,
+        source: Member | None = None,
+        tenant: Tenant | None = None,
+    ) -> tuple[Decision, dict[int, Matches]]: ...
+    def doubt(self, member: Member) -> str | None: ...
+    def candidates_of(self, name: str) -> Sequence[Candidate]: ...
+    def sent(
+        self,
+        owner: AttemptListener,
+        member: Member,
+        decision: Decision,
+        prompt: Prompt,
+        streams: bool,
+        *,
+        envelope: bool = False,
+    ) -> Attempt: ...
+    def answered(self, attempt: Attempt) -> None: ...
+    def computed(self, attempt: Attempt) -> None: ...
+    def learn(self, attempt: Attempt, row: Row, reason: str) -> None: ...
+    def attempt_over(self, attempt: Attempt) -> None: ...
+    def over(self, summary: RequestSummary) -> None: ...

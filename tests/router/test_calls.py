@@ -1,0 +1,27 @@
+"""The way of a request through the router is short: what it passes is counted, and the number may only be lowered."""
+
+from pathlib import Path
+
+from tests.bench.front import PLAIN, STREAM, FrontOnWires, bodies
+from tests.bench.measure import OURS, calls
+
+CALLS = {False: 208, True: 342}  # of functions of ours, from a client's first byte to its last; with 16 events
+FILES = 45  # of router/
+
+
+async def test_a_warm_chat_passes_few_functions_and_files() -> None:
+    for stream, most in CALLS.items():
+        front = FrontOnWires()
+        try:
+            answer = STREAM if stream else [PLAIN]
+            *before, body = bodies(800, stream, 0)[:20]
+            for one in before:
+                front.ask(one, answer)
+            with calls() as made:
+                front.ask(body, answer)
+        finally:
+            await front.close()
+        ours = [file for file in made if any(map(Path(file).is_relative_to, OURS))]
+        assert len(ours) <= most, f"{len(ours)} calls"
+        files = {file for file in ours if Path(file).is_relative_to(OURS[-1])}
+        assert len(files) <= FILES, f"{len(files)} files"
