@@ -14,7 +14,7 @@ import click
 
 from api.process.options import KeyOption
 from replica.cli import replica
-from router.cli import router
+from router.process.cli import router
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("api", "engines", "events", "fleet", "kernels", "lab", "replica", "router")

@@ -11,7 +11,7 @@ from engines import profile_of
 from engines.metrics import scraped_queues
 from events.native import Load
 from fleet.host.report import ReplicaAddress
-from router.asking import options
+from router.console.asking import options
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
 

@@ -1,6 +1,6 @@
 """Replicas that one machine takes."""
 
-from router.parts import usable_cpus
+from router.process.server import usable_cpus
 
 PER_CPU = 8  # more starve each other; a guard against slips of the keyboard, which --force overrides
 

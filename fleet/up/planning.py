@@ -16,9 +16,9 @@ from replica.cli import replica
 from replica.config import ReplicaConfig
 from replica.settings.configure import config_from as replica_config_from
 from replica.settings.options import TABLE as REPLICA_TABLE
-from router.cli import router
 from router.config import RouterConfig
-from router.configure import config_from as router_config_from
+from router.process.cli import router
+from router.process.configure import config_from as router_config_from
 
 OWN_OF_EACH = ("host", "port", "events_host", "events_port", "kv_host", "kv_port", "replica_name", "die_with_parent")
 OWN_OF_THE_FLEET = ("model", "engine")

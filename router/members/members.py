@@ -16,17 +16,15 @@ from events.source import Source
 from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.broken import no_replica
-from router.members.facts import Facts
+from router.members.facts import Facts, Rank
 from router.members.health import Health
-from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.tally import FIRST_TOKEN_S, Memory, Output, Tally
 from router.members.upstream import Upstream
-from router.placement.approximate import APPROXIMATE
-from router.placement.cost import Candidate
+from router.placement.cost import Candidate, can_split
+from router.placement.index import APPROXIMATE
 from router.placement.load import ReplicaLoad
-from router.placement.ring import Ring
-from router.placement.roles import can_split
+from router.placement.policy import Ring
 from router.prompts.tokens import Tokens
 
 log = logging.getLogger(__name__)

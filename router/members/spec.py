@@ -6,7 +6,9 @@ A new field goes last, with a default; `parse_replica`, files and registries tak
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, TypeAlias
+from ipaddress import ip_address
+from typing import Annotated, Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,8 +18,48 @@ from engines import NATIVE, PROFILES
 from events.publisher import EventEndpoints
 from events.sockets.curve import load_curve_client
 from events.source import Source
-from router.members.target import Target, parse_target
-from router.placement.roles import Role
+from router.placement.cost import Role
+
+
+class Target(NamedTuple):
+    """The address of a replica, parsed from its URL."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str  # before every path of the API; empty or without a slash at its end
+
+    @property
+    def is_address(self) -> bool:
+        """True if the host is an IP address."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
+
+
+def parse_target(url: str) -> Target:
+    """Parse a replica's URL, with or without /v1; the ValueError quotes it and shows the expected form."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        usable = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    except ValueError:  # a bad port or address
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username or not parts.hostname:
+        raise ValueError(f"{url!r} is no replica's URL; write http://HOST:PORT or https://HOST:PORT")
+    tls = parts.scheme == "https"
+    return Target(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
+
 
 AUTO = "auto"  # as `engine`: the replica tells it
 OFF = "off"  # as `events`: follow none, even if the replica has some

@@ -13,7 +13,7 @@ import httptools
 from msgspec import Struct
 
 from router.members.broken import NETWORK_FAULTS, SHORTAGES, Broken, is_one_of
-from router.members.target import Target
+from router.members.spec import Target
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 1024

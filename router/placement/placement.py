@@ -11,25 +11,17 @@ from functools import partial
 from itertools import count
 from math import ceil
 
-from router.placement.ages import CacheAges, pages_of
-from router.placement.approximate import APPROXIMATE, USUAL_BLOCKS, Approximate
-from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question, Tenant
+from router.placement.ages import CacheAges, Reuse, pages_of
+from router.placement.classes import Objectives, Outlook
+from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Half, Prompt, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import Transfers, fetches
-from router.placement.index import Matches, PrefixIndex
-from router.placement.load import ReplicaLoad
-from router.placement.objectives import Objectives, Outlook
-from router.placement.optimistic import awaited_s
-from router.placement.outbox import Outbox, PeerRequest
-from router.placement.placed import Placed
-from router.placement.policy import place
-from router.placement.prompt import Prompt
-from router.placement.reuse import Reuse
-from router.placement.ring import Ring
-from router.placement.roles import Half
+from router.placement.holders import awaited_s
+from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Matches, PrefixIndex
+from router.placement.load import Placed, ReplicaLoad
+from router.placement.outbox import Outbox, PeerRequest, Turns
+from router.placement.policy import SEED_BITS, Ring, TieBreak, place
 from router.placement.shares import Shares
-from router.placement.tie_break import SEED_BITS, TieBreak
-from router.placement.turns import Turns
 
 
 class Placement:

@@ -1,8 +1,12 @@
 """Placement policies: pure choice, without I/O, clock or state; the reasons are built only on request."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
 from typing import Protocol
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from router.placement.cost import (
     COMPUTE_WEIGHT,
@@ -11,21 +15,83 @@ from router.placement.cost import (
     Obstacle,
     Question,
     comparable_rates,
+    obstacles,
     uncached_tokens,
     weigh,
 )
 from router.placement.decision import Decision, Rejection
 from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
-from router.placement.eligibility import obstacles
-from router.placement.pulls import add_pulls
-from router.placement.ring import Ring
-from router.placement.tie_break import TieBreak
+from router.placement.elsewhere import add_pulls
 
 __all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose", "place"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
+SEED_BITS = 53  # JSON's readers agree on integers of this size
+_FRACTION = 2.0**-64
+POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
 FREE_REQUESTS = 4  # so few in flight never drive a session away
+
+
+class TieBreak(Struct):
+    """Tie-breaks of one decision: all draws follow from a seed, which is logged, so that a replay draws them again."""
+
+    number: int
+    _drawn: int = 0
+
+    def random(self) -> float:
+        """Draw a number of at least 0 and less than 1."""
+        self._drawn += 1
+        # 53 bits: all 64 could be rounded up to 1.
+        return (xxh3_64_intdigest(self.number.to_bytes(8, "little"), self._drawn) >> 11 << 11) * _FRACTION
+
+    def choice(self, seq: Sequence[int], /) -> int:
+        return seq[int(self.random() * len(seq))]
+
+
+class Ring:
+    """A consistent-hash ring: a replica that comes or goes moves only its share of the sessions.
+
+    Points are xxh3 of name and number, so every router draws the same ring.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = set(names)
+        self._points = sorted((_point(f"{name}#{number}"), name) for name in self._names for number in range(POINTS))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: str) -> None:
+        if name not in self._names:
+            self._names.add(name)
+            for number in range(POINTS):
+                insort(self._points, (_point(f"{name}#{number}"), name))
+
+    def remove(self, name: str) -> None:
+        if name in self._names:
+            self._names.remove(name)
+            self._points = [point for point in self._points if point[1] != name]
+
+    def walk(self, session: str) -> Iterator[str]:
+        """Each replica once, in the order of the ring from the session's point on."""
+        points = self._points
+        start = bisect_left(points, (_point(session), ""))
+        seen: set[str] = set()
+        for index in range(start, start + len(points)):
+            name = points[index % len(points)][1]
+            if name not in seen:
+                seen.add(name)
+                yield name
+                if len(seen) == len(self._names):
+                    return
+
+
+def _point(text: str) -> int:
+    return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
 class Draws(Protocol):

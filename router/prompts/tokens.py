@@ -27,10 +27,9 @@ from engines import profile_of
 from engines.prompts import dates
 from engines.prompts.asked import Asked, Text
 from events.blocks import TOKEN_BYTES, pack_tokens
-from router.prompts.oddities import Oddities, oddities
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
-from router.prompts.shapes import DIFFERS, NOT_THERE, Shapes
+from router.prompts.shapes import DIFFERS, NOT_THERE, Oddities, Shapes, oddities
 from router.prompts.tokenizer_probe import conversations
 
 log = logging.getLogger(__name__)

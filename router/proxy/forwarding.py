@@ -19,9 +19,9 @@ from api.reading import media_type
 from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel
+from router.placement.cost import Prompt as AnyPrompt
+from router.placement.cost import Unread
 from router.placement.decision import Decision
-from router.placement.prompt import Prompt as AnyPrompt
-from router.placement.prompt import Unread
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, by_text, object_salted
 from router.prompts.reading.client import is_quick

@@ -16,8 +16,8 @@ from api.responses import CONTENT_TYPE
 from router.members.broken import Broken, no_replica
 from router.members.members import Member
 from router.placement.classes import ServiceClass, chosen
+from router.placement.cost import can_take
 from router.placement.decision import Decision
-from router.placement.eligibility import can_take
 from router.placement.elsewhere import fetches
 from router.prompts.canonical import peek_of
 from router.prompts.prompt import (

@@ -9,8 +9,7 @@ from engines.prompts.dates import SHOWS_DATE
 from router.members.feed import Moment
 from router.members.members import Member, ServedModel
 from router.placement.cost import Tenant
-from router.placement.decision import Decision
-from router.placement.prediction import Prediction, predict
+from router.placement.decision import Decision, Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
 from router.proxy.figures import last_number

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from api.errors import ApiError, class_refused, too_long
 from router.members.broken import Broken
-from router.placement.classes import ServiceClass
-from router.placement.cost import Tenant
+from router.placement.classes import Outlook, ServiceClass
+from router.placement.cost import Prompt, Tenant, obstacles
 from router.placement.decision import Decision
-from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
-from router.placement.objectives import Outlook
-from router.placement.prompt import Prompt
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import Peek
 from router.prompts.prompt import Prompt as ReadPrompt

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from router.members.feed import Moment
 from router.members.predictions import Predictions
 from router.members.tally import Tally
-from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision
+from router.placement.decision import Decision, Prediction
 from router.placement.elsewhere import Split
-from router.placement.prediction import Prediction
+from router.placement.index import APPROXIMATE
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
 from router.tenants.limits import NOTHING, Use

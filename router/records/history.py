@@ -27,7 +27,7 @@ from router.proxy.request_summary import (
 )
 from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
-from router.tenants.class_totals import ClassTotals
+from router.tenants.usage import ClassTotals
 
 if TYPE_CHECKING:
     from router.records.genai_metrics import GenaiMetrics

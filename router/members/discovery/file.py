@@ -9,7 +9,7 @@ from typing import Any
 
 from router.members.discovery.desired import Desired, Discovery
 from router.members.spec import BadSpec, ReplicaSpec, spec_of
-from router.watched_file import LOOK_INTERVAL_S, WatchedFile
+from router.members.watched_file import LOOK_INTERVAL_S, WatchedFile
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from typing import Any, Generic
 import httpx2
 import msgspec
 
-from router.members.discovery.backoff import Backoff
 from router.members.discovery.cluster import Cluster
 from router.members.discovery.collection import GONE, Collection, Expired, ItemList, Made, failure_of
-from router.members.discovery.desired import Discovery, Source
+from router.members.discovery.desired import Backoff, Discovery, Source
 from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)

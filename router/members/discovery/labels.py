@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 from msgspec import Struct
 
 from router.members.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, engines, spec_of
-from router.placement.roles import Role
+from router.placement.cost import Role
 
 PREFIX = "warmroute/"
 HTTP = "http"

@@ -9,8 +9,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from router.members.discovery.backoff import Backoff
-from router.members.discovery.desired import Desired, Discovery
+from router.members.discovery.desired import Backoff, Desired, Discovery
 from router.members.spec import BadSpec, ReplicaSpec, spec_of
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from router.members.discovery.collection import Collection, Kind
 from router.members.discovery.labels import Metadata, Values
-from router.members.discovery.objectives import PoolReference
+from router.members.discovery.pool import PoolReference
 from router.prompts.model_rewrites import Rules
 
 EXACT = "Exact"

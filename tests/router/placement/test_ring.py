@@ -1,6 +1,6 @@
 from collections import Counter
 
-from router.placement.ring import Ring
+from router.placement.policy import Ring
 
 NAMES = [f"replica-{number}" for number in range(8)]
 SESSIONS = [f"session-{number}" for number in range(4000)]
