@@ -32,7 +32,11 @@ def ask(router_url: str, wanted: Mapping[str, str], key: str | None) -> bytes:
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
     found, console = decoded(answer, Answer), table_console(file, width)
     if found.usage:
-        console.print(table_of(COLUMNS, _with_sum(found.usage), console.width))
+        whole = Line(day="all")
+        for line in found.usage:
+            whole.add(line)
+        lines = [*found.usage, whole] if len(found.usage) > 1 else found.usage
+        console.print(table_of(COLUMNS, lines, console.width))
     else:
         console.print(Text("Nothing was used."))
     if found.kept_in == "memory":
@@ -41,19 +45,8 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
         console.print(Text(f"The file fails: {found.problem}"))
 
 
-def _with_sum(lines: list[Line]) -> list[Line]:
-    whole = Line(day="all")
-    for line in lines:
-        whole.add(line)
-    return [*lines, whole] if len(lines) > 1 else lines
-
-
 def _number(title: str, number: Callable[[Line], int], drop_order: int = 0) -> Column[Line]:
     return Column(title, lambda line: f"{number(line):,}", drop_order=drop_order)
-
-
-def _ttft(line: Line) -> str:
-    return duration(line.first_token_s / line.first_tokens if line.first_tokens else None)
 
 
 COLUMNS: tuple[Column[Line], ...] = (
@@ -65,6 +58,10 @@ COLUMNS: tuple[Column[Line], ...] = (
     _number("computed", lambda line: line.computed_tokens, drop_order=1),
     _number("cached", lambda line: line.cached_tokens),
     _number("generated", lambda line: line.generated_tokens),
-    Column("TTFT", _ttft, drop_order=3),
+    Column(
+        "TTFT",
+        lambda line: duration(line.first_token_s / line.first_tokens if line.first_tokens else None),
+        drop_order=3,
+    ),
     Column("saved", lambda line: f"{line.saved_s:,.1f} s", drop_order=2),
 )

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from api.errors import ApiError
 from api.native import unpack_ids
@@ -23,9 +22,9 @@ from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.placement.index import APPROXIMATE
 from router.placement.placement import Placement
-from router.prompts.prompt import UNREADABLE, Prompt
+from router.prompts.prompt import Prompt
 from router.prompts.shapes import PLAIN, Difference, Odd, Shapes, difference
-from router.prompts.tokenizer_probe import Probe
+from router.prompts.tokenizer_probe import Probe, token_ids_in
 from router.prompts.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -38,26 +37,6 @@ GREETING = {"role": "user", "content": "Hi"}
 STORED_WITHIN_S = 10.0  # from the question to the events of the prompt's blocks
 LOOK_EVERY_S = 0.1
 OFF = (401, 403, 404, 405, 501)  # of a route that the server does not have, or not for us
-
-
-class _Tokenized(Struct):
-    tokens: list[int] | None = None
-    token_ids: list[int] | None = None
-
-
-_decode = msgspec.json.Decoder(_Tokenized | list[_Tokenized]).decode
-
-
-def token_ids_in(body: bytes) -> list[int] | None:
-    """The tokens in an answer of `/tokenize` or of a route that renders; None if there are none."""
-    try:
-        answer: Any = _decode(body)
-    except UNREADABLE:
-        return None
-    if isinstance(answer, list):
-        answer = answer[0] if answer else _Tokenized()
-    ids: list[int] | None = answer.token_ids if answer.tokens is None else answer.tokens
-    return ids if ids and min(ids) >= 0 and max(ids) < 2**32 else None
 
 
 class Verification:

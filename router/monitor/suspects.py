@@ -36,7 +36,7 @@ def is_quiet(server: Server, now_s: float) -> bool:
     return server.profile.answers_at_once and not server.upstream.spoken and now_s - server.quiet_since_s > QUIET_S
 
 
-class Silence:
+class SuspectDetector:
     """Judges the silence of each replica beside that of the others."""
 
     def __init__(self, router: Router) -> None:
@@ -99,22 +99,14 @@ class Silence:
         event_age_s = min(self._router.feeds.event_age_s(member.name) for member in server.members)
         server.worked_s = max(server.worked_s, now_s - event_age_s)
         quiet_s = now_s - server.worked_s
-        if quiet_s > self._patience_s(server) and self._others_work(server, now_s):
-            why = f"{STALLED}: no token, event or count for {quiet_s:.1f} s, with {server.in_flight} answers due"
-            self._stall(server, why, server.worked_s)
-
-    def _patience_s(self, server: Server) -> float:
-        """How long its engine may give no sign: some steps, each of which may compute a part of a long prompt."""
+        # Some steps long it may give no sign, and each may compute a part of a long prompt.
         step_s = server.longest_step_s
-        for member in server.members:
-            candidate = member.candidate
+        for candidate in (member.candidate for member in server.members):
             rate = max(candidate.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
             step_s = max(step_s, min(candidate.queued_tokens, CHUNK_TOKENS) / rate)
-        return min(MOST_STALLED_S, max(STALLED_S, STEPS * step_s))
-
-    def _others_work(self, server: Server, now_s: float) -> bool:
-        """Return whether another replica of one of its models works: if none does, the machine may stand still."""
-        return any(
+        if quiet_s <= min(MOST_STALLED_S, max(STALLED_S, STEPS * step_s)):
+            return
+        others_work = any(  # if no other replica of one of its models works, the machine may stand still
             other is not server
             and other.unavailable is None
             and not other.suspicion
@@ -122,6 +114,9 @@ class Silence:
             and not set(other.models).isdisjoint(server.models)
             for other in self._servers.values()
         )
+        if others_work:
+            why = f"{STALLED}: no token, event or count for {quiet_s:.1f} s, with {server.in_flight} answers due"
+            self._stall(server, why, server.worked_s)
 
     # ---- any replica
 
@@ -138,7 +133,7 @@ class Silence:
         elif server.suspicion and now_s - server.alive_s < JUST_NOW_S:
             self._recovered(server, now_s)
 
-    def move_unheard(self, now_s: float) -> None:
+    def migrate_stalled(self, now_s: float) -> None:
         """Take requests away from suspected replicas, and restart those stuck at replicas that are heard again."""
         heard_again = [one for one in self._servers.values() if now_s - one.recovered_s > RECOVERY_S]
         to = {server: server.members for server in heard_again if not server.suspicion}
@@ -155,14 +150,13 @@ class Silence:
     def _lively_by_model(self, since_s: float) -> dict[str, list[Member]]:
         """Replicas with room, by model, that were heard just now or have sent something since `since_s`."""
         by_model: dict[str, list[Member]] = {}
+        now_s = self._router.now_s()
         for server in self._servers.values():
-            if not server.suspicion and self._is_lively(server, since_s):
+            heard_age_s = server.health.heard_age_s(now_s)
+            is_lively = server.alive_s > since_s if heard_age_s is None else heard_age_s < LIVELY_S
+            if is_lively and not server.suspicion:
                 for member in server.members:
                     if can_take(member.candidate):
                         for name in filter(member.serves, server.models):
                             by_model.setdefault(name, []).append(member)
         return by_model
-
-    def _is_lively(self, server: Server, since_s: float) -> bool:
-        heard_age_s = server.health.heard_age_s(self._router.now_s())
-        return server.alive_s > since_s if heard_age_s is None else heard_age_s < LIVELY_S

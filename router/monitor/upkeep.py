@@ -1,7 +1,7 @@
 """Keeps the router's knowledge of its replicas up to date: which exist, their models and their health.
 
-Only tasks and timers; `learning`, `silence`, `health` and `load` interpret the answers. A `Server` has the task and the
-health; each of its data-parallel ranks is a `Member`, which has a cache and a load.
+Only tasks and timers; `learning`, `suspects`, `health` and `load` interpret the answers. A `Server` has the task and
+the health; each of its data-parallel ranks is a `Member`, which has a cache and a load.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from router.members.members import Member, Server
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Upstream
 from router.monitor.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
-from router.monitor.suspects import GIVEN_UP_S, QUIET_S, Silence, is_quiet
+from router.monitor.suspects import GIVEN_UP_S, QUIET_S, SuspectDetector, is_quiet
 from router.placement.index import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.retries import refusal_code
@@ -61,7 +61,7 @@ class Upkeep:
         self._leaving: set[asyncio.Task[None]] = set()
         self._stood_still_s = 0.0  # altogether
         self._learning = Learning(router, tokenizers)
-        self.silence = Silence(router)
+        self.suspects = SuspectDetector(router)
 
     # ---- which replicas there are
 
@@ -73,7 +73,14 @@ class Upkeep:
             del self.added[name]
         change = difference({name: server.spec for name, server in self._servers.items()}, wanted | self.added)
         try:
-            others = {name: spec for name, spec in change.changed.items() if not self._is_told(spec)}
+            others = {}
+            for name, spec in change.changed.items():
+                server = self._servers[name]
+                if msgspec.structs.replace(server.spec, draining=spec.draining) == spec:  # the cache stays known
+                    (server.health.drain if spec.draining else server.health.undrain)()
+                    server.spec = spec
+                else:
+                    others[name] = spec
             for name in (*change.removed, *others):
                 with _going_on(name):  # an error must not stop the others
                     self._remove(name)
@@ -83,15 +90,6 @@ class Upkeep:
         finally:
             if change:
                 self._router.members.arrange()
-
-    def _is_told(self, spec: ReplicaSpec) -> bool:
-        """Apply a change of draining alone, which keeps the cache known; return False for any other change."""
-        server = self._servers[spec.name]
-        if msgspec.structs.replace(server.spec, draining=spec.draining) != spec:
-            return False
-        (server.health.drain if spec.draining else server.health.undrain)()
-        server.spec = spec
-        return True
 
     def add(self, spec: ReplicaSpec) -> None:
         """Add a replica by request; raise BadSpec if its name is taken or its key is not available."""
@@ -206,14 +204,19 @@ class Upkeep:
                 if self._is_due(server, now_s):  # it may have been looked at meanwhile
                     server.health.probing(now_s)
                     unanswered = 0 if await self._check(server) else unanswered + 1
-                    self._doubt(server, unanswered)
+                    # Another engine is suspected that leaves several checks in a row unanswered, and says nothing else.
+                    silent_s = self._router.now_s() - server.quiet_since_s
+                    quiet = not server.upstream.spoken and silent_s > PROBE_S + QUIET_S
+                    if unanswered >= UNANSWERED and not server.profile.answers_at_once and quiet:
+                        reason = f"it has not answered {unanswered} health checks in a row"
+                        self.suspects.suspect(server, reason, server.quiet_since_s)
                 elif self._is_outdated(server, now_s):
                     with suppress(Broken):  # for the health checks to judge
                         await self.learn_again(server)
 
     def _is_due(self, server: Server, now_s: float) -> bool:
         health = server.health
-        return health.probe_due(now_s) or is_quiet(server, now_s) or self.silence.is_doubtful(server, now_s)
+        return health.probe_due(now_s) or is_quiet(server, now_s) or self.suspects.is_doubtful(server, now_s)
 
     def _is_outdated(self, server: Server, now_s: float) -> bool:
         """Return whether to ask again a replica that loads and unloads adapters without a word."""
@@ -251,13 +254,6 @@ class Upkeep:
             self._failed(server, repr(error))
         return True
 
-    def _doubt(self, server: Server, unanswered: int) -> None:
-        """Suspect another engine that leaves several checks in a row unanswered, and says nothing else."""
-        quiet = not server.upstream.spoken and self._router.now_s() - server.quiet_since_s > PROBE_S + QUIET_S
-        if unanswered >= UNANSWERED and not server.profile.answers_at_once and quiet:
-            reason = f"it has not answered {unanswered} health checks in a row"
-            self.silence.suspect(server, reason, server.quiet_since_s)
-
     @staticmethod
     def _stumbled(server: Server, error: Exception) -> None:
         """Log a mistake of the router's own, once for as long as it stays the same."""
@@ -277,7 +273,7 @@ class Upkeep:
         if is_quiet(server, now_s):
             server.health.fault(reason, now_s, refused=True, silent=silent)
             if silent:
-                self.silence.suspect(server, reason, server.quiet_since_s)
+                self.suspects.suspect(server, reason, server.quiet_since_s)
             else:
                 server.upstream.break_all(reason)
 
@@ -300,16 +296,13 @@ class Upkeep:
             scraped = await ask(server, "/metrics")
             if scraped.status == 200:
                 self._learning.scraped(server, scraped.body, now_s)
-                self.silence.scraped(server, scraped.body, now_s)
+                self.suspects.scraped(server, scraped.body, now_s)
             if server.health.stalled not in (None, ASLEEP):
-                await self._wake(server)
-
-    async def _wake(self, server: Server) -> None:
-        """Ask an engine that has stopped for one token: without work, it gives no sign that it goes on."""
-        body = msgspec.json.encode({"model": server.models[0], "prompt": "a", "max_tokens": 1})
-        with suppress(Broken):
-            if (await ask(server, "/v1/completions", body)).status < 500:
-                server.works(self._router.now_s())
+                # Ask it for one token: without work, an engine that has stopped gives no sign that it goes on.
+                body = msgspec.json.encode({"model": server.models[0], "prompt": "a", "max_tokens": 1})
+                with suppress(Broken):
+                    if (await ask(server, "/v1/completions", body)).status < 500:
+                        server.works(self._router.now_s())
 
     # ---- what comes by itself
 
@@ -344,7 +337,7 @@ class Upkeep:
                 if is_due and (due := self._due.get(server.name)) is not None:
                     due.set()
             self._router.sweep(now_s, gap_s)
-            self.silence.move_unheard(now_s)
+            self.suspects.migrate_stalled(now_s)
             if self._router.waiting:
                 self._router.room()
             # At round times: the subscriber's tick comes at the same moment, and the process wakes once for both.
@@ -377,17 +370,14 @@ class Upkeep:
         elif unavailable is None and server.down_since_s is not None:
             log.warning("%s: takes requests again after %.1f s", server.name, now_s - server.down_since_s)
             server.down_since_s = None
-        self.silence.look(server, now_s)
+        self.suspects.look(server, now_s)
         for member in list(server.members):
             member.load.tick(now_s)
-            self._look_at_cache(member)
-
-    def _look_at_cache(self, member: Member) -> None:
-        overclaims = self._router.feeds.overclaims(member.name)
-        if overclaims is not None:  # None while the cache is read anew: the last value stays
-            member.overclaims = overclaims
-        self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
-        self._set_block_size(member)
+            overclaims = self._router.feeds.overclaims(member.name)
+            if overclaims is not None:  # None while the cache is read anew: the last value stays
+                member.overclaims = overclaims
+            self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
+            self._set_block_size(member)
 
     def sized(self, name: str) -> None:
         """Take a replica's block size from its events at once: keys of another size would find nothing there."""

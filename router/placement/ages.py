@@ -64,28 +64,22 @@ class Reuse:
         self._uses += uses
         self._until_fading -= uses
         if self._until_fading <= 0:
-            self._fade()
+            self._until_fading = FADES_EVERY
+            self._uses *= KEPT
+            self._gaps = [uses * KEPT for uses in self._gaps]
+            self._renewed_at = 0.0
 
     def chance(self, idle_s: float) -> float:
-        """P(used again, given this idle time)."""
+        """P(used again later, given that it was not used again within this idle time)."""
         if self._uses >= self._renewed_at:
-            self._renew()
+            sooner = list(accumulate(self._gaps))
+            again = sooner[-1]
+            self._chances = [
+                min(1.0, (again - before) / (self._uses - before)) if self._uses - before >= 1 else 0.0
+                for before in sooner
+            ]
+            self._renewed_at = self._uses + max(1.0, RENEWED * self._uses)
         return self._chances[_bin(idle_s)]
-
-    def _fade(self) -> None:
-        self._until_fading = FADES_EVERY
-        self._uses *= KEPT
-        self._gaps = [uses * KEPT for uses in self._gaps]
-        self._renewed_at = 0.0
-
-    def _renew(self) -> None:
-        """Compute P(used again later, given not used again yet), per bin of idle time."""
-        sooner = list(accumulate(self._gaps))
-        again = sooner[-1]
-        self._chances = [
-            min(1.0, (again - before) / (self._uses - before)) if self._uses - before >= 1 else 0.0 for before in sooner
-        ]
-        self._renewed_at = self._uses + max(1.0, RENEWED * self._uses)
 
     def check(self) -> None:
         assert self._known == sum(last_s > -inf for last_s in self._last_s)
@@ -160,7 +154,13 @@ class CacheAges:
 
     def routed(self, pages: Sequence[int], now_s: float) -> None:
         """Count a prompt's pages as used now; its end will be evicted before its beginning."""
-        held, newest = self._pages, self._newest(now_s)
+        held = self._pages
+        if len(self._groups) > 2 * MOST_GROUPS:  # some are empty by now
+            self._groups = deque(group for group in self._groups if group.pages)
+        groups = self._groups
+        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
+            groups.append(Group(now_s))
+        newest = groups[-1]
         for page in reversed(pages):
             before = held.pop(page, None)
             if before is not None:
@@ -169,8 +169,8 @@ class CacheAges:
         newest.pages += len(pages)
         while len(held) > self.capacity_pages + self.host_pages:
             held.popitem(last=False)[1].pages -= 1
-        while self._groups and not self._groups[0].pages:
-            self._groups.popleft()
+        while groups and not groups[0].pages:
+            groups.popleft()
 
     def forget(self, pages: Iterable[int]) -> None:
         """Remove pages that were routed there and have not arrived."""
@@ -178,14 +178,6 @@ class CacheAges:
             group = self._pages.pop(page, None)
             if group is not None:
                 group.pages -= 1
-
-    def _newest(self, now_s: float) -> Group:
-        if len(self._groups) > 2 * MOST_GROUPS:  # some are empty by now
-            self._groups = deque(group for group in self._groups if group.pages)
-        groups = self._groups
-        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
-            groups.append(Group(now_s))
-        return groups[-1]
 
     def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0, from_host: float = 0.0) -> float:
         """Expected tokens to compute again if this many more had to be cached.

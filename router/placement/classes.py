@@ -102,12 +102,20 @@ class Objectives:
         `lead_s`: the time in which other tenants could catch up with its own.
         """
         pressure = self._of(model)
-        self._relax(pressure, now_s)
+        while pressure.refused_from < len(NAMES) and pressure.late_s < now_s - CALM_S:
+            pressure.refused_from += 1
+            pressure.late_s += CALM_S
         expected_s = own_s + wait_s * pressure.stretch[service.level]
         late_s = expected_s - max(service.first_token_s, OWN_TIMES * own_s)
         is_own_fault = lead_s > service.first_token_s
         if late_s > 0 and not is_own_fault:
-            self._press(pressure, service.level, now_s)
+            if pressure.late_s < now_s - CALM_S:
+                pressure.since_s = now_s
+            pressure.late_s = now_s
+            while now_s >= pressure.since_s + STEP_S and pressure.refused_from > service.level + 1:
+                pressure.refused_from -= 1
+                if pressure.is_there(pressure.refused_from, now_s):
+                    pressure.since_s = now_s
         foreseen_s = wait_s + own_s
         if service.level >= pressure.refused_from:
             return Outlook(foreseen_s, max(CALM_S, expected_s - own_s))
@@ -120,22 +128,6 @@ class Objectives:
             stretch = self._of(model).stretch
             found = min(MOST_STRETCH, max(1.0, first_token_s / foreseen_s))
             stretch[service.level] += WEIGHT * (found - stretch[service.level])
-
-    @staticmethod
-    def _press(pressure: _Pressure, level: int, now_s: float) -> None:
-        if pressure.late_s < now_s - CALM_S:
-            pressure.since_s = now_s
-        pressure.late_s = now_s
-        while now_s >= pressure.since_s + STEP_S and pressure.refused_from > level + 1:
-            pressure.refused_from -= 1
-            if pressure.is_there(pressure.refused_from, now_s):
-                pressure.since_s = now_s
-
-    @staticmethod
-    def _relax(pressure: _Pressure, now_s: float) -> None:
-        while pressure.refused_from < len(NAMES) and pressure.late_s < now_s - CALM_S:
-            pressure.refused_from += 1
-            pressure.late_s += CALM_S
 
     @staticmethod
     def _must_bear_it(pressure: _Pressure, level: int, now_s: float) -> bool:

@@ -283,13 +283,8 @@ def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
         low, high = min(rates), max(rates)
     if low >= ALIKE_RATES * high:
         return [(low + high) / 2] * len(rates)
-    return _evened(rates)
-
-
-def _evened(rates: list[float]) -> list[float]:
-    """Each rate replaced by the middle of its group; a group reaches from its fastest down to ALIKE_RATES of that."""
     rest = rates
-    while rest:
+    while rest:  # each is replaced by the middle of its group, from its fastest down to ALIKE_RATES of that
         high = max(rest)
         low = ALIKE_RATES * high
         middle = (high + low) / 2

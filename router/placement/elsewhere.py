@@ -31,27 +31,23 @@ MOST_NEIGHBOURS = 2  # the second is asked if the first fails
 def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> None:
     """Find for each candidate what it would read from its neighbours."""
     question.pulls = _that_pay(question, candidates, rates) if question.readable else NO_PULLS
-    if question.source is not None:
-        question.pulls = {**question.pulls, **_from_source(question, question.source, candidates)}
+    source = question.source
+    if source is None or source.unavailable is not None:
+        return
+    # It was computed there for the others; events may not have confirmed it yet.
+    first = Neighbour(source.slot, source.name, source.kv_read, question.tokens)
+    pulls = dict(question.pulls)
+    for one in candidates:
+        if one.slot != source.slot and can_read(one, source):
+            known = pulls[one.slot].neighbours if one.slot in pulls else ()
+            others = [each for each in known if each.slot != source.slot]
+            pulls[one.slot] = Pull(question.tokens, (first, *others[: MOST_NEIGHBOURS - 1]))
+    question.pulls = pulls
 
 
 def can_read(reader: Candidate, source: Candidate) -> bool:
     """Return whether one replica can use the blocks of another one."""
     return bool(reader.kv_read and source.kv_read) and reader.kv_layout == source.kv_layout
-
-
-def _from_source(question: Question, source: Candidate, candidates: Sequence[Candidate]) -> dict[int, Pull]:
-    """The pulls from where the prompt was computed for the others; events may not have confirmed it yet."""
-    if source.unavailable is not None:
-        return {}
-    first, before = Neighbour(source.slot, source.name, source.kv_read, question.tokens), question.pulls
-    pulls = {}
-    for one in candidates:
-        if one.slot != source.slot and can_read(one, source):
-            known = before[one.slot].neighbours if one.slot in before else ()
-            others = [each for each in known if each.slot != source.slot]
-            pulls[one.slot] = Pull(question.tokens, (first, *others[: MOST_NEIGHBOURS - 1]))
-    return pulls
 
 
 def _that_pay(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> Mapping[int, Pull]:
@@ -72,22 +68,16 @@ def _that_pay(question: Question, candidates: Sequence[Candidate], rates: Sequen
         own = max(on_gpu(slot, 0), in_memory(slot, 0))
         if not holders or holders[0].tokens < own + LEAST_PULLED_TOKENS:
             continue
-        pull = _pull(holders, own)
+        first, *others = holders[:MOST_NEIGHBOURS]
+        pull = Pull(first.tokens, (first, *(one for one in others if one.tokens >= own + LEAST_PULLED_TOKENS)))
         share = rate / (candidate.load_tokens_per_s.get(PULL) or TOKENS_PER_S[PULL])
         more = pull.tokens - max(own, on_disk(slot, 0))  # that it would compute otherwise; that is often enough
-        if share < 1.0 and ((1.0 - share) * more > PULL_S * rate or _pays(question, candidate, rate, pull)):
+        if share < 1.0 and (
+            (1.0 - share) * more > PULL_S * rate
+            or saved_tokens(question, candidate, rate, pull) > saved_tokens(question, candidate, rate, None)
+        ):
             pulls[slot] = pull
     return pulls
-
-
-def _pull(holders: Sequence[Neighbour], own: float) -> Pull:
-    first, *others = holders[:MOST_NEIGHBOURS]
-    return Pull(first.tokens, (first, *(one for one in others if one.tokens >= own + LEAST_PULLED_TOKENS)))
-
-
-def _pays(question: Question, candidate: Candidate, rate: float, pull: Pull) -> bool:
-    """Return whether reading saves more than it costs."""
-    return saved_tokens(question, candidate, rate, pull) > saved_tokens(question, candidate, rate, None)
 
 
 def _holders(question: Question, candidates: Sequence[Candidate]) -> dict[str, list[Neighbour]]:
@@ -199,8 +189,13 @@ def split(mode: Mode, decode: Decision, prefill: Decision, transfers: Transfers)
     left_s = decode.ahead(here) / decode.rates[here] - computed_s  # its last token waits for what is queued there
     there_s = computed_s + max(transfer_s, left_s) + OVERHEAD_S
     found = Split(False, "", prefill, here_s, here_harm_s, there_s, _harm_s(prefill, there), transfer_s)
-    elsewhere = mode == "always" or found.gain_s > found.threshold_s
-    return replace(found, elsewhere=elsewhere, why=_words(mode, found))
+    gain_s, threshold_s = found.gain_s, found.threshold_s
+    if gain_s > threshold_s:
+        why = f"saves {gain_s:.2f} s of waiting, more than {threshold_s:.2f} s"
+    else:
+        why = f"would save {gain_s:.2f} s" if gain_s > 0 else f"would cost {-gain_s:.2f} s more"
+        why += f", and has to save {threshold_s:.2f} s" + ("; told to do so always" if mode == "always" else "")
+    return replace(found, elsewhere=mode == "always" or gain_s > threshold_s, why=why)
 
 
 def _index(decision: Decision) -> int:
@@ -214,14 +209,6 @@ def _harm_s(decision: Decision, index: int) -> float:
     if one.role == "prefill":
         return 0.0  # it generates nothing: requests there wait in its queue
     return max(one.running, one.all_in_flight) * decision.uncached_of(index) / decision.rates[index]
-
-
-def _words(mode: Mode, found: Split) -> str:
-    gain_s, threshold_s = found.gain_s, found.threshold_s
-    if gain_s > threshold_s:
-        return f"saves {gain_s:.2f} s of waiting, more than {threshold_s:.2f} s"
-    said = f"would save {gain_s:.2f} s" if gain_s > 0 else f"would cost {-gain_s:.2f} s more"
-    return f"{said}, and has to save {threshold_s:.2f} s" + ("; told to do so always" if mode == "always" else "")
 
 
 # ---- the second half

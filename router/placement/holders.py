@@ -1,7 +1,7 @@
 """The slots that hold each key, as a mask with the bits `1 << slot`."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, repeat
@@ -94,14 +94,7 @@ class Holders:
 
 @lru_cache(maxsize=4096)
 def slots_of(mask: int) -> tuple[int, ...]:
-    return tuple(_bits(mask))
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
+    return tuple(slot for slot in range(mask.bit_length()) if mask >> slot & 1)
 
 
 # ---- blocks routed to a replica, and not yet confirmed by its events

@@ -43,16 +43,13 @@ class Speed:
     def first_byte(self, tokens: int, sent_s: float, now_s: float) -> None:
         """Learn from a prompt's first byte and its computed tokens; prefills run one after the other."""
         if now_s - self._last_s >= TOGETHER_S:
-            self._finish()
+            tokens_before, seconds = self._together_tokens, self._last_s - self._began_s
+            self._together_tokens = 0
+            if tokens_before >= LEAST_TOKENS and seconds > 0:
+                self._measured.add(tokens_before, seconds)
             self._began_s = max(sent_s, self._last_s)
             self._last_s = now_s
         self._together_tokens += tokens
-
-    def _finish(self) -> None:
-        tokens, seconds = self._together_tokens, self._last_s - self._began_s
-        self._together_tokens = 0
-        if tokens >= LEAST_TOKENS and seconds > 0:
-            self._measured.add(tokens, seconds)
 
 
 REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it

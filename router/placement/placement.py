@@ -149,8 +149,10 @@ class Placement:
                     for slot, blocks in matches.readable.items():
                         if readers >> slot & 1 and slot not in self.doubted:
                             readable[slot] = blocks * tokens
-        if self.doubted:
-            self._discount(matched, awaited, *below.values())
+        for slot, trust in self.doubted.items():
+            for claim in (matched, awaited, *below.values()):
+                if slot in claim:
+                    claim[slot] *= trust
         self._questions += counts
         question = Question(
             tokens=prompt.tokens,
@@ -170,12 +172,6 @@ class Placement:
         )
         return question, by_size
 
-    def _discount(self, *claims: dict[int, float]) -> None:
-        for slot, trust in self.doubted.items():
-            for claim in claims:
-                if slot in claim:
-                    claim[slot] *= trust
-
     def decide(
         self,
         question: Question,
@@ -186,19 +182,16 @@ class Placement:
         seed: int | None = None,
     ) -> Decision:
         """Choose a replica. `ring`: of the candidates, for the policy `session`; `seed`: of a logged tie-break."""
-        if question.tenant is not None:
-            self._stand_back(question, question.tenant, candidates)
+        if (tenant := question.tenant) is not None:
+            self.shares.routers = self.turns.peers + 1
+            question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
+            question.stands_back = question.behind_s > 0
+            if (service := tenant.service) is not None:
+                # It is not overtaken for ever: from twice its objective on, it goes before all that come.
+                question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
+                question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
         tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
         return place(policy or self.policy, question, candidates, tie_break, ring)
-
-    def _stand_back(self, question: Question, tenant: Tenant, candidates: Sequence[Candidate]) -> None:
-        self.shares.routers = self.turns.peers + 1
-        question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
-        question.stands_back = question.behind_s > 0
-        if (service := tenant.service) is not None:
-            # It is not overtaken for ever: from twice its objective on, it goes before all that come.
-            question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
-            question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
 
     def outlook(self, decision: Decision, room_s: float = 0.0) -> Outlook | None:
         """Foresee when the first token of a new prompt comes, and refuse it if its class demands that.

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
@@ -37,14 +37,14 @@ from router.members.watched_file import LastGood
 from router.monitor.upkeep import Upkeep
 from router.placement.load import ReplicaLoad
 from router.placement.placement import Placement
-from router.process.telling import Telling
+from router.process.telling import answer_question
 from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission, watched_keys
 from router.records.access_log import AccessLog
 from router.records.request_log import RequestLog
 from router.tenants.keys import Priorities
-from router.workers.colleagues import Colleagues
+from router.workers.colleagues import Colleagues, Told
 from router.workers.peer_links import Links
 from router.workers.processes import Place
 from router.workers.questions import CHANGES
@@ -143,8 +143,7 @@ class Front:
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
-            telling = Telling(self.router, self.upkeep, lambda: self._knows_and_serves)
-            self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), telling)))
+            self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), self._tell)))
             if self.colleagues.place.replaces:
                 await self._take_place(self.colleagues)
         if self.picker is not None:
@@ -258,9 +257,9 @@ class Front:
         if rules is not None:
             self.router.model_rewrites, self.router.awaits_rewrites = rules, False
 
-    @property
-    def _knows_and_serves(self) -> bool:
-        return self._serving is not None and not self._lacks_rules
+    async def _tell(self, told: Told) -> Any:
+        serves = self._serving is not None and not self._lacks_rules
+        return await answer_question(self.router, self.upkeep, told, serves=serves)
 
     @property
     def _lacks_rules(self) -> bool:

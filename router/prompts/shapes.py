@@ -189,15 +189,11 @@ class Shapes:
         shape = self.known.get(name)
         if shape is None:
             if len(self.known) >= MOST_SHAPES:
-                self._make_room()
+                del self.known[min(self.known.values(), key=lambda shape: shape.uses).name]
+                for shape in self.known.values():
+                    shape.uses //= 2
             shape = self.known[name] = Shape(name)
         return shape
-
-    def _make_room(self) -> None:
-        least = min(self.known.values(), key=lambda shape: shape.uses)
-        del self.known[least.name]
-        for shape in self.known.values():
-            shape.uses //= 2
 
 
 def difference(

@@ -167,7 +167,10 @@ class Ledger:
         touched, self._shared.touched = self._shared.touched, set()
         names = {name for name, account in accounts.items() if account.has_days and name not in self._known}
         names |= {name for name in touched if name in accounts and accounts[name].has_days}
-        budgets = self._unsaved_budgets(names)
+        budgets: dict[tuple[int, str], Use] = {}
+        for name in names:
+            with self._shared.opened(name) as state:
+                budgets |= {(day, name): use for day, use in state.take_unsaved()}
         forgets = self._forgets(today)
         if usage or budgets:
             self._batches += 1
@@ -194,14 +197,6 @@ class Ledger:
                     state.turn(self._wall())
                     state.read(today, found[name])
         self._known = (self._known | names) & accounts.keys()
-
-    def _unsaved_budgets(self, names: set[str]) -> dict[tuple[int, str], Use]:
-        budgets = {}
-        for name in names:
-            with self._shared.opened(name) as state:
-                for day, use in state.take_unsaved():
-                    budgets[day, name] = use
-        return budgets
 
     async def _write(self, file: UsageFile, batch: Batch) -> bool:
         """Write a batch; return False if it has to be written again."""

@@ -155,15 +155,9 @@ class ClassTotals:
         self.by_name: dict[str, ClassCounts] = {}  # empty while there are no classes
 
     def answered(self, service: ServiceClass, first_token_s: float) -> None:
-        counts = self._of(service)
+        counts = self.by_name.setdefault(service.name, ClassCounts())
         counts.answered += 1
         counts.late += first_token_s > service.first_token_s
 
     def refused(self, service: ServiceClass) -> None:
-        self._of(service).refused += 1
-
-    def _of(self, service: ServiceClass) -> ClassCounts:
-        found = self.by_name.get(service.name)
-        if found is None:
-            found = self.by_name[service.name] = ClassCounts()
-        return found
+        self.by_name.setdefault(service.name, ClassCounts()).refused += 1

@@ -64,7 +64,9 @@ class Inbox:
         for request in batch.sent:
             self._sent(batch.router, peer, request, now_s)
         for request_id in batch.begun:
-            self._begun(peer, request_id, now_s)
+            if (placed := peer.requests.get(request_id)) is not None:
+                peer.keys -= placed.awaited_keys
+                self._placement.begun(placed, now_s)
         has_room = self._ended(peer, batch.ended, now_s)
         if batch.running is not None:
             unheard = peer.requests.keys() - batch.running
@@ -87,22 +89,19 @@ class Inbox:
         self._turns.before = sum(router < self._own for router in self.peers)
 
     def _sent(self, router: int, peer: Peer, request: PeerRequest, now_s: float) -> None:
-        load, keys = self._load_of(request.replica), _keys(request)
+        whole = len(request.keys) // KEY_BYTES * KEY_BYTES
+        load, keys = self._load_of(request.replica), array("Q", request.keys[:whole]).tolist()
         is_known = load is not None and request.id not in peer.requests
         is_bounded = len(peer.requests) < MOST_RUNNING and peer.keys + len(keys) <= MOST_KEYS
-        if load is None or not (is_known and is_bounded and _is_sane(request)):
+        is_sane = 0.0 <= request.awaited_s <= MOST_AWAITED_S and 0.0 <= request.age_s < inf
+        is_sane = is_sane and abs(request.priority_s or 0.0) <= MOST_PRIORITY_S  # NaN is not
+        if load is None or not (is_known and is_bounded and is_sane):
             self.counts.ignored += 1
             return
         self.counts.requests += 1
         placed = peer.requests[request.id] = self._placement.sent_by_peer(load, request, keys, now_s)
         peer.keys += placed.awaited_keys
         self._turns.heard(router, request.age_s, request.uncached_tokens, now_s)
-
-    def _begun(self, peer: Peer, request_id: int, now_s: float) -> None:
-        placed = peer.requests.get(request_id)
-        if placed is not None:
-            peer.keys -= placed.awaited_keys
-            self._placement.begun(placed, now_s)
 
     def _ended(self, peer: Peer, request_ids: Iterable[int], now_s: float) -> bool:
         found = False
@@ -117,14 +116,3 @@ class Inbox:
     def check(self) -> None:
         for peer in self.peers.values():
             assert peer.keys == sum(placed.awaited_keys for placed in peer.requests.values())
-
-
-def _keys(request: PeerRequest) -> list[int]:
-    whole = len(request.keys) // KEY_BYTES * KEY_BYTES
-    return array("Q", request.keys[:whole]).tolist()
-
-
-def _is_sane(request: PeerRequest) -> bool:
-    priority_s = request.priority_s or 0.0
-    are_times = 0.0 <= request.awaited_s <= MOST_AWAITED_S and 0.0 <= request.age_s < inf
-    return are_times and isfinite(priority_s) and abs(priority_s) <= MOST_PRIORITY_S

@@ -22,8 +22,8 @@ from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import HfTokenizer
 from engines.prompts.vllm import RENDER
 from events.blocks import pack_tokens
-from router.members.verification import token_ids_in
 from router.prompts.prompt import read_peek
+from router.prompts.tokenizer_probe import token_ids_in
 from router.prompts.tokens import Tokens
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved

@@ -77,27 +77,24 @@ class PoolDiscovery(Discovery):
         return self._pool.problem or self._problem or (None if self._pods is None else self._pods.problem)
 
     def watch(self) -> AsyncGenerator[Desired, None]:
-        return switched(self._targets(), self._pods_of)
+        def pods_at(target: Target) -> AsyncGenerator[Desired, None]:
+            pods = pods_of(self._cluster.namespace, target.selector, target.ports)
+            self._pods = KubernetesDiscovery(self._cluster, pods)
+            return self._pods.watch()
+
+        return switched(self._targets(), pods_at)
 
     async def _targets(self) -> AsyncGenerator[Target, None]:
         latest: Target | None = None
         async with aclosing(self._pool.watch()) as updates:
             async for found in updates:
                 target = found.get(self._name)
-                self._judge("it does not exist; create it" if target is None else target.unusable)
+                unusable = "it does not exist; create it" if target is None else target.unusable
+                if not unusable:
+                    self._recovered()
+                elif unusable != self._problem:  # each reason is logged once, also if it follows another one
+                    log.warning("%s cannot be used: %s; keeping what it named before", self.where, unusable)
+                    self._problem = unusable
                 if target is not None and not target.unusable and target != latest:
                     latest = target
                     yield target
-
-    def _judge(self, unusable: str) -> None:
-        """Log each reason once, also if it follows another one."""
-        if not unusable:
-            self._recovered()
-        elif unusable != self._problem:
-            log.warning("%s cannot be used: %s; keeping what it named before", self.where, unusable)
-            self._problem = unusable
-
-    def _pods_of(self, target: Target) -> AsyncGenerator[Desired, None]:
-        pods = pods_of(self._cluster.namespace, target.selector, target.ports)
-        self._pods = KubernetesDiscovery(self._cluster, pods)
-        return self._pods.watch()

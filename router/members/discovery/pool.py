@@ -73,17 +73,13 @@ def target_of(pool: InferencePool) -> Target:
         return Target(name, unusable=f"its selector.matchLabels: {error}")
 
 
-def _made(pool: InferencePool, _: Values) -> tuple[Sequence[Target], Sequence[str]]:
-    return [target_of(pool)], ()
-
-
 KIND = Kind(
     "inferencepools",
     GROUP,
     "v1",
     "the InferencePool",
     InferencePool,
-    _made,
+    lambda pool, _: ([target_of(pool)], ()),
     selects_by="fieldSelector",
 )
 

@@ -16,11 +16,11 @@ from events.cache.groups import FULL, Group, Layout
 from router.members import verification
 from router.members.broken import Broken
 from router.members.fetch import Fetched
-from router.members.verification import Verification, token_ids_in
+from router.members.verification import Verification
 from router.placement.placement import Placement
 from router.prompts.prompt import Prompt, read_peek
 from router.prompts.shapes import DIFFERS, NOT_YET
-from router.prompts.tokenizer_probe import probes
+from router.prompts.tokenizer_probe import probes, token_ids_in
 from router.prompts.tokens import Tokens
 from tests.router.families import prompts
 from tests.router.loopback import until

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from router.members.spec import ReplicaSpec
-from router.monitor import suspects as silence
+from router.monitor import suspects
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -59,8 +59,8 @@ class Engine(Scripted):
 
 @asynccontextmanager
 async def engines(count: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[list[Engine], Served]]:
-    monkeypatch.setattr(silence, "STALLED_S", 0.5)
-    monkeypatch.setattr(silence, "SCRAPE_S", 0.05)
+    monkeypatch.setattr(suspects, "STALLED_S", 0.5)
+    monkeypatch.setattr(suspects, "SCRAPE_S", 0.05)
     made = [Engine(f"e{number}") for number in range(count)]
     async with served(*made, health_interval_s=0.2) as running:
         for number, engine in enumerate(made):

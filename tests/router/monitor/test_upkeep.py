@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ import pytest
 from engines import NATIVE, PROFILES
 from events.native import Load, Status
 from router.members.spec import BadSpec, ReplicaSpec
-from router.monitor import suspects as silence
-from router.monitor import upkeep
+from router.monitor import suspects, upkeep
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -479,8 +479,8 @@ async def test_where_all_are_silent_a_stream_waits_for_its_replica() -> None:
 
 async def test_without_a_look_at_the_siblings_it_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    monkeypatch.setattr(silence.Silence, "_is_lively", lambda *_: True)
-    monkeypatch.setattr(silence, "GIVEN_UP_S", 0.3)  # before the other one counts as silent
+    monkeypatch.setattr(suspects, "LIVELY_S", math.inf)
+    monkeypatch.setattr(suspects, "GIVEN_UP_S", 0.3)  # before the other one counts as silent
     script = Script(begins, silent)
     async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat(stream=True))
