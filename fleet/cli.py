@@ -38,14 +38,17 @@ COMMANDS = {
     "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
-    "picker": ("router.cli:picker", "Pick the replica of each request that a gateway forwards."),
+    "picker": ("router.process.cli:picker", "Pick the replica of each request that a gateway forwards."),
     "prefixes": (
         "fleet.commands.prefixes:prefixes",
         "Show prefixes that recent prompts share, and the replicas that hold them.",
     ),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
     "restart": ("fleet.commands.restart:restart", "Replace a model's replicas one by one, losing no request."),
-    "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request with a warm cache."),
+    "router": (
+        "router.process.cli:router",
+        "Answer the OpenAI API from many replicas, each request with a warm cache.",
+    ),
     "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
     "shadow": (
         "lab.commands.shadow:shadow",
@@ -56,10 +59,7 @@ COMMANDS = {
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
     "usage": ("fleet.commands.usage:usage", "Show how many tokens each API key has used, by day and model."),
     "top": ("fleet.commands.top:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
-    "up": (
-        "fleet.up.command:up",
-        "Start replicas, here or over a Ray cluster, and a router with the OpenAI API.",
-    ),
+    "up": ("fleet.up.command:up", "Start replicas, here or over a Ray cluster, and a router with the OpenAI API."),
 }
 
 EXTRAS = {

@@ -1,4 +1,4 @@
-"""The router's configuration. New fields need an option in `router.settings`; a test compares the two."""
+"""The router's configuration. New fields need an option in `router.process.settings`; a test compares the two."""
 
 from typing import Literal, TypeAlias
 
@@ -47,7 +47,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     # HTTP
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
-    workers: int = 0  # processes; 0: see `router.parts.workers_of`
+    workers: int = 0  # processes; 0: see `router.process.server.workers_of`
     tls_cert: str | None = None
     tls_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024

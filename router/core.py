@@ -16,12 +16,11 @@ from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel, Server
 from router.members.predictions import Predictions
-from router.placement.cost import NONE_TRIED, Candidate, Tenant
+from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
 from router.placement.index import Matches
 from router.placement.placement import Placement
-from router.placement.prompt import Prompt
 from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import NO_RULES
 from router.prompts.prompt import Prompt as ReadPrompt
@@ -36,14 +35,14 @@ from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
 from router.proxy.services import Waiter
 from router.records.history import History
+from router.tenants.keys import Priorities
 from router.tenants.ledger import ledger_of
-from router.tenants.priorities import Priorities
 
 if TYPE_CHECKING:
-    from router.peers.links import Links
+    from router.members.verification import Verification
     from router.records.tracing import Tracing
-    from router.verification import Verification
     from router.workers.colleagues import Colleagues
+    from router.workers.peer_links import Links
 
 log = logging.getLogger(__name__)
 

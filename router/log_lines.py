@@ -6,7 +6,7 @@ Fields that end in `at_s`, and the times of reports, are read from the router's 
 
 from msgspec import Raw, Struct, field
 
-from router.placement.roles import Half, Role
+from router.placement.cost import Half, Role
 
 USUAL_TTL_S = 30.0
 USUAL_LIMIT = 512
@@ -65,7 +65,7 @@ class Decided(Struct, omit_defaults=True):
     order: int
     at_s: float
     policy: str
-    lot: int  # what near-equals were drawn with (`router.placement.tie_break`)
+    lot: int  # what near-equals were drawn with (`router.placement.policy`)
     turn: int
     chosen: str | None = None
     tried: list[str] = []

@@ -1,7 +1,7 @@
 """The table of settings of a command, and the types that replicas and routers share.
 
-Which settings a command has is said in a table of its own (`replica.settings.options`, `router.settings`); how a value
-gets from the command line, the environment or a file into it is in `api.process.options`.
+Which settings a command has is said in a table of its own (`replica.settings.options`, `router.process.settings`); how
+a value gets from the command line, the environment or a file into it is in `api.process.options`.
 """
 
 import math

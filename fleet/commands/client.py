@@ -13,7 +13,7 @@ from msgspec import Struct
 from fleet.commands.addresses.local_fleets import Where, listed, running_fleets
 from fleet.commands.view import ModelView, View
 from fleet.plan import FleetPlan
-from router.asking import Client, Server, Unreachable
+from router.console.asking import Client, Server, Unreachable
 
 T = TypeVar("T")
 

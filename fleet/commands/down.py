@@ -24,7 +24,7 @@ from fleet.commands.options import fleet_argument
 from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.display import Display
-from router.asking import Refused, Unreachable
+from router.console.asking import Refused, Unreachable
 
 LOOK_S = 0.25
 BETWEEN_SIGNALS_S = 3.0  # at most: two at once would count as one

@@ -9,8 +9,8 @@ from api.process.settings import TEXT, FiniteRange
 from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.view import ReplicaView
-from router.asking import Refused
-from router.formatting import count
+from router.console.asking import Refused
+from router.console.formatting import count
 
 LOOK_S = 0.5
 HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived

@@ -39,7 +39,7 @@ def explain(
     if model is not None:
         fields["model"] = model
 
-    from router.explain import ask, draw  # an HTTP client and rich: not needed to refuse arguments
+    from router.console.explain import ask, draw  # an HTTP client and rich: not needed to refuse arguments
 
     show(ask(locate_router(which), fields, admin_key), as_json, draw)
 

@@ -8,7 +8,7 @@ import click
 
 from fleet.commands.client import Poller
 from fleet.commands.options import fleet_options, locate
-from router.asking import Refused
+from router.console.asking import Refused
 
 LINES = 100
 FOLLOWED_LINES = 2000  # what is written in LOOK_S should be less

@@ -8,7 +8,7 @@ import click
 from api.process.options import SettingOption
 from fleet.commands.addresses.address import FleetAddress, optional_argument
 from fleet.commands.addresses.local_fleets import Where, find
-from router.setting_types import SECRET
+from router.process.setting_types import SECRET
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from events.tool.words import printable
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.commands.words import age_of, happened, short
-from router.formatting import Column, duration, table_of
+from router.console.formatting import Column, duration, table_of
 
 STYLES = {
     "placing": "yellow",

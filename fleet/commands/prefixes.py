@@ -29,6 +29,6 @@ def prefixes(which: str | None, admin_key: str | None, limit: int, as_json: bool
       warmroute prefixes 10.0.0.9:8000 --limit 100
       warmroute prefixes --json | python -m json.tool
     """
-    from router.prompts.prefixes.draw import ask, draw  # an HTTP client and rich: not needed to refuse arguments
+    from router.console.prefixes import ask, draw  # an HTTP client and rich: not needed to refuse arguments
 
     show(ask(locate_router(which), limit, admin_key), as_json, draw)

@@ -10,7 +10,7 @@ from fleet.commands.client import CONTROLLER, Poller
 from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.display import Display
-from router.asking import Unreachable
+from router.console.asking import Unreachable
 
 LOOK_S = 0.25
 MISSING_S = 60.0  # a controller that was restarted has answered by then

@@ -8,7 +8,7 @@ from fleet.commands.client import Poller
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.progress import Step, follow
 from fleet.commands.view import View
-from router.formatting import count
+from router.console.formatting import count
 
 
 @click.command()

@@ -14,7 +14,7 @@ from fleet.commands.picture import Picture
 from fleet.commands.view import View
 from fleet.commands.words import age_of
 from fleet.display import has_cursor
-from router.asking import Client
+from router.console.asking import Client
 from router.responses import ReplicaList
 
 REFRESH_S = 1.0

@@ -36,7 +36,7 @@ def usage(
       warmroute usage --from 2026-01-01 --to 2026-01-31 --csv > january.csv
       warmroute usage 10.0.0.9:8000 --key alice --json
     """
-    from router.tenants.draw import ask, draw  # an HTTP client and rich: not needed to refuse arguments
+    from router.console.usage import ask, draw  # an HTTP client and rich: not needed to refuse arguments
 
     wanted = {"from": first, "to": last, "key": key, "model": model, "format": "csv" if as_csv else "json"}
     answer = ask(locate_router(which), {name: value for name, value in wanted.items() if value is not None}, admin_key)

@@ -1,7 +1,7 @@
 """A fleet's figures and states in words."""
 
 from fleet.commands.view import ReplicaView, View
-from router.formatting import count
+from router.console.formatting import count
 
 CAUSES = ("ready", "gone", "leaving")  # when one is ready another may leave, and when it is gone a new one may start
 

@@ -15,7 +15,7 @@ from fleet.control.reconcile import Action, Begin, Kept, Reconciler
 from fleet.host.report import beat
 from fleet.plan import FleetPlan, ModelPlan, Task
 from fleet.tasks import check
-from router.parts import usable_cpus
+from router.process.server import usable_cpus
 
 LONGEST_WAIT_S = 60.0
 

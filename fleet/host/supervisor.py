@@ -19,7 +19,7 @@ from fleet.host.child import Child, Log
 from fleet.host.engines import Launch, engine_missing, launch
 from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import FOREIGN, Task
-from router.asking import options
+from router.console.asking import options
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
 

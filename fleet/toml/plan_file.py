@@ -29,8 +29,8 @@ from replica.model.locate import DEMO, SMOLLM2, short_name
 from replica.settings import configure as replica_configure
 from replica.settings.options import MODEL
 from replica.settings.options import TABLE as REPLICA_TABLE
-from router.configure import config_from as router_config_from
-from router.settings import TABLE as ROUTER_TABLE
+from router.process.configure import config_from as router_config_from
+from router.process.settings import TABLE as ROUTER_TABLE
 
 OURS = tuple(engine for engine in ENGINES if engine not in FOREIGN)
 # Engines that read what another replica has computed.

@@ -14,8 +14,8 @@ from fleet.plan import FleetPlan
 from fleet.tasks import first
 from fleet.up.launching import Launcher
 from fleet.up.watching import CannotStart, Watcher
-from router.asking import Refused
-from router.watched_file import WatchedFile
+from router.console.asking import Refused
+from router.members.watched_file import WatchedFile
 
 LOOK_S = 1.0
 AGAIN_S = 5.0  # after Ray could not be joined

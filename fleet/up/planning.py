@@ -17,9 +17,9 @@ from replica.cli import replica
 from replica.config import ReplicaConfig
 from replica.settings.configure import config_from as replica_config_from
 from replica.settings.options import TABLE as REPLICA_TABLE
-from router.cli import router
 from router.config import RouterConfig
-from router.configure import config_from as router_config_from
+from router.process.cli import router
+from router.process.configure import config_from as router_config_from
 
 FLEET_KEY = "WARMROUTE_FLEET_KEY"
 

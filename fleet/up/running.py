@@ -18,10 +18,10 @@ from fleet.tasks import first
 from fleet.up.launching import Launcher
 from fleet.up.planning import drain_timeout_s
 from fleet.up.watching import CannotStart, Watcher
-from router.asking import Refused, Unreachable
 from router.config import RouterConfig
-from router.front import Front
-from router.status import not_ready
+from router.console.asking import Refused, Unreachable
+from router.dashboard.status import not_ready
+from router.process.front import Front
 
 LOOK_INTERVAL_S = 0.05
 ENDS_S = 60.0  # for replicas to end after their time to drain is over

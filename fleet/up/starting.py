@@ -29,8 +29,8 @@ from fleet.up.launching import InThisProcess, Launcher, OnRay
 from fleet.up.planning import FLEET_KEY, KEY, Settings, router_config
 from fleet.up.running import FleetRun, Job
 from fleet.up.watching import CannotStart
-from router.setting_types import SECRET
-from router.watched_file import WatchedFile
+from router.members.watched_file import WatchedFile
+from router.process.setting_types import SECRET
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but asked at one
 

@@ -13,7 +13,7 @@ import msgspec
 
 from lab.bench.outcome import EVENT_STREAM, Outcome, error_text, read_event
 from router.members.broken import Broken
-from router.members.target import Target
+from router.members.spec import Target
 from router.members.upstream import Header, Sending, Upstream
 from router.proxy.events import DONE, EventReader, payload_of
 

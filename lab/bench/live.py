@@ -10,7 +10,7 @@ from events.tool.words import seconds
 from fleet.display import Display
 from lab.bench.load import LoadGenerator
 from lab.percentiles import percentile
-from router.members.target import Target
+from router.members.spec import Target
 
 SHOW_EVERY_S = 0.5  # drawing takes time that the load generator needs
 

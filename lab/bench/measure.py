@@ -20,7 +20,7 @@ from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Words
 from router.members.broken import Broken
-from router.members.target import Target
+from router.members.spec import Target
 from router.responses import ReplicaList
 
 Found = TypeVar("Found")

@@ -15,7 +15,7 @@ from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Passage, Words
 from router.members.broken import Broken
-from router.members.target import Target, parse_target
+from router.members.spec import Target, parse_target
 
 SHORT_WORDS, LONG_WORDS = 64, 448
 UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take

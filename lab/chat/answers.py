@@ -15,8 +15,8 @@ from lab.bench.client import Endpoint
 from lab.bench.outcome import Outcome
 from lab.bench.probe import UNKNOWN_FIELD, only_model
 from lab.bench.prompts import CHAT
-from router.formatting import duration
-from router.members.target import Target
+from router.console.formatting import duration
+from router.members.spec import Target
 
 FRAME_S = 0.05
 TIMEOUT_S = 600.0

@@ -11,7 +11,7 @@ from rich.text import Text
 from events.tool.words import printable
 from fleet.display import has_cursor
 from lab.chat.answers import Answer, Message, Page, Place, answered, figures
-from router.formatting import plain_console
+from router.console.formatting import plain_console
 
 MOST_FILE_BYTES = 1024 * 1024
 MOST_CHARACTERS = 4 * 1024 * 1024  # a question may have, and a whole conversation

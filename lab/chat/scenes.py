@@ -19,8 +19,8 @@ from fleet.commands.view import ReplicaView
 from fleet.display import has_cursor
 from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
-from router.asking import Client
-from router.formatting import duration, plain_console
+from router.console.asking import Client
+from router.console.formatting import duration, plain_console
 from router.responses import DecisionList
 
 GUIDE = files("router.dashboard") / "static" / "lighthouse.txt"  # a sample of the playground's, too

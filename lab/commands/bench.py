@@ -29,9 +29,9 @@ from lab.plots import plot_option
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
-from router.members.target import Target
+from router.members.spec import Target
+from router.process.setting_types import SECRET
 from router.proxy.admission import is_loopback
-from router.setting_types import SECRET
 
 AT_LEAST_1 = click.IntRange(min=1)
 USUAL_S = 20.0

@@ -7,7 +7,7 @@ import click
 
 from api.process.options import option
 from fleet.commands.addresses.local_routers import locate_router, router_argument
-from router.setting_types import SECRET
+from router.process.setting_types import SECRET
 
 
 @click.command()

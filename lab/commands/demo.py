@@ -9,7 +9,7 @@ from api.process.options import option
 from fleet.commands.addresses.local_fleets import find, running_fleets
 from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_argument
-from router.setting_types import SECRET
+from router.process.setting_types import SECRET
 
 
 @click.command()

@@ -11,7 +11,7 @@ from lab.doctor.comparing import figures_of
 from lab.doctor.report import as_json as in_json
 from lab.doctor.report import lines
 from router.doctor.rules import findings
-from router.setting_types import SECRET, URL
+from router.process.setting_types import SECRET, URL
 
 
 class DoctorFailed(click.ClickException):

@@ -14,8 +14,8 @@ from api.process.options import SettingsCommand, option
 from api.process.settings import FiniteRange, Setting, Table, Unusable
 from fleet.display import progress
 from router.config import RouterConfig
-from router.configure import config_of
-from router.settings import SETTINGS, TABLE
+from router.process.configure import config_of
+from router.process.settings import SETTINGS, TABLE
 
 CHOOSING = ("policy", "message_cache_mb")
 TOLD_EVERY = 100  # requests

@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
-from router.asking import Client, Server, Unreachable, options, reason_of
+from router.console.asking import Client, Server, Unreachable, options, reason_of
 from router.doctor.figures import DifferingShape
 from router.doctor.samples import BadMetrics, Samples
 from router.responses import DecisionList, ReplicaList

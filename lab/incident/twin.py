@@ -17,9 +17,8 @@ from events.source import Record, Source
 from lab.incident.sources import status_of
 from router.log_lines import Report, Weighed
 from router.members.feed import ReplicaFeed
-from router.placement.ages import CacheAges
+from router.placement.ages import CacheAges, Reuse
 from router.placement.placement import Placement
-from router.placement.reuse import Reuse
 
 LOGGED_ENDPOINT = "tcp://logged"  # logs say only whether a replica had one
 AHEAD_S = 2.0  # most by which recorder and router may have received something at different times
@@ -129,7 +128,7 @@ class Twin:
             self._hear(self._heard.popleft())
 
     def _hear(self, heard: Heard) -> None:
-        """Apply a status as `router.upkeep` does."""
+        """Apply a status as `router.monitor.upkeep` does."""
         status = heard.status
         if self._incarnation not in (None, status.incarnation):
             self._placement.restarted(self.load)

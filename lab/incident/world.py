@@ -12,13 +12,13 @@ from lab.incident.sources import Survey
 from lab.incident.twin import AHEAD_S, Twin
 from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Report, Weighed
-from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
-from router.placement.placed import Placed
+from router.placement.index import APPROXIMATE
+from router.placement.load import Placed
 from router.placement.placement import Placement
-from router.placement.ring import Ring
+from router.placement.policy import Ring
 
 CONFIG = RouterConfig()
 

@@ -10,7 +10,7 @@ from lab.shadow.speeds import Speeds
 from lab.simulation.settings import Settings
 from lab.trace.formats import beginnings_named
 from lab.trace.requests import Trace, TraceRequest
-from router.placement.approximate import APPROXIMATE, USUAL_APPROXIMATE_BLOCK_TOKENS
+from router.placement.index import APPROXIMATE, USUAL_APPROXIMATE_BLOCK_TOKENS
 
 
 class Case(NamedTuple):

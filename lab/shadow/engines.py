@@ -11,9 +11,9 @@ from engines.metrics import scraped_pools
 from router.core import Router
 from router.doctor.engine_metrics import MetricsDelta
 from router.doctor.samples import BadMetrics, Samples
-from router.learning import ask
 from router.members.broken import Broken
 from router.members.members import Server
+from router.monitor.learning import ask
 
 TIMED = (*METRICS.first_token_s, *METRICS.prefill_s, *METRICS.between_tokens_s, *METRICS.output_tokens)
 READ = frozenset({*METRICS.queries, *METRICS.hits, *(f"{name}{kind}" for name in TIMED for kind in ("_sum", "_count"))})

@@ -8,13 +8,13 @@ from msgspec import Struct
 
 from api.process.settings import Unusable
 from lab.shadow.engines import Sample
-from router.assembly import assembled, discoveries
 from router.config import RouterConfig
 from router.core import Router
+from router.dashboard.status import not_ready
 from router.members.discovery.combined import CombinedDiscovery
 from router.members.members import Member
+from router.process.front import assembled, discoveries
 from router.proxy.admission import Admission
-from router.status import not_ready
 
 READY_WITHIN_S = 30.0
 LOOK_S = 0.05

@@ -14,8 +14,8 @@ from lab.shadow.whereabouts import Whereabouts
 from router.core import Router
 from router.http.explaining import api_of, read_prompt
 from router.members.members import Member, ServedModel
-from router.placement.approximate import APPROXIMATE
 from router.placement.decision import Decision
+from router.placement.index import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.admission import Admitted
 from router.proxy.headers import session_of

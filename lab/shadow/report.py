@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from events.tool.words import printable
 from lab.shadow.findings import Findings, Measured, Run, Sure
 from lab.shadow.speeds import Speeds
-from router.formatting import duration
+from router.console.formatting import duration
 
 SOURCES = {
     "told": "told",

@@ -11,7 +11,7 @@ from msgspec import Struct
 from events.blocks import extend_keys, root_key
 from lab.trace.requests import Trace, TraceRequest
 from replica.messages import KVSource
-from router.placement.objectives import Outlook
+from router.placement.classes import Outlook
 
 MODEL = "simulated"
 NOTHING: Mapping[str, int] = MappingProxyType({})

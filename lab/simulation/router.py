@@ -8,17 +8,16 @@ from events.native import Load
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import CONFIG, Settings
 from replica.messages import KVSource
-from router.placement.approximate import APPROXIMATE, APPROXIMATE_TOKENS
-from router.placement.cost import Candidate, Question, Tenant
+from router.placement.cost import Candidate, Half, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
-from router.placement.inbox import Inbox
+from router.placement.index import APPROXIMATE, APPROXIMATE_TOKENS
+from router.placement.load import Placed
 from router.placement.outbox import Outbox, PeerBatch
-from router.placement.placed import Placed
 from router.placement.placement import Placement
-from router.placement.ring import Ring
-from router.placement.roles import Half
+from router.placement.policy import Ring
 from router.placement.waiting import STEP_S, Waiting
+from router.workers.peer_inbox import Inbox
 
 
 class SimulatedRouter:

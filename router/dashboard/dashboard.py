@@ -12,9 +12,9 @@ from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, held_prefixes, page_of
 from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
+from router.dashboard.sharing import Told, told
 from router.members.members import Member
 from router.proxy.admission import Admitted
-from router.sharing import Told, told
 from router.tenants.keys import Key
 
 SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly

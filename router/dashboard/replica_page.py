@@ -12,13 +12,13 @@ from router.core import Router
 from router.dashboard.rows import FleetView
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
 from router.dashboard.series import Series
+from router.dashboard.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks
+from router.dashboard.status import for_clients, replica_status
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
-from router.placement.approximate import APPROXIMATE
+from router.placement.index import APPROXIMATE
 from router.prompts.prefixes.tree import Run
 from router.responses import FeedState
-from router.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks
-from router.status import for_clients, replica_status
 
 MOST_PREFIXES = 50
 

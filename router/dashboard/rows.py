@@ -12,11 +12,11 @@ from api.errors import invalid
 from router.core import Router
 from router.dashboard.pauses import paused
 from router.dashboard.sampling import Sampling
+from router.dashboard.status import blocks_of, idle_members, inexact, state_of
 from router.doctor.index_rules import LAG_BATCHES
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
 from router.responses import FeedState
-from router.status import blocks_of, idle_members, inexact, state_of
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000

@@ -13,7 +13,7 @@ from router.members.broken import Broken, no_replica
 from router.members.fetch import fetch
 from router.members.members import Server
 from router.members.spec import ModelName
-from router.upkeep import Upkeep
+from router.monitor.upkeep import Upkeep
 from router.workers.questions import FORGET, LEARN_AGAIN
 
 LOAD_S = 120.0  # an engine may read an adapter from a slow disk

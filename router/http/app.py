@@ -21,9 +21,9 @@ from router.http.document import DIRECT, document
 from router.http.endpoints import Endpoints
 from router.http.one_answer import OneAnswer, answer_of
 from router.http.routes import APP_ROUTES
+from router.monitor.upkeep import Upkeep
 from router.proxy.admission import Admitted
 from router.records.access_log import line_of
-from router.upkeep import Upkeep
 from router.workers.colleagues import Answer, Answering, Asked
 
 FROM_WORKER = "from_worker"  # in the scope of a request that another worker has admitted

@@ -24,21 +24,21 @@ from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
+from router.dashboard.sharing import shared
+from router.dashboard.status import for_clients, index_status, not_ready, replica_status, replica_statuses
 from router.http import retaining
 from router.http.adapters import change_adapter
 from router.http.cache_resets import reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
+from router.http.metrics import metrics_text
 from router.http.usage import MOST_ROWS, usage_answer
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel, Server
 from router.members.spec import BadSpec, spec_of
-from router.metrics import metrics_text
+from router.monitor.upkeep import Upkeep
 from router.proxy.exchange import too_large
 from router.responses import ReplicaStatus
-from router.sharing import shared
-from router.status import for_clients, index_status, not_ready, replica_status, replica_statuses
-from router.upkeep import Upkeep
 from router.workers.questions import NOT_READY
 
 DONE = {"status": "ok"}

@@ -13,12 +13,10 @@ from router.core import Router
 from router.dashboard.pauses import paused
 from router.members.members import ServedModel
 from router.members.upstream import Header
-from router.placement.approximate import APPROXIMATE
-from router.placement.decision import Decision
+from router.placement.cost import TAKES
+from router.placement.decision import Decision, predict
 from router.placement.holders import slots_of
-from router.placement.index import Matches
-from router.placement.prediction import predict
-from router.placement.roles import TAKES
+from router.placement.index import APPROXIMATE, Matches
 from router.placement.verdict import Verdict
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick

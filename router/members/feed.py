@@ -129,12 +129,6 @@ class ReplicaFeed:
         self._finds.append(Find(now_s + SETTLED_S, since, keys, sure))
         return True
 
-    def _is_proved(self, find: Find) -> bool:
-        """Return True if no removal since the decision can be of one of the blocks."""
-        if not find.sure or find.since.unknown_removals != self.view.resolver.doubtful.unknown_removals:
-            return False
-        return self.has_changed(find.since, find.keys, stored=False) is False
-
     def tick(self, now_s: float) -> bool:
         """Take the blocks found whose stores and removals must have come by now; return whether any are left."""
         while self._finds and self._finds[0].due_s <= now_s:
@@ -143,7 +137,11 @@ class ReplicaFeed:
             find = self._finds.popleft()
             if find.since.resets != self._recent.resets:
                 continue
-            if new := self.view.resolver.found(find.keys, proved=self._is_proved(find)):
+            resolver = self.view.resolver
+            # No removal since the decision can be of one of the blocks.
+            is_known = find.sure and find.since.unknown_removals == resolver.doubtful.unknown_removals
+            proved = is_known and self.has_changed(find.since, find.keys, stored=False) is False
+            if new := resolver.found(find.keys, proved=proved):
                 self._index.store(self._slot, new)
         return bool(self._finds)
 

@@ -58,8 +58,7 @@ class Feeds:
 
     def state(self, name: str) -> FeedState | None:
         """The state of a replica's stream; None if its events are not followed."""
-        feed = self._feeds.get(name)
-        return None if feed is None else feed.state(time.monotonic())
+        return feed.state(time.monotonic()) if (feed := self._feeds.get(name)) else None
 
     def event_age_s(self, name: str) -> float:
         """Seconds since the replica's last event; infinite if there was none."""
@@ -69,8 +68,7 @@ class Feeds:
 
     def block_sizes(self, name: str) -> tuple[int, ...] | None:
         """The block sizes that a replica's events have shown; None if they are not followed."""
-        feed = self._feeds.get(name)
-        return None if feed is None else feed.block_sizes
+        return feed.block_sizes if (feed := self._feeds.get(name)) else None
 
     def is_unreached(self, name: str) -> bool:
         """Return True if a replica's events are followed, and were never reached though there was time."""
@@ -78,8 +76,7 @@ class Feeds:
         return feed is not None and feed.is_unreached(time.monotonic())
 
     def traffic(self, name: str) -> Traffic | None:
-        feed = self._feeds.get(name)
-        return None if feed is None else feed.traffic()
+        return feed.traffic() if (feed := self._feeds.get(name)) else None
 
     def known(self, name: str) -> tuple[int, str | None] | None:
         """The last batch applied, and the reason if the state is inexact; None if the replica is not followed."""
@@ -91,23 +88,19 @@ class Feeds:
 
     def moment(self, name: str) -> Moment | None:
         """Return the present point in the replica's stream; None if it is not followed."""
-        feed = self._feeds.get(name)
-        return None if feed is None else feed.moment(standstill=self._subscriber.stands_still)
+        return feed.moment(standstill=self._subscriber.stands_still) if (feed := self._feeds.get(name)) else None
 
     def has_changed(self, name: str, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
         """Return whether one of the blocks was stored, or removed, since then; None: too much has changed to tell."""
-        feed = self._feeds.get(name)
-        return None if feed is None else feed.has_changed(since, keys, stored=stored)
+        return feed.has_changed(since, keys, stored=stored) if (feed := self._feeds.get(name)) else None
 
     def has_groups(self, name: str) -> bool:
         """Return whether the replica looks for hits in several groups of blocks, or in windows."""
-        feed = self._feeds.get(name)
-        return feed is not None and feed.view.resolver.groups.layout is not None
+        return bool((feed := self._feeds.get(name)) and feed.view.resolver.groups.layout)
 
     def is_settled(self, name: str, since_s: float) -> bool:
         """Return whether all that was published by then has come, as far as the stream can tell."""
-        feed = self._feeds.get(name)
-        return feed is None or feed.is_settled(since_s)
+        return not (feed := self._feeds.get(name)) or feed.is_settled(since_s)
 
     def found(self, name: str, since: Moment, keys: list[int], *, sure: bool) -> None:
         """Note blocks that the replica has reused for a request decided at that point. `sure`: the keys are exact."""
@@ -117,8 +110,7 @@ class Feeds:
 
     def expect_clear(self, name: str) -> None:
         """Note that the replica may clear its cache now: its view is in doubt until its events show whether it has."""
-        feed = self._feeds.get(name)
-        if feed is not None:
+        if feed := self._feeds.get(name):
             feed.expect_clear(time.monotonic())
 
     def tick(self) -> None:
@@ -146,8 +138,7 @@ class Feeds:
 
     def speculates(self, name: str, speculates: bool) -> None:
         """Note if the replica drafts tokens, which may make its hits shorter."""
-        feed = self._feeds.get(name)
-        if feed is not None:
+        if feed := self._feeds.get(name):
             feed.view.resolver.speculates = speculates
 
     def overclaims(self, name: str) -> bool | None:

@@ -230,28 +230,24 @@ class Health:
 
     def publish(self) -> None:
         """Tell the candidates; call it when one has come."""
-        reason = self._reason()
-        # A request sent to a silent replica would only wait there, and could not go elsewhere.
-        rests = self.resting is not None or self.stalled is not None
-        kept_away = self.draining or rests or self.silent or self._opened_by_silence
-        may_try_anyway = reason is not None and self.reached and not kept_away
+        reason, may_try_anyway = None, False
+        if self.draining:
+            reason = "draining"
+        elif self.resting is not None:
+            reason = self.resting
+        elif self.stalled is not None:
+            reason = self.stalled
+        elif not self.reached:
+            reason = f"not reached yet: {self._last_fault}" if self._last_fault else "not reached yet"
+        elif self.breaker == "open":
+            reason = f"{self._last_fault} (faults in a row: {self._faults})"
+            # A request sent to a silent replica would only wait there, and could not go elsewhere.
+            may_try_anyway = not (self.silent or self._opened_by_silence)
+        elif self.silent_s:
+            reason = f"silent for {self.silent_s:.1f} s"
+        elif self.breaker == "half-open" and self.config.probe_interval_s:
+            reason = f"being tried again after: {self._last_fault}"
+            may_try_anyway = not self._opened_by_silence
         for candidate in self.candidates:
             candidate.slowness, candidate.unavailable = self.slowness, reason
             candidate.may_try_anyway = may_try_anyway
-
-    def _reason(self) -> str | None:
-        if self.draining:
-            return "draining"
-        if self.resting is not None:
-            return self.resting
-        if self.stalled is not None:
-            return self.stalled
-        if not self.reached:
-            return f"not reached yet: {self._last_fault}" if self._last_fault else "not reached yet"
-        if self.breaker == "open":
-            return f"{self._last_fault} (faults in a row: {self._faults})"
-        if self.silent_s:
-            return f"silent for {self.silent_s:.1f} s"
-        if self.breaker == "half-open" and self.config.probe_interval_s:
-            return f"being tried again after: {self._last_fault}"
-        return None

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
@@ -16,17 +16,15 @@ from events.source import Source
 from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.broken import no_replica
-from router.members.facts import Facts
+from router.members.facts import Facts, Rank
 from router.members.health import Health
-from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.tally import FIRST_TOKEN_S, Memory, Output, Tally
 from router.members.upstream import Upstream
-from router.placement.approximate import APPROXIMATE
-from router.placement.cost import Candidate
+from router.placement.cost import Candidate, can_split
+from router.placement.index import APPROXIMATE
 from router.placement.load import ReplicaLoad
-from router.placement.ring import Ring
-from router.placement.roles import can_split
+from router.placement.policy import Ring
 from router.prompts.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -249,7 +247,10 @@ class Members:
         self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
         self._once_served: dict[str, None] = {}  # names of models, those served now included
         self._gone: dict[str, ServedModel] = {}  # the newest of the models not served now
-        self.expected = {name: _expected(name) for name in expected}
+        # Without replicas. Waiting prompts are made again by the first one: its engine decides how.
+        self.expected = {
+            name: ServedModel(name, None, Tokens(name, why_not=NOT_YET, strict=False)) for name in expected
+        }
         self._tokens_of = tokens_of
 
     def __iter__(self) -> Iterator[Member]:
@@ -308,12 +309,19 @@ class Members:
                     served.members.append(member)
                 else:
                     taken[name] = served.base
-            _say_taken(member, taken)
+            for name, base in taken.items():
+                if member.taken_names.get(name) != base:
+                    what = f"its {quoted(name)} is not used, as that name is taken by a replica of the model"
+                    log.warning("%s: %s %s; give one of them another name", member.name, what, quoted(base))
             member.taken_names = taken
         for name, served in models.items():
             served.arrange()
             if (before := self.models.get(name)) is not None and before.tokens is not served.tokens:
-                _distrust(served, before.tokens)
+                # A replica has other tokens, which stays so; and all are compared anew, as their engines have changed.
+                if before.tokens.prompts is not None and before.tokens.why_not is not None:
+                    served.tokens.go_approximate(before.tokens.why_not)
+                for member in served.members:
+                    member.server.verified = None
         for name in self.models.keys() - models.keys():
             self._gone[name] = self.models[name]
             self._gone[name].leave()
@@ -345,26 +353,6 @@ def engine_of(profiles: Iterable[EngineProfile]) -> str:
     found = set(profiles)
     followed = [one.name for one in PROFILES.values() if one in found and (one.prompts or found == {NATIVE})]
     return followed[0] if followed else ""
-
-
-def _distrust(served: ServedModel, before: Tokens) -> None:
-    """Take over that a replica has other tokens, and have its replicas compared anew, as their engines have changed."""
-    if before.prompts is not None and before.why_not is not None:
-        served.tokens.go_approximate(before.why_not)
-    for member in served.members:
-        member.server.verified = None
-
-
-def _say_taken(member: Member, taken: Mapping[str, str]) -> None:
-    for name, base in taken.items():
-        if member.taken_names.get(name) != base:
-            what = f"its {quoted(name)} is not used, as that name is taken by a replica of the model {quoted(base)}"
-            log.warning("%s: %s; give one of them another name", member.name, what)
-
-
-def _expected(name: str) -> ServedModel:
-    """A model without replicas. Waiting prompts are made again by the first one: its engine decides how."""
-    return ServedModel(name, None, Tokens(name, why_not=NOT_YET, strict=False))
 
 
 def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str]]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.members.accuracy import Accuracy
 from router.members.feed import Moment
 from router.members.feeds import Feeds
-from router.placement.prediction import Prediction
+from router.placement.decision import Prediction
 
 JUDGED_AFTER_S = 0.5  # by then, the events of an answer's time have usually come
 JUDGED_WITHIN_S = 12.0  # an idle stream is probed every ten seconds at least

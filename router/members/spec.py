@@ -5,8 +5,11 @@ A new field goes last, with a default; `parse_replica`, files and registries tak
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
-from typing import Annotated, Any, TypeAlias
+from ipaddress import ip_address
+from typing import Annotated, Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,8 +19,48 @@ from engines import NATIVE, PROFILES
 from events.publisher import EventEndpoints
 from events.sockets.curve import load_curve_client
 from events.source import Source
-from router.members.target import Target, parse_target
-from router.placement.roles import Role
+from router.placement.cost import Role
+
+
+class Target(NamedTuple):
+    """The address of a replica, parsed from its URL."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str  # before every path of the API; empty or without a slash at its end
+
+    @property
+    def is_address(self) -> bool:
+        """True if the host is an IP address."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
+
+
+def parse_target(url: str) -> Target:
+    """Parse a replica's URL, with or without /v1; the ValueError quotes it and shows the expected form."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        usable = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    except ValueError:  # a bad port or address
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username or not parts.hostname:
+        raise ValueError(f"{url!r} is no replica's URL; write http://HOST:PORT or https://HOST:PORT")
+    tls = parts.scheme == "https"
+    return Target(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
+
 
 AUTO = "auto"  # as `engine`: the replica tells it
 OFF = "off"  # as `events`: follow none, even if the replica has some
@@ -119,9 +162,6 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 f"{self.name}: curve_server and curve_secret belong together: the file of the replica's public key, "
                 "and the file of your own secret key"
             )
-        self._check_events()
-
-    def _check_events(self) -> None:
         other = [field for field in SOCKETS[1:] if getattr(self, field) is not None]
         if other and (self.events is None or self.events == OFF):
             said = f"events is {self.events!r}" if self.events else "events is missing"
@@ -172,10 +212,15 @@ def spec_of(fields: Mapping[str, Any], *, strict: bool = True) -> ReplicaSpec:
     """A checked spec from fields by name, as they stand in a file; not `strict`: numbers may be text."""
     for key in fields:
         _known(key, _FIELDS, str(fields.get("url", "the replica")))
-    url = fields.get("url")
+    url, target = fields.get("url"), None
     if not isinstance(url, str):
         raise BadSpec(f"{'the url is missing' if url is None else f'the url is {url!r}'}; write url=http://HOST:PORT")
-    target = _target(url)
+    with suppress(ValueError):
+        target = parse_target(url)
+        if not _HOST.fullmatch(target.host):
+            target = None
+    if target is None:
+        raise BadSpec(f"url is {url!r}; write http://HOST:PORT or https://HOST:PORT")
     named = {"name": target.authority, **fields, "url": target.url}
     engine = named.get("engine", AUTO)
     if engine not in (known := engines()):
@@ -183,7 +228,10 @@ def spec_of(fields: Mapping[str, Any], *, strict: bool = True) -> ReplicaSpec:
     try:
         spec = msgspec.convert(named, ReplicaSpec, strict=strict)
     except msgspec.ValidationError as error:
-        raise BadSpec(f"{url}: {_sentence(error, named)}") from error
+        said, _, path = str(error).partition(" - at ")  # `Expected ..., got ... - at `$.key``
+        key = path.strip("`").removeprefix("$.").partition("[")[0]
+        what = "write prefill, decode or both" if key == "role" else f"{said[:1].lower()}{said[1:]}"
+        raise BadSpec(f"{url}: {key} is {named.get(key)!r}{'; ' if key == 'role' else ': '}{what}") from error
     spec.check()
     return spec
 
@@ -289,23 +337,3 @@ def _known(key: str, names: Mapping[str, object], where: str) -> None:
     near = get_close_matches(key, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(names)}"
     raise BadSpec(f"{key!r} in {where!r} is not a key of a replica; {hint}")
-
-
-def _target(url: str) -> Target:
-    target: Target | None
-    try:
-        target = parse_target(url)
-    except ValueError:
-        target = None
-    if target is None or not _HOST.fullmatch(target.host):
-        raise BadSpec(f"url is {url!r}; write http://HOST:PORT or https://HOST:PORT")
-    return target
-
-
-def _sentence(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
-    """Reword msgspec's `Expected ..., got ... - at `$.key``."""
-    said, _, path = str(error).partition(" - at ")
-    key = path.strip("`").removeprefix("$.").partition("[")[0]
-    if key == "role":
-        return f"role is {fields[key]!r}; write prefill, decode or both"
-    return f"{key} is {fields.get(key)!r}: {said[:1].lower()}{said[1:]}"

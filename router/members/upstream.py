@@ -13,7 +13,7 @@ import httptools
 from msgspec import Struct
 
 from router.members.broken import NETWORK_FAULTS, SHORTAGES, Broken, is_one_of
-from router.members.target import Target
+from router.members.spec import Target
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 1024
@@ -330,15 +330,12 @@ class Connection(asyncio.Protocol):
         sending, self._sending = self._sending, None
         if sending is None:
             return
-        if exc is None and self._head_complete and not self._keeps and not self._framed():
+        is_framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self._head)
+        if exc is None and self._head_complete and not self._keeps and not is_framed:
             sending.received(b"", True)  # the end of the connection is the end of the answer
         else:
             reason = f"it ended the connection ({exc})" if exc else "it ended the connection"
             sending.lost(reason, self, silent=is_one_of(exc, NETWORK_FAULTS))
-
-    def _framed(self) -> bool:
-        """True if the answer itself says where it ends."""
-        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._head)
 
     def _fail(self, reason: str) -> None:
         sending, self._sending = self._sending, None

@@ -5,12 +5,91 @@ that has it. The cache itself is not inspected: if it evicts the least recently 
 Host memory behind it holds those before them.
 """
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import inf, log2
 
 from msgspec import Struct
 
-from router.placement.reuse import Reuse
+# ---- how likely an idle page is used again
+
+BINS = 64  # thirds of an octave from SHORTEST_GAP_S on: gaps of up to six hours
+SHORTEST_GAP_S = 0.01
+MOST_KNOWN_PAGES = 2**18  # with a known last use, cached or not; 16 bytes each, allocated at once
+FADES_EVERY = 50_000  # pages
+KEPT = 0.7
+RENEWED = 1 / 256  # more uses than at the last count of chances, before they are counted anew
+
+
+class Reuse:
+    """Reuse in all replicas together, as a prompt's reuse does not depend on its replica.
+
+    Last uses are in a table of pairs. Each page belongs to one pair, and a new page replaces the older entry there:
+    nearly the order of an LRU, for a sixth of its memory, which does not grow.
+    """
+
+    def __init__(self) -> None:
+        self._pages = array("Q", bytes(8 * MOST_KNOWN_PAGES))
+        self._last_s = array("d", [-inf]) * MOST_KNOWN_PAGES
+        self._known = 0
+        self._gaps = [0.0] * BINS  # uses by the time since the one before
+        self._uses = 0.0
+        self._until_fading = FADES_EVERY
+        self._chances = [0.0] * BINS
+        self._renewed_at = 0.0  # number of uses at which the chances are computed again
+
+    def __len__(self) -> int:
+        """Number of known pages."""
+        return self._known
+
+    def used(self, pages: Iterable[int], now_s: float) -> None:
+        """Note that these pages are used now."""
+        known, last_s, gaps, uses = self._pages, self._last_s, self._gaps, 0
+        for page in pages:
+            place = page % MOST_KNOWN_PAGES
+            if known[place] != page:
+                other = place ^ 1
+                if known[other] == page or last_s[other] < last_s[place]:
+                    place = other
+            before_s = last_s[place]
+            if before_s == -inf:
+                self._known += 1
+            elif known[place] == page:
+                gaps[_bin(now_s - before_s)] += 1
+            known[place] = page
+            last_s[place] = now_s
+            uses += 1
+        self._uses += uses
+        self._until_fading -= uses
+        if self._until_fading <= 0:
+            self._until_fading = FADES_EVERY
+            self._uses *= KEPT
+            self._gaps = [uses * KEPT for uses in self._gaps]
+            self._renewed_at = 0.0
+
+    def chance(self, idle_s: float) -> float:
+        """P(used again later, given that it was not used again within this idle time)."""
+        if self._uses >= self._renewed_at:
+            sooner = list(accumulate(self._gaps))
+            again = sooner[-1]
+            self._chances = [
+                min(1.0, (again - before) / (self._uses - before)) if self._uses - before >= 1 else 0.0
+                for before in sooner
+            ]
+            self._renewed_at = self._uses + max(1.0, RENEWED * self._uses)
+        return self._chances[_bin(idle_s)]
+
+    def check(self) -> None:
+        assert self._known == sum(last_s > -inf for last_s in self._last_s)
+        assert sum(self._gaps) <= self._uses + 1e-6
+        assert all(0 <= chance <= 1 for chance in self._chances)
+
+
+def _bin(gap_s: float) -> int:
+    return 0 if gap_s < SHORTEST_GAP_S else min(BINS - 1, 1 + int(3 * log2(gap_s / SHORTEST_GAP_S)))
+
 
 PAGE_TOKENS = 1024
 MOST_PAGES = 2**17  # of a cache, and of host memory, whatever size a replica claims; some 25 MB
@@ -75,7 +154,13 @@ class CacheAges:
 
     def routed(self, pages: Sequence[int], now_s: float) -> None:
         """Count a prompt's pages as used now; its end will be evicted before its beginning."""
-        held, newest = self._pages, self._newest(now_s)
+        held = self._pages
+        if len(self._groups) > 2 * MOST_GROUPS:  # some are empty by now
+            self._groups = deque(group for group in self._groups if group.pages)
+        groups = self._groups
+        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
+            groups.append(Group(now_s))
+        newest = groups[-1]
         for page in reversed(pages):
             before = held.pop(page, None)
             if before is not None:
@@ -84,8 +169,8 @@ class CacheAges:
         newest.pages += len(pages)
         while len(held) > self.capacity_pages + self.host_pages:
             held.popitem(last=False)[1].pages -= 1
-        while self._groups and not self._groups[0].pages:
-            self._groups.popleft()
+        while groups and not groups[0].pages:
+            groups.popleft()
 
     def forget(self, pages: Iterable[int]) -> None:
         """Remove pages that were routed there and have not arrived."""
@@ -93,14 +178,6 @@ class CacheAges:
             group = self._pages.pop(page, None)
             if group is not None:
                 group.pages -= 1
-
-    def _newest(self, now_s: float) -> Group:
-        if len(self._groups) > 2 * MOST_GROUPS:  # some are empty by now
-            self._groups = deque(group for group in self._groups if group.pages)
-        groups = self._groups
-        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
-            groups.append(Group(now_s))
-        return groups[-1]
 
     def lost_tokens(self, tokens: float, now_s: float, price: float = 1.0, from_host: float = 0.0) -> float:
         """Expected tokens to compute again if this many more had to be cached.

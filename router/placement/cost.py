@@ -8,9 +8,9 @@ Effects on other requests are added to it (`router.placement.effects`).
 `weigh` runs for every request over every replica: plain attribute reads, no object per candidate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
@@ -18,7 +18,51 @@ from router.placement.ages import CacheAges
 from router.placement.classes import ServiceClass
 from router.placement.prices import PULL, PULL_S, TOKENS_PER_S, UNKNOWN_RATES
 from router.placement.queue_positions import QueuePositions
-from router.placement.roles import Half, Role
+
+
+class Prompt(Protocol):
+    """The properties of a prompt that placement needs."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def exact(self) -> bool:
+        """False: `tokens` is an estimate, and only approximate blocks are known."""
+
+    @property
+    def approximate_block_tokens(self) -> float: ...
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:
+        """`lookahead`: tokens after a block that its key covers, too."""
+
+
+class Unread(Struct, frozen=True):
+    """The prompt of a request whose body is not understood."""
+
+    tokens: int = 1
+    exact: bool = False
+    approximate_block_tokens: float = 1.0
+
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:  # noqa: ARG002
+        return []
+
+
+# A generation has two halves: `prefill` computes the prompt, `decode` generates the answer. One replica takes both
+# unless the prompt is computed elsewhere (`router.placement.elsewhere`).
+Role: TypeAlias = Literal["prefill", "decode", "both"]
+Half: TypeAlias = Literal["prefill", "decode"]
+
+# None: no role is given. Such a replica generates, and exchanges KV with nobody.
+TAKES: dict[Half, frozenset[Role | None]] = {
+    "prefill": frozenset({"prefill", "both"}),
+    "decode": frozenset({"decode", "both", None}),
+}
+
+
+def can_split(roles: Iterable[Role | None]) -> bool:
+    """Tell whether one of these replicas may compute a prompt, and another one generate its answer."""
+    given = [role for role in roles if role is not None]
+    return len(given) > 1 and any(role != "decode" for role in given) and any(role != "prefill" for role in given)
+
 
 COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
 BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
@@ -239,16 +283,65 @@ def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
         low, high = min(rates), max(rates)
     if low >= ALIKE_RATES * high:
         return [(low + high) / 2] * len(rates)
-    return _evened(rates)
-
-
-def _evened(rates: list[float]) -> list[float]:
-    """Each rate replaced by the middle of its group; a group reaches from its fastest down to ALIKE_RATES of that."""
     rest = rates
-    while rest:
+    while rest:  # each is replaced by the middle of its group, from its fastest down to ALIKE_RATES of that
         high = max(rest)
         low = ALIKE_RATES * high
         middle = (high + low) / 2
         rates = [middle if low <= rate <= high else rate for rate in rates]
         rest = [rate for rate in rest if rate < low]
     return rates
+
+
+# ---- eligibility: only here it is decided which replicas can take a request now, and why others cannot
+
+
+def obstacles(
+    candidates: Sequence[Candidate],
+    tokens: int = 0,
+    tried: frozenset[str] = NONE_TRIED,
+    anyway: bool = False,
+    half: Half = "decode",
+    stands_back: bool = False,
+) -> list[Obstacle | None]:
+    """The obstacle at each candidate; None: it is eligible.
+
+    `tokens`: 0 where the length is an estimate, as no prompt is too long by an estimate. `anyway`: replicas that are
+    only believed to be down are eligible, too. `stands_back`: its tenant was given more than its share, and leaves half
+    of the room to the others. It runs for every request: one pass, no call per candidate.
+    """
+    roles, part = TAKES[half], 2 if stands_back else 1
+    return [
+        "role"
+        if one.role not in roles
+        else "too_long"
+        if (longest := one.max_model_len) is not None and tokens > longest
+        else "unavailable"
+        if one.unavailable is not None and not (anyway and one.may_try_anyway)
+        else "tried"
+        if tried and one.name in tried
+        else "full"
+        if 0 < one.limit <= one.all_in_flight * part
+        else None
+        for one in candidates
+    ]
+
+
+def can_take(candidate: Candidate, tokens: int = 0, tried: frozenset[str] = NONE_TRIED) -> bool:
+    return obstacles((candidate,), tokens, tried) == [None]
+
+
+def in_words(obstacle: Obstacle | None, candidate: Candidate, tokens: int) -> str | None:
+    match obstacle:
+        case "role":
+            return f"its role is {candidate.role or 'not given'}"
+        case "too_long":
+            return f"too long: {tokens:,} tokens, its max_model_len is {candidate.max_model_len:,}"
+        case "unavailable":
+            return candidate.unavailable
+        case "tried":
+            return "has failed this request before"
+        case "full":
+            of_limit = f"{candidate.all_in_flight:,} requests in flight, its limit is {candidate.limit:,}"
+            return f"full: {of_limit}"
+    return None

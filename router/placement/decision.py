@@ -4,7 +4,7 @@ The difference of two costs is the sum of its parts: compute, bring, queue, busy
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import repeat
 from typing import Literal, TypeAlias
@@ -18,12 +18,15 @@ from router.placement.cost import (
     INFINITE,
     Candidate,
     Neighbour,
+    Prompt,
     Question,
     brought,
+    in_words,
+    obstacles,
     uncached_tokens,
 )
 from router.placement.effects import LOSS_WEIGHT, Effects
-from router.placement.eligibility import in_words, obstacles
+from router.placement.index import APPROXIMATE, Matches
 from router.placement.prices import GPU, PULL, PULL_S
 from router.placement.verdict import CostParts, Portion, Verdict
 
@@ -142,12 +145,31 @@ class Decision(Struct, eq=False):
         return list(self.verdicts())
 
     def verdicts(self) -> Iterator[Verdict]:
-        winner = None if self.chosen is None else self.candidates.index(self.chosen)
-        harms_s = self.harms_s() or repeat(0.0)
-        return (
-            _verdict(self, index, winner, harm_s)
-            for index, harm_s in zip(range(len(self.candidates)), harms_s, strict=False)
-        )
+        winner, question, effects = self.chosen, self.question, self.effects
+        for index, (one, harm_s) in enumerate(zip(self.candidates, self.harms_s() or repeat(0.0), strict=False)):
+            cost_s, obstacle = self.costs[index], self.obstacle(one)
+            if one is winner:
+                why = f"chosen: {_why_chosen(self, index)}"
+            elif obstacle is not None:
+                why = obstacle
+            else:
+                why = "can take it by now" if winner is None else _why_lost(self, one, winner)
+            yield Verdict(
+                name=one.name,
+                matched_tokens=question.matched.get(one.slot, 0),
+                lower_tokens=question.reached(one.slot),
+                uncached_tokens=self.uncached_of(index),
+                queued_tokens=one.queued_tokens,
+                running=one.running,
+                in_flight=one.all_in_flight,
+                lost_tokens=effects.lost[index] if effects is not None else 0.0,
+                ttft_s=self.ttft_of(index),
+                cost=cost_s if cost_s < INFINITE else None,
+                available=one.unavailable is None,
+                why=why,
+                portions=self.portions_of(index),
+                parts=self.parts_of(index, harm_s),
+            )
 
     def at_rest(self) -> "Decision":
         """Copy the decision with its candidates as they are now, to be explained later."""
@@ -177,39 +199,6 @@ class Decision(Struct, eq=False):
         return f"none of {len(self.candidates)} replicas can take the request: {reasons}"
 
 
-def _verdict(decision: Decision, index: int, winner: int | None, harm_s: float) -> Verdict:
-    question, one = decision.question, decision.candidates[index]
-    matched = question.matched.get(one.slot, 0)
-    cost_s = decision.costs[index]
-    return Verdict(
-        name=one.name,
-        matched_tokens=matched,
-        lower_tokens=question.reached(one.slot),
-        uncached_tokens=decision.uncached_of(index),
-        queued_tokens=one.queued_tokens,
-        running=one.running,
-        in_flight=one.all_in_flight,
-        lost_tokens=decision.effects.lost[index] if decision.effects is not None else 0.0,
-        ttft_s=decision.ttft_of(index),
-        cost=cost_s if cost_s < INFINITE else None,
-        available=one.unavailable is None,
-        why=_why(decision, index, winner),
-        portions=decision.portions_of(index),
-        parts=decision.parts_of(index, harm_s),
-    )
-
-
-def _why(decision: Decision, index: int, winner: int | None) -> str:
-    obstacle_now = decision.obstacle(decision.candidates[index])
-    if index == winner:
-        return f"chosen: {_why_chosen(decision, index)}"
-    if obstacle_now is not None:
-        return obstacle_now
-    if winner is None:
-        return "can take it by now"
-    return _why_lost(decision, decision.candidates[index], decision.candidates[winner])
-
-
 def _why_chosen(decision: Decision, index: int) -> str:
     match decision.policy:
         case "round-robin":
@@ -225,6 +214,7 @@ def _why_chosen(decision: Decision, index: int) -> str:
 
 
 def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
+    """The reason of the policy, or the extra costs of the loser over the winner, the largest part first."""
     match decision.policy:
         case "round-robin" | "random":
             return f"it was {winner.name}'s turn" if decision.policy == "round-robin" else "not drawn"
@@ -234,22 +224,18 @@ def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
             missing = decision.question.reached(winner.slot) - decision.question.reached(loser.slot)
             if missing > 0:
                 return f"holds {missing:,.0f} tokens less"
-    return _compared(decision, loser, winner)
-
-
-def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
-    """The extra costs of the loser over the winner in words, the largest part first."""
     weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
     one, other = decision.candidates.index(loser), decision.candidates.index(winner)
     loser_rate, winner_rate = decision.rates[one], decision.rates[other]
-    computed, winner_computed = _computed(decision, one), _computed(decision, other)
+    computed, winner_computed = (decision.portions_of(index)[-1].tokens for index in (one, other))
+    busy, winner_busy = (max(each.running, each.all_in_flight) for each in (loser, winner))
     more_compute = computed - winner_computed
     winner_uncached = decision.uncached_of(other)
     more_brought = decision.uncached_of(one) - computed - (winner_uncached - winner_computed)
     more_queue = decision.ahead(one) - decision.ahead(other)
-    more_busy = _busy(loser) - _busy(winner)
+    more_busy = busy - winner_busy
     more_delay = more_loss = 0.0
-    winner_tokens = weight * winner_uncached + decision.ahead(other) + BUSY_TOKENS * _busy(winner)
+    winner_tokens = weight * winner_uncached + decision.ahead(other) + BUSY_TOKENS * winner_busy
     if (effects := decision.effects) is not None:
         more_delay = effects.delayed[one] - effects.delayed[other]
         lost = effects.lost[other] or 0.0
@@ -277,9 +263,41 @@ def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
     return ", ".join(told) if sum(seconds for seconds, _ in parts) > 0 else f"as good; the lot fell on {winner.name}"
 
 
-def _computed(decision: Decision, index: int) -> float:
-    return decision.portions_of(index)[-1].tokens
+# ---- the cache hit to be expected
 
 
-def _busy(candidate: Candidate) -> int:
-    return max(candidate.running, candidate.all_in_flight)
+class Prediction(Struct, frozen=True, gc=False):
+    """The leading blocks of a prompt that the chosen replica should find in its cache."""
+
+    block_size: int
+    blocks: int
+    claimed_blocks: int  # by its events alone
+    sure: bool  # it rests on events alone, and on blocks that need not be brought
+    alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
+    pulls: bool = False  # the replica may read more from neighbours
+    brought_blocks: int = 0  # of the claimed ones: they may not come in time
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_size
+
+
+def predict(prompt: Prompt, decision: Decision, block_size: int, matches: Mapping[int, Matches]) -> Prediction | None:
+    """Predict the hit at the chosen replica; None: only guessed.
+
+    Nobody claims what it may read from neighbours, or what it would rather compute than bring.
+    """
+    chosen = decision.chosen
+    if chosen is None or block_size == APPROXIMATE or not prompt.exact:
+        return None
+    found, slot = matches[block_size], chosen.slot
+    most = (prompt.tokens - 1) // block_size  # the last token is always computed
+    levels = [level for source, level in found.below if source in decision.own_sources()]
+    held = (found.lower, found.gpu, found.sure, *levels)
+    lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
+    blocks = max(gpu, *reached, 0)
+    # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
+    claimed = blocks if blocks > gpu else sure
+    pulls = bool(decision.neighbours)
+    is_sure, alone = lower == blocks == sure and not pulls, not chosen.all_in_flight
+    return Prediction(block_size, blocks, claimed, is_sure, alone, pulls, claimed - sure)

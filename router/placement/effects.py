@@ -69,14 +69,21 @@ def _add_losses(
             if ages is None or not ages.capacity_pages:
                 return  # what is unknown cannot be compared
             accounts[index] = ages
-    most, dearest, looked_at = INFINITE, 0.0, 0
+    most, dearest, looked_at, below = INFINITE, 0.0, 0, question.below.get(CPU)
     for index in sorted(accounts, key=costs.__getitem__):
         candidate, cost = candidates[index], costs[index]
         if cost > most:
             found.lost[index] = None
             continue
         if looked_at < MOST_LOOKED_AT:
-            lost = _lost_tokens(accounts[index], question, candidate, rates[index])
+            # What is to be computed again if the prompt takes its room in GPU memory, computed or brought there.
+            ages, slot = accounts[index], candidate.slot
+            on_gpu = question.matched.get(slot, 0)
+            from_host = 0.0 if below is None else max(0.0, below.get(slot, 0) - on_gpu)
+            new = max(1.0, question.tokens - on_gpu) + question.further_tokens
+            loads = candidate.load_tokens_per_s
+            share = price(CPU, loads, rates[index]) if ages.host_pages or CPU in loads else 1.0
+            lost = ages.lost_tokens(new, question.now_s, share, from_host)
             dearest = max(dearest, lost)
             looked_at += 1
         else:
@@ -85,14 +92,3 @@ def _add_losses(
         cost += candidate.slowness * LOSS_WEIGHT * lost / rates[index]
         costs[index] = cost
         most = min(most, cost + NEAR_S + NEAR_FRACTION * cost)  # includes the policy's own slack
-
-
-def _lost_tokens(ages: CacheAges, question: Question, candidate: Candidate, rate: float) -> float:
-    """Expected tokens to compute again if the prompt takes its room in GPU memory, computed or brought there."""
-    slot, rates = candidate.slot, candidate.load_tokens_per_s
-    on_gpu = question.matched.get(slot, 0)
-    below = question.below.get(CPU)
-    from_host = max(0.0, below.get(slot, 0) - on_gpu) if below is not None else 0.0
-    new = max(1.0, question.tokens - on_gpu) + question.further_tokens
-    share = price(CPU, rates, rate) if ages.host_pages or CPU in rates else 1.0
-    return ages.lost_tokens(new, question.now_s, share, from_host)

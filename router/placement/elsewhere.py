@@ -1,4 +1,8 @@
-"""The choice to compute a prompt where its answer is generated, or at another replica that hands its KV over. Pure.
+"""A prompt's KV from elsewhere: read from neighbours that hold it, or computed by another replica for this one. Pure.
+
+A neighbour can be read if it is up, says so, and keeps its blocks as the reader does. Its blocks count if events have
+confirmed them in its GPU or host memory: neither those on their way there, nor those on its disk. Computing a prompt at
+another replica than the one that generates its answer is a choice between two costs:
 
     here  = queue + prompt                          and every answer generated there waits for the prompt
     there = queue + prompt + transfer + OVERHEAD_S  and every answer generated there, where that replica does both
@@ -7,16 +11,93 @@ Both are in seconds that requests wait, added up, from the rates and queues of t
 elsewhere if that saves more than `threshold_s`: two requests instead of one, and estimates that may be wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from api.measured_rate import MeasuredRate
-from router.placement.cost import Candidate, Question
+from router.placement.cost import NO_PULLS, Candidate, Neighbour, Pull, Question, saved_tokens
 from router.placement.decision import Decision
-from router.placement.prices import PULL, TOKENS_PER_S
+from router.placement.prices import CPU, LEAST_PULLED_TOKENS, PULL, PULL_S, STORAGE, TOKENS_PER_S
+
+# ---- reading from neighbours
+
+MOST_NEIGHBOURS = 2  # the second is asked if the first fails
+
+
+def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> None:
+    """Find for each candidate what it would read from its neighbours."""
+    question.pulls = _that_pay(question, candidates, rates) if question.readable else NO_PULLS
+    source = question.source
+    if source is None or source.unavailable is not None:
+        return
+    # It was computed there for the others; events may not have confirmed it yet.
+    first = Neighbour(source.slot, source.name, source.kv_read, question.tokens)
+    pulls = dict(question.pulls)
+    for one in candidates:
+        if one.slot != source.slot and can_read(one, source):
+            known = pulls[one.slot].neighbours if one.slot in pulls else ()
+            others = [each for each in known if each.slot != source.slot]
+            pulls[one.slot] = Pull(question.tokens, (first, *others[: MOST_NEIGHBOURS - 1]))
+    question.pulls = pulls
+
+
+def can_read(reader: Candidate, source: Candidate) -> bool:
+    """Return whether one replica can use the blocks of another one."""
+    return bool(reader.kv_read and source.kv_read) and reader.kv_layout == source.kv_layout
+
+
+def _that_pay(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> Mapping[int, Pull]:
+    """The pulls that cost less than computing."""
+    by_layout = _holders(question, candidates)
+    if not by_layout:
+        return NO_PULLS
+    holding = {one.slot for holders in by_layout.values() for one in holders}
+    on_gpu, in_memory = question.matched.get, question.below.get(CPU, question.matched).get
+    on_disk = question.below.get(STORAGE, question.matched).get
+    pulls = {}
+    for candidate, rate in zip(candidates, rates, strict=True):
+        slot, holders = candidate.slot, by_layout.get(candidate.kv_layout)
+        if holders is None or not candidate.kv_read:
+            continue
+        if slot in holding:
+            holders = [one for one in holders if one.slot != slot]
+        own = max(on_gpu(slot, 0), in_memory(slot, 0))
+        if not holders or holders[0].tokens < own + LEAST_PULLED_TOKENS:
+            continue
+        first, *others = holders[:MOST_NEIGHBOURS]
+        pull = Pull(first.tokens, (first, *(one for one in others if one.tokens >= own + LEAST_PULLED_TOKENS)))
+        share = rate / (candidate.load_tokens_per_s.get(PULL) or TOKENS_PER_S[PULL])
+        more = pull.tokens - max(own, on_disk(slot, 0))  # that it would compute otherwise; that is often enough
+        if share < 1.0 and (
+            (1.0 - share) * more > PULL_S * rate
+            or saved_tokens(question, candidate, rate, pull) > saved_tokens(question, candidate, rate, None)
+        ):
+            pulls[slot] = pull
+    return pulls
+
+
+def _holders(question: Question, candidates: Sequence[Candidate]) -> dict[str, list[Neighbour]]:
+    """The replicas to be read, by layout; those with the most tokens first, and of these the least busy.
+
+    One more than are named, as a reader may be one of them.
+    """
+    found: dict[str, list[tuple[float, int, int, Candidate]]] = {}
+    readable, tried = question.readable.get, question.tried
+    for one in candidates:
+        tokens = readable(one.slot, 0)
+        can_be_read = one.kv_read and one.kv_layout and one.unavailable is None and one.name not in tried
+        if tokens >= LEAST_PULLED_TOKENS and can_be_read:
+            found.setdefault(one.kv_layout, []).append((-tokens, one.all_in_flight, one.slot, one))
+    return {
+        layout: [Neighbour(slot, one.name, one.kv_read, int(-tokens)) for tokens, _, slot, one in best]
+        for layout, holders in found.items()
+        if (best := nsmallest(MOST_NEIGHBOURS + 1, holders))
+    }
+
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
 
@@ -108,8 +189,13 @@ def split(mode: Mode, decode: Decision, prefill: Decision, transfers: Transfers)
     left_s = decode.ahead(here) / decode.rates[here] - computed_s  # its last token waits for what is queued there
     there_s = computed_s + max(transfer_s, left_s) + OVERHEAD_S
     found = Split(False, "", prefill, here_s, here_harm_s, there_s, _harm_s(prefill, there), transfer_s)
-    elsewhere = mode == "always" or found.gain_s > found.threshold_s
-    return replace(found, elsewhere=elsewhere, why=_words(mode, found))
+    gain_s, threshold_s = found.gain_s, found.threshold_s
+    if gain_s > threshold_s:
+        why = f"saves {gain_s:.2f} s of waiting, more than {threshold_s:.2f} s"
+    else:
+        why = f"would save {gain_s:.2f} s" if gain_s > 0 else f"would cost {-gain_s:.2f} s more"
+        why += f", and has to save {threshold_s:.2f} s" + ("; told to do so always" if mode == "always" else "")
+    return replace(found, elsewhere=mode == "always" or gain_s > threshold_s, why=why)
 
 
 def _index(decision: Decision) -> int:
@@ -123,14 +209,6 @@ def _harm_s(decision: Decision, index: int) -> float:
     if one.role == "prefill":
         return 0.0  # it generates nothing: requests there wait in its queue
     return max(one.running, one.all_in_flight) * decision.uncached_of(index) / decision.rates[index]
-
-
-def _words(mode: Mode, found: Split) -> str:
-    gain_s, threshold_s = found.gain_s, found.threshold_s
-    if gain_s > threshold_s:
-        return f"saves {gain_s:.2f} s of waiting, more than {threshold_s:.2f} s"
-    said = f"would save {gain_s:.2f} s" if gain_s > 0 else f"would cost {-gain_s:.2f} s more"
-    return f"{said}, and has to save {threshold_s:.2f} s" + ("; told to do so always" if mode == "always" else "")
 
 
 # ---- the second half

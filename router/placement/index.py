@@ -7,7 +7,7 @@ Keys are not kept by slot: what feeds the index knows them anyway, and passes th
 shared block costs one bit.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
 from heapq import heappop, heappush
@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from events.cache.changes import Change, Cleared, Grouped, Stored
 from events.cache.groups import FULL, Layout, hits
-from router.placement.holders import Holders, slots_of
-from router.placement.optimistic import Optimistic
+from router.placement.holders import Holders, Optimistic, slots_of
 from router.placement.prices import CPU, GPU, OWN_SOURCES, source_of
 
 # Slot -> leading blocks of the prompt; slots that hold none are absent.
@@ -144,9 +143,6 @@ class PrefixIndex:
         """The same keys, as the objects that other replicas use already: this halves the memory of a shared block."""
         return self._media[GPU].intern(keys)
 
-    def _holders(self, medium: str, group: int) -> Holders | None:
-        return self._groups.get((medium, group)) if group else self._media.get(medium)
-
     def _add(self, slot: int, keys: Collection[int], medium: str, group: int = 0) -> None:
         blocks = self._blocks[slot]
         holders = self._groups.get((medium, group)) if group else self._media.get(medium)
@@ -244,12 +240,18 @@ class PrefixIndex:
                     named = named[: (usable - layout.pairs) // layout.unit]
                 held = hits(layout, named, partial(self._masks_of, (GPU,)), own)
                 sure |= held
-                if layout.whole and self.optimistic.holders:
-                    held = hits(layout, named, self._masks_with_routed, own)
+                if layout.whole and (routed := self.optimistic.holders.masks):
+                    held = hits(layout, named, partial(self._masks_of, (GPU,), more=routed), own)
                 gpu |= held
                 for source, cheaper in media.items():
                     levels[source] |= hits(layout, named, partial(self._masks_of, cheaper), own)
-        return Matches(gpu, sure, _cumulative(gpu, levels), found.readable)
+        below, reached = [], gpu
+        for source, level in levels.items():  # only what adds to those before, and never less than these
+            longer = {slot: blocks for slot, blocks in level.items() if blocks > reached.get(slot, 0)}
+            if longer:
+                reached = reached | longer
+                below.append((source, reached))
+        return Matches(gpu, sure, tuple(below), found.readable)
 
     def _media_by_source(self) -> dict[str, list[str]]:
         """The media of each source with those of all cheaper ones, in any group."""
@@ -260,18 +262,16 @@ class PrefixIndex:
                 media[source] = so_far = [*so_far, *own]
         return media
 
-    def _masks_with_routed(self, group: int, keys: Sequence[int]) -> list[int]:
-        return list(map(or_, self._masks_of((GPU,), group, keys), _masks(self.optimistic.holders.masks, keys)))
-
-    def _masks_of(self, media: Iterable[str], group: int, keys: Sequence[int]) -> list[int]:
-        """The masks of these keys in a group, in any of the media."""
-        found: list[int] | None = None
+    def _masks_of(
+        self, media: Iterable[str], group: int, keys: Sequence[int], more: dict[int, int] | None = None
+    ) -> list[int]:
+        """The masks of these keys in a group, in any of the media, and of those held by `more`."""
+        found = [0] * len(keys) if more is None else _masks(more, keys)
         for medium in media:
-            holders = self._holders(medium, group)
+            holders = self._groups.get((medium, group)) if group else self._media.get(medium)
             if holders is not None:
-                own = _masks(holders.masks, keys)
-                found = own if found is None else list(map(or_, found, own))
-        return [0] * len(keys) if found is None else found
+                found = list(map(or_, found, _masks(holders.masks, keys)))
+        return found
 
     def holders(self, keys: Sequence[int]) -> list[int]:
         """For each block, the mask of its holders in any medium and group, by events alone."""
@@ -361,16 +361,61 @@ def extended(matched: Matched, held: list[int], more: list[int], slots: int) -> 
     return matched | {slot: start + blocks for slot, blocks in longer.items()} if longer else matched
 
 
-def _cumulative(gpu: Matched, levels: dict[str, Matched]) -> tuple[tuple[str, Matched], ...]:
-    """The levels that add something to those before, and never less than these."""
-    below, reached = [], gpu
-    for source, level in levels.items():
-        longer = {slot: blocks for slot, blocks in level.items() if blocks > reached.get(slot, 0)}
-        if longer:
-            reached = reached | longer
-            below.append((source, reached))
-    return tuple(below)
-
-
 def _masks(masks: dict[int, int], keys: Iterable[int]) -> list[int]:
     return list(map(masks.get, keys, repeat(0)))
+
+
+# ---- guesses
+
+APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
+APPROXIMATE_TOKENS = 2**20  # most that a replica without events is assumed to hold
+USUAL_APPROXIMATE_BLOCK_TOKENS = 64
+USUAL_BLOCKS = APPROXIMATE_TOKENS // USUAL_APPROXIMATE_BLOCK_TOKENS
+
+
+class Approximate:
+    """Guessed cache contents of replicas without events, from the prompts routed to them.
+
+    A guess is in the index under the replica's slot, as if the replica had stored it. It is bounded by the usual
+    size of such a cache, and evicted as such caches evict: the least recently used first, a prompt's end before its
+    beginning.
+    """
+
+    def __init__(self, index: PrefixIndex, capacity_blocks: int = USUAL_BLOCKS) -> None:
+        """Bound the guess for each replica by the capacity."""
+        self._index = index
+        self._capacity_blocks = capacity_blocks
+        self._held: dict[int, OrderedDict[int, None]] = {}  # by slot; the next to be forgotten first
+
+    def routed(self, slot: int, keys: Sequence[int]) -> None:
+        """Count these blocks, a prompt's from its beginning, as cached by the replica now."""
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = OrderedDict()
+        if len(keys) > self._capacity_blocks:
+            keys = keys[: self._capacity_blocks]
+        new, touch = [], held.move_to_end
+        for key in reversed(keys):  # so that the end is forgotten before the beginning
+            if key in held:
+                touch(key)
+            else:
+                held[key] = None
+                new.append(key)
+        if new:
+            new.reverse()
+            self._index.store(slot, new)
+            if (over := len(held) - self._capacity_blocks) > 0:
+                self._index.remove(slot, [held.popitem(last=False)[0] for _ in range(over)])
+
+    def blocks(self, slot: int) -> int:
+        return len(self._held.get(slot, ()))
+
+    def clear(self, slot: int) -> None:
+        """Forget the blocks of a replica that is gone or empty."""
+        self._index.clear(slot, ((GPU, 0, self._held.pop(slot, ())),))
+
+    def check(self) -> None:
+        for slot, held in self._held.items():
+            assert len(held) <= self._capacity_blocks
+            known = sum(self._index.blocks(slot).values())
+            assert known == len(held), f"slot {slot}: {known} blocks in the index, {len(held)} here"

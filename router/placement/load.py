@@ -8,13 +8,49 @@ end.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from msgspec import Struct
 
+from api.measured_rate import MeasuredRate
 from events.native import Load
-from router.placement.cost import ASSUMED_TOKENS_PER_S, INFINITE, Candidate
+from router.placement.cost import ASSUMED_TOKENS_PER_S, INFINITE, Candidate, Tenant
 from router.placement.prices import UNKNOWN_RATES, loading_price
-from router.placement.speed import Speed
+
+LEAST_TOKENS = 256  # a sample of less says more about the network than about prefill
+TOGETHER_S = 0.005
+
+
+class Speed:
+    """A replica's prefill rate, learned from the times of our own first bytes; used if it does not report one.
+
+    Requests that begin together were computed in one step of the engine and are one sample.
+    """
+
+    __slots__ = ("_began_s", "_last_s", "_measured", "_together_tokens")
+
+    def __init__(self) -> None:
+        self._measured = MeasuredRate()
+        self._last_s = float("-inf")  # the last first byte
+        self._began_s = 0.0  # of the sample that may still grow
+        self._together_tokens = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 while it is not known."""
+        return self._measured.per_s
+
+    def first_byte(self, tokens: int, sent_s: float, now_s: float) -> None:
+        """Learn from a prompt's first byte and its computed tokens; prefills run one after the other."""
+        if now_s - self._last_s >= TOGETHER_S:
+            tokens_before, seconds = self._together_tokens, self._last_s - self._began_s
+            self._together_tokens = 0
+            if tokens_before >= LEAST_TOKENS and seconds > 0:
+                self._measured.add(tokens_before, seconds)
+            self._began_s = max(sent_s, self._last_s)
+            self._last_s = now_s
+        self._together_tokens += tokens
+
 
 REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it
 MEAN_WEIGHT = 0.1  # of the newest request, in the mean of uncached tokens
@@ -255,3 +291,27 @@ class ReplicaLoad:
         assert all(one.fresh for one in self._fresh)
         self.candidate.queue_positions.check()
         assert len(self.candidate.queue_positions) <= max(0, len(queued) - 1)
+
+
+class Placed(Struct, eq=False, gc=False):
+    """A request at a replica, from when it is sent until it has ended."""
+
+    id: int
+    load: ReplicaLoad
+    sent_s: float
+    uncached_tokens: int = 1
+    streams: bool = True  # its first byte says that its prefill is done
+    priority_s: float | None = None  # it is computed as if it had been sent so much later; None: in the replica's order
+    awaited_s: float = 0.0  # how long its blocks count as stored without an event
+    awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
+    pages: Sequence[int] = ()  # that count as cached, likewise
+    fetched_tokens: int = 0  # whose KV comes from another replica
+    is_ours: bool = True  # False: a peer has sent it
+    tenant: Tenant | None = None  # that it counts for
+    stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
+    has_begun: bool = False
+    is_batch: bool = False  # of several prompts: its first byte says that one of them is computed
+
+    @property
+    def awaited_keys(self) -> int:
+        return 0 if self.awaited is None else len(self.awaited[0])

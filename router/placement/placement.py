@@ -11,25 +11,17 @@ from functools import partial
 from itertools import count
 from math import ceil
 
-from router.placement.ages import CacheAges, pages_of
-from router.placement.approximate import APPROXIMATE, USUAL_BLOCKS, Approximate
-from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Question, Tenant
+from router.placement.ages import CacheAges, Reuse, pages_of
+from router.placement.classes import Objectives, Outlook
+from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Half, Prompt, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import Transfers, fetches
-from router.placement.index import Matches, PrefixIndex
-from router.placement.load import ReplicaLoad
-from router.placement.objectives import Objectives, Outlook
-from router.placement.optimistic import awaited_s
-from router.placement.outbox import Outbox, PeerRequest
-from router.placement.placed import Placed
-from router.placement.policy import place
-from router.placement.prompt import Prompt
-from router.placement.reuse import Reuse
-from router.placement.ring import Ring
-from router.placement.roles import Half
+from router.placement.holders import awaited_s
+from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Matches, PrefixIndex
+from router.placement.load import Placed, ReplicaLoad
+from router.placement.outbox import Outbox, PeerRequest, Turns
+from router.placement.policy import SEED_BITS, Ring, TieBreak, place
 from router.placement.shares import Shares
-from router.placement.tie_break import SEED_BITS, TieBreak
-from router.placement.turns import Turns
 
 
 class Placement:
@@ -157,8 +149,10 @@ class Placement:
                     for slot, blocks in matches.readable.items():
                         if readers >> slot & 1 and slot not in self.doubted:
                             readable[slot] = blocks * tokens
-        if self.doubted:
-            self._discount(matched, awaited, *below.values())
+        for slot, trust in self.doubted.items():
+            for claim in (matched, awaited, *below.values()):
+                if slot in claim:
+                    claim[slot] *= trust
         self._questions += counts
         question = Question(
             tokens=prompt.tokens,
@@ -178,12 +172,6 @@ class Placement:
         )
         return question, by_size
 
-    def _discount(self, *claims: dict[int, float]) -> None:
-        for slot, trust in self.doubted.items():
-            for claim in claims:
-                if slot in claim:
-                    claim[slot] *= trust
-
     def decide(
         self,
         question: Question,
@@ -194,19 +182,16 @@ class Placement:
         seed: int | None = None,
     ) -> Decision:
         """Choose a replica. `ring`: of the candidates, for the policy `session`; `seed`: of a logged tie-break."""
-        if question.tenant is not None:
-            self._stand_back(question, question.tenant, candidates)
+        if (tenant := question.tenant) is not None:
+            self.shares.routers = self.turns.peers + 1
+            question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
+            question.stands_back = question.behind_s > 0
+            if (service := tenant.service) is not None:
+                # It is not overtaken for ever: from twice its objective on, it goes before all that come.
+                question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
+                question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
         tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
         return place(policy or self.policy, question, candidates, tie_break, ring)
-
-    def _stand_back(self, question: Question, tenant: Tenant, candidates: Sequence[Candidate]) -> None:
-        self.shares.routers = self.turns.peers + 1
-        question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
-        question.stands_back = question.behind_s > 0
-        if (service := tenant.service) is not None:
-            # It is not overtaken for ever: from twice its objective on, it goes before all that come.
-            question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
-            question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
 
     def outlook(self, decision: Decision, room_s: float = 0.0) -> Outlook | None:
         """Foresee when the first token of a new prompt comes, and refuse it if its class demands that.

@@ -1,31 +1,77 @@
 """Placement policies: pure choice, without I/O, clock or state; the reasons are built only on request."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
 from typing import Protocol
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from router.placement.cost import (
     COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
-    Obstacle,
     Question,
     comparable_rates,
+    obstacles,
     uncached_tokens,
     weigh,
 )
 from router.placement.decision import Decision, Rejection
 from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
-from router.placement.eligibility import obstacles
-from router.placement.pulls import add_pulls
-from router.placement.ring import Ring
-from router.placement.tie_break import TieBreak
+from router.placement.elsewhere import add_pulls
 
 __all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose", "place"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
+SEED_BITS = 53  # JSON's readers agree on integers of this size
+_FRACTION = 2.0**-64
+POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
 FREE_REQUESTS = 4  # so few in flight never drive a session away
+
+
+class TieBreak(Struct):
+    """Tie-breaks of one decision: all draws follow from a seed, which is logged, so that a replay draws them again."""
+
+    number: int
+    _drawn: int = 0
+
+    def random(self) -> float:
+        """Draw a number of at least 0 and less than 1."""
+        self._drawn += 1
+        # 53 bits: all 64 could be rounded up to 1.
+        return (xxh3_64_intdigest(self.number.to_bytes(8, "little"), self._drawn) >> 11 << 11) * _FRACTION
+
+    def choice(self, seq: Sequence[int], /) -> int:
+        return seq[int(self.random() * len(seq))]
+
+
+class Ring:
+    """A consistent-hash ring: a replica that comes or goes moves only its share of the sessions.
+
+    Points are xxh3 of name and number, so every router draws the same ring.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._points = sorted((_point(f"{name}#{number}"), name) for name in set(names) for number in range(POINTS))
+
+    def walk(self, session: str) -> Iterator[str]:
+        """Each replica once, in the order of the ring from the session's point on."""
+        points, seen = self._points, set[str]()
+        start = bisect_left(points, (_point(session), ""))
+        for index in range(start, start + len(points)):
+            name = points[index % len(points)][1]
+            if name not in seen:
+                seen.add(name)
+                yield name
+                if len(seen) * POINTS == len(points):
+                    return
+
+
+def _point(text: str) -> int:
+    return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
 class Draws(Protocol):
@@ -62,7 +108,13 @@ def choose(
     found = obstacles(candidates, tokens, question.tried, question.anyway, question.half, question.stands_back)
     decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
     if None not in found:
-        decision.rejection = _rejection(question, {*found} - {"role"})
+        found = [obstacle for obstacle in found if obstacle != "role"]
+        if found and all(obstacle == "too_long" for obstacle in found):
+            decision.rejection = "too_long"
+        elif question.anyway:
+            decision.rejection = "unavailable"
+        else:
+            decision.rejection = "full" if "full" in found else "tried" if "tried" in found else "unavailable"
         return decision
     if policy == "cost":
         decision.effects = add_effects(question, candidates, rates, decision.costs)
@@ -77,19 +129,10 @@ def choose(
     return decision
 
 
-def _rejection(question: Question, found: set[Obstacle | None]) -> Rejection:
-    if found == {"too_long"}:
-        return "too_long"
-    if question.anyway:
-        return "unavailable"
-    return "full" if "full" in found else "tried" if "tried" in found else "unavailable"
-
-
 # ---- policies: each returns the index of its choice; at least one cost is finite
 
 
-def _cheapest(decision: Decision, rng: Draws, ring: Ring | None) -> int:
-    del ring
+def _cheapest(decision: Decision, rng: Draws, _: Ring | None) -> int:
     return _lowest(decision, decision.costs, rng)
 
 
@@ -105,31 +148,21 @@ def _lowest(decision: Decision, costs: list[float], rng: Draws) -> int:
     if len(near) == 1:
         return index
     if candidates[index].empty_tokens is not None and max([costs[one] for one in near]) <= best + TIE_S:
-        near = _emptiest(candidates, near)
-        if len(near) == 1:
-            return near[0]
-    return _less_assigned(candidates, near, rng)
-
-
-def _emptiest(candidates: Sequence[Candidate], near: list[int]) -> list[int]:
-    empty = [tokens for index in near if (tokens := candidates[index].empty_tokens) is not None]
-    if len(empty) < len(near):
-        return near  # what is unknown cannot be compared
-    most = max(empty)
-    return [index for index, tokens in zip(near, empty, strict=True) if tokens == most]
-
-
-def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: Draws) -> int:
-    """Draw two, and take the one with fewer assigned tokens: balanced, and yet unlike another router's choice."""
+        empty = [tokens for index in near if (tokens := candidates[index].empty_tokens) is not None]
+        if len(empty) == len(near):  # else what is unknown cannot be compared
+            emptiest = max(empty)
+            near = [index for index, tokens in zip(near, empty, strict=True) if tokens == emptiest]
+            if len(near) == 1:
+                return near[0]
+    # Draw two, and take the one with fewer assigned tokens: balanced, and yet unlike another router's choice.
     one = int(rng.random() * len(near))
     other = int(rng.random() * (len(near) - 1))
     first, second = near[one], near[other + (other >= one)]
     return first if candidates[first].assigned_tokens <= candidates[second].assigned_tokens else second
 
 
-def _longest_prefix(decision: Decision, rng: Draws, ring: Ring | None) -> int:
+def _longest_prefix(decision: Decision, rng: Draws, _: Ring | None) -> int:
     """The most tokens in any medium; the cheapest of those."""
-    del ring
     question = decision.question
     reached = question.reached if question.below else lambda slot: question.matched.get(slot, 0)
     held = [
@@ -141,15 +174,9 @@ def _longest_prefix(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     return _lowest(decision, costs, rng)
 
 
-def _next_in_turn(decision: Decision, rng: Draws, ring: Ring | None) -> int:
-    del rng, ring
+def _next_in_turn(decision: Decision, _: Draws, __: Ring | None) -> int:
     able = _able(decision)
     return able[decision.question.turn % len(able)]
-
-
-def _at_random(decision: Decision, rng: Draws, ring: Ring | None) -> int:
-    del ring
-    return rng.choice(_able(decision))
 
 
 def _by_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
@@ -175,6 +202,6 @@ POLICIES: dict[str, Callable[[Decision, Draws, Ring | None], int]] = {
     "prefix": _longest_prefix,
     "least-loaded": _cheapest,  # of costs that leave the prompt out
     "round-robin": _next_in_turn,
-    "random": _at_random,
+    "random": lambda decision, rng, _: rng.choice(_able(decision)),
     "session": _by_session,
 }

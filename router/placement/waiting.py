@@ -13,8 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from router.placement.cost import NONE_TRIED, Candidate
-from router.placement.eligibility import obstacles
+from router.placement.cost import NONE_TRIED, Candidate, obstacles
 
 STEP_S = 10.0  # one step of priority is worth an arrival this much earlier
 REMEMBERED_TAKES = 64

@@ -43,7 +43,11 @@ def peek_of(api: str, body: bytes, model: str) -> Peek | None:
         messages = [*_system(asked.system), *_list(asked.messages)]
     if not isinstance(messages, list) or not messages:
         return None
-    made = list(map(_message, messages))
+    made = []
+    for item in messages:
+        content = item.get("content") if isinstance(item, dict) else item
+        role = item.get("role") or item.get("type") if isinstance(item, dict) else None
+        made.append(PeekMessage(role, item if content is None else content))
     salt, key = (given if isinstance(given, str) else None for given in (asked.cache_salt, asked.prompt_cache_key))
     return Peek(model, made, tools=asked.tools, stream=asked.stream is True, cache_salt=salt, prompt_cache_key=key)
 
@@ -56,10 +60,3 @@ def _list(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     return content if isinstance(content, list) else []
-
-
-def _message(item: Any) -> PeekMessage:
-    if not isinstance(item, dict):
-        return PeekMessage(None, item)
-    content = item.get("content")
-    return PeekMessage(item.get("role") or item.get("type"), item if content is None else content)

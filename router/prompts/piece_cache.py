@@ -60,7 +60,12 @@ class PieceCache:
             for key, known in zip(keys, ids, strict=True):
                 if known is not None:
                     touch(key)
-        unknown = sum(_text_bytes(key) for key, known in zip(keys, ids, strict=True) if known is None)
+        # Never 0 for a piece, which would mean that nothing is left to encode.
+        unknown = sum(
+            1 + len(key[0] if isinstance(key, tuple) else key)
+            for key, known in zip(keys, ids, strict=True)
+            if known is None
+        )
         return LookUp(keys, ids, unknown)
 
     def encode(self, found: LookUp) -> bytes:
@@ -76,20 +81,15 @@ class PieceCache:
         if known is None:
             text = key[0] if isinstance(key, tuple) else self.cut + key
             known = pack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
-            self._keep(key, known)
+            size = _entry_bytes(key, known)
+            if size * LARGEST_SHARE <= self.capacity_bytes:
+                with self._lock:
+                    if key not in self._ids:
+                        self._ids[key] = known
+                        self.used_bytes += size
+                    while self.used_bytes > self.capacity_bytes:
+                        self.used_bytes -= _entry_bytes(*self._ids.popitem(last=False))
         return known
-
-    def _keep(self, key: Key, ids: bytes) -> None:
-        size = _entry_bytes(key, ids)
-        if size * LARGEST_SHARE > self.capacity_bytes:
-            return
-        with self._lock:
-            if key in self._ids:
-                return
-            self._ids[key] = ids
-            self.used_bytes += size
-            while self.used_bytes > self.capacity_bytes:
-                self.used_bytes -= _entry_bytes(*self._ids.popitem(last=False))
 
     def clear(self) -> None:
         with self._lock:
@@ -100,11 +100,6 @@ class PieceCache:
         with self._lock:
             assert self.used_bytes == sum(_entry_bytes(key, ids) for key, ids in self._ids.items())
             assert self.used_bytes <= self.capacity_bytes
-
-
-def _text_bytes(key: Key) -> int:
-    """The piece's approximate size; never 0, which would mean that nothing is left to encode."""
-    return 1 + len(key[0] if isinstance(key, tuple) else key)
 
 
 def _entry_bytes(key: Key, ids: bytes) -> int:

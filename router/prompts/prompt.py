@@ -83,13 +83,9 @@ def read_peek(body: bytes) -> Peek:
     try:
         return _decode(body)
     except UNREADABLE:
-        return _read_loosely(body)
-
-
-def _read_loosely(body: bytes) -> Peek:
-    loose: Any = read(body, _Loose)
-    given = ((name, type, getattr(loose, name)) for name, type in _FIELDS)
-    return Peek(loose.model, **{name: lenient(value, type) for name, type, value in given if value is not None})
+        loose: Any = read(body, _Loose)
+        given = ((name, type, getattr(loose, name)) for name, type in _FIELDS)
+        return Peek(loose.model, **{name: lenient(value, type) for name, type, value in given if value is not None})
 
 
 def lenient(value: Any, type: Any) -> Any:
@@ -164,27 +160,19 @@ class Prompt(Struct):
 
         `lookahead`: tokens after a block that its key covers, too.
         """
-        if lookahead:
-            return self._keys_ahead(block_size, lookahead)
-        known = self._keys.get(block_size)
+        kind = -1 - (block_size << 16 | lookahead) if lookahead else block_size
+        known = self._keys.get(kind)
         if known is None:
             if self.salt is None:
                 root = _unsalted_root(self.model, self.lora, block_size)
             else:
                 root = root_key(self.model, self.lora, self.salt, block_size)
-            if block_size == APPROXIMATE:
+            if lookahead:
+                known = extend_keys_ahead(root, self.packed[0], block_size, lookahead) if self.exact else []
+            elif block_size == APPROXIMATE:
                 known = extend_keys(root, self.text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
             else:
                 known = block_keys(self.packed[0], block_size, root) if self.exact else []
-            self._keys[block_size] = known
-        return known
-
-    def _keys_ahead(self, block_size: int, lookahead: int) -> list[int]:
-        kind = -1 - (block_size << 16 | lookahead)
-        known = self._keys.get(kind)
-        if known is None:
-            root = root_key(self.model, self.lora, self.salt, block_size)
-            known = extend_keys_ahead(root, self.packed[0], block_size, lookahead) if self.exact else []
             self._keys[kind] = known
         return known
 

@@ -2,20 +2,22 @@
 
 A shape is verified by the engine's own tokens for one request of it, at each replica by itself: replicas of one model
 may differ in version and options. Until the first is verified, and as long as one differs, prompts of the shape are
-matched approximately. A difference counts for the requests that are at least as odd as the one that differed
-(`router.prompts.oddities`): whoever sends odd ones takes nothing from the others.
+matched approximately. A difference counts for the requests that are at least as odd as the one that differed: one
+client's odd request takes nothing from the others, and a difference in a plain one counts for all of its shape.
 
 Clients choose shapes, so all of it is bounded: how many are known, how many are asked about, and how often.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from api.prompts.billing import BILLING_HEADER
 from engines.prompts import dates
-from router.prompts.oddities import PLAIN, Oddities
+from router.prompts.prompt import Peek
 
 NOT_YET = "its shape is not verified yet"
 NOT_THERE = "its shape is not verified at the chosen replica yet"
@@ -25,6 +27,23 @@ MOST_PROCESSES = 4096  # at which one shape is verified
 MOST_DIFFERENCES = 64  # of one shape
 RETRY_S, MOST_RETRY_S = 60.0, 3600.0  # after a difference, doubled each time
 CONTEXT_TOKENS = 24  # around a difference
+
+Oddities: TypeAlias = frozenset[str]
+
+PLAIN: Oddities = frozenset()
+LARGE: Oddities = frozenset(("large",))  # read in another process, so its texts are not known here
+USUAL_FIELDS = frozenset(("type", "text", "id", "function", "name", "arguments", "role", "content"))
+CHARACTERS = {
+    "control characters": re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"),
+    "unusual spaces": re.compile(r"[\xa0\xad\u1680\u2000-\u200b\u2028\u2029\u202f\u205f\u3000]"),
+    "combining characters": re.compile(r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe00-\ufe2f]"),
+    "invisible characters": re.compile(r"[\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff0-\uffff]"),
+    "ligatures": re.compile(r"[\uf900-\ufaff\ufb00-\ufb4f]"),
+    "private characters": re.compile(r"[\ud800-\uf8ff\U000e0000-\U0010ffff]"),
+    "odd numbers": re.compile(r"\d[.eE][\d+-]|\d{16}"),
+    "escapes": re.compile(r"\\[u\"\\/bfnrt]"),
+    "braces": re.compile(r"\{[{%#]|[}%#]\}"),
+}
 
 Odd: TypeAlias = Callable[[], Oddities]
 
@@ -170,15 +189,11 @@ class Shapes:
         shape = self.known.get(name)
         if shape is None:
             if len(self.known) >= MOST_SHAPES:
-                self._make_room()
+                del self.known[min(self.known.values(), key=lambda shape: shape.uses).name]
+                for shape in self.known.values():
+                    shape.uses //= 2
             shape = self.known[name] = Shape(name)
         return shape
-
-    def _make_room(self) -> None:
-        least = min(self.known.values(), key=lambda shape: shape.uses)
-        del self.known[least.name]
-        for shape in self.known.values():
-            shape.uses //= 2
 
 
 def difference(
@@ -191,3 +206,43 @@ def difference(
     position = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
     around = slice(max(0, position - CONTEXT_TOKENS), position + CONTEXT_TOKENS)
     return Difference(replica, position, text_of(list(ours[around])), text_of(list(theirs[around])))
+
+
+def oddities(peek: Peek, special: Sequence[str], *, read_apart: bool) -> Oddities:
+    """Return the oddities of a request; `special`: the texts of special tokens."""
+    if read_apart:
+        return LARGE
+    texts, found = _texts(peek)
+    whole = "\n".join(texts)
+    found |= {name for name, pattern in CHARACTERS.items() if pattern.search(whole)}
+    if any(token in whole for token in special):
+        found.add("special tokens")
+    if "" in texts:
+        found.add("empty texts")
+    if any(text != text.strip() for text in texts):
+        found.add("spaces at an end")
+    if BILLING_HEADER in whole:
+        found.add("a billing line")
+    return frozenset(found)
+
+
+def _texts(peek: Peek) -> tuple[list[str], set[str]]:
+    """All texts of a request, and oddities of the values around them."""
+    texts, found = [bytes(peek.tools).decode(errors="replace")] if peek.tools else [], set[str]()
+    messages = peek.messages or ()
+    left: list[Any] = [peek.prompt, *(one.content for one in messages), *(one.tool_calls for one in messages)]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            texts.append(value)
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            if not value.keys() <= USUAL_FIELDS:
+                found.add("other fields")
+            if None in value.values():
+                found.add("null")
+        elif isinstance(value, float):
+            found.add("odd numbers")
+    return texts, found

@@ -11,6 +11,7 @@ from api.openai.engine_requests import TokenizeRequest
 from api.openai.requests import read
 from api.prompts.prompts import Prompts
 from engines.profile import PromptBuilder
+from router.prompts.prompt import UNREADABLE
 
 _TEXT = "The naïve fox's 12345 jumps…\n\n  def f(x):\treturn {'a': [1, 2]}  # 東京 👩‍👧 ﬁ\r\n"
 _SYSTEM = {"role": "system", "content": "You are terse.  Answer in one line.\n"}
@@ -51,7 +52,11 @@ class ProbeResult(Struct, frozen=True):
 
 
 class _Tokenized(Struct):
-    tokens: list[int]
+    tokens: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+_decode = msgspec.json.Decoder(_Tokenized | list[_Tokenized]).decode
 
 
 def probes(model: str, prompts: Prompts, engine: PromptBuilder | None = None) -> list[Probe]:
@@ -85,30 +90,29 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Pro
     """Compare answers (status, body): False at the first difference, None if one is unusable, else True."""
     unknown = None
     for probe, (status, body) in zip(asked, answers, strict=True):
-        found = token_ids(status, body)
+        found = token_ids_in(body) if status == 200 else None
         if found is None:
             unknown = unknown or f"POST /tokenize answers {status} to {probe.what}"
         elif found != probe.expected:
-            return ProbeResult(False, f"{probe.what}: {_difference(probe.expected, found)}")
+            pairs = enumerate(zip(probe.expected, found, strict=False))
+            tokens = (f"token {i} is {theirs} there and {ours} here" for i, (ours, theirs) in pairs if ours != theirs)
+            what = next(tokens, f"{len(found)} tokens there and {len(probe.expected)} here")
+            return ProbeResult(False, f"{probe.what}: {what}")
     if unknown or not asked:
         return ProbeResult(None, unknown or "there is nothing to ask")
     return ProbeResult(True, f"{len(asked)} answers of POST /tokenize are as expected")
 
 
-def token_ids(status: int, body: bytes) -> list[int] | None:
-    if status != 200:
-        return None
+def token_ids_in(body: bytes) -> list[int] | None:
+    """The tokens in an answer of `/tokenize` or of a route that renders; None if there are none."""
     try:
-        return msgspec.json.decode(body, type=_Tokenized).tokens
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        answer: Any = _decode(body)
+    except UNREADABLE:
         return None
-
-
-def _difference(expected: Sequence[int], found: Sequence[int]) -> str:
-    for position, (ours, theirs) in enumerate(zip(expected, found, strict=False)):
-        if ours != theirs:
-            return f"token {position} is {theirs} there and {ours} here"
-    return f"{len(found)} tokens there and {len(expected)} here"
+    if isinstance(answer, list):
+        answer = answer[0] if answer else _Tokenized()
+    ids: list[int] | None = answer.token_ids if answer.tokens is None else answer.tokens
+    return ids if ids and min(ids) >= 0 and max(ids) < 2**32 else None
 
 
 def conversations(prompts: Prompts) -> list[str]:

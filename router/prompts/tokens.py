@@ -27,10 +27,9 @@ from engines import profile_of
 from engines.prompts import dates
 from engines.prompts.asked import Asked, Text
 from events.blocks import TOKEN_BYTES, pack_tokens
-from router.prompts.oddities import Oddities, oddities
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
-from router.prompts.shapes import DIFFERS, NOT_THERE, Shapes
+from router.prompts.shapes import DIFFERS, NOT_THERE, Oddities, Shapes, oddities
 from router.prompts.tokenizer_probe import conversations
 
 log = logging.getLogger(__name__)
@@ -101,10 +100,8 @@ class Tokens:
         self._compare_every = compare_every
         self._drafts = 0
         self.special_ids: tuple[bytes, bytes] | None = None  # what `add_special_tokens` puts around
-        if prompts is not None:
-            self._set_up_cache(prompts, cache_bytes)
-
-    def _set_up_cache(self, prompts: Prompts, cache_bytes: int) -> None:
+        if prompts is None:
+            return
         if not cache_bytes:
             self.why_no_cache = "it is switched off"
             return
@@ -210,11 +207,7 @@ class Tokens:
         why = None if self.shapes.is_verified_at(prompt.shape, process) else NOT_THERE
         if why is None and not self.shapes.has_date(process, prompt.dated_s, time.time()):
             why = dates.SHOWS_DATE
-        if prompt.exact and prompt.doubt in (
-            None,
-            NOT_THERE,
-            dates.SHOWS_DATE,
-        ):  # it may have been sent elsewhere first
+        if prompt.exact and prompt.doubt in (None, NOT_THERE, dates.SHOWS_DATE):  # by an attempt elsewhere
             prompt.doubt = why
         return why is None
 
@@ -302,25 +295,31 @@ class Encoding:
         self._cache = None if asked.special_tokens and tokens.special_ids is None else cache
         self._found = [self._look_up(text) for text in asked.texts]
         self._ended = {point: self._look_up(text) for point, text in asked.ended.items()}
-        self.unknown_bytes = sum(map(_unknown_bytes, (*self._found, *self._ended.values())))
-        self._count()
+        self.unknown_bytes = sum(
+            found.unknown_bytes if isinstance(found, LookUp) else len(found) if isinstance(found, str) else 0
+            for found in (*self._found, *self._ended.values())
+        )
+        text_bytes = sum(len(text) for text in asked.texts if isinstance(text, str))
+        named.counts.text_bytes += text_bytes
+        named.counts.encoded_bytes += self.unknown_bytes
+        if compare:
+            self.unknown_bytes += text_bytes
 
     def _look_up(self, text: Text) -> Found:
         return self._cache.look_up(text) if self._cache is not None and isinstance(text, str) else text
 
-    def _count(self) -> None:
-        counts = self._named.counts
-        counts.text_bytes += sum(len(text) for text in self._asked.texts if isinstance(text, str))
-        counts.encoded_bytes += self.unknown_bytes
-        if self._compare:
-            self.unknown_bytes += sum(len(text) for text in self._asked.texts if isinstance(text, str))
-
     def finish(self) -> Prompt:
         packed = [self._packed(found) for found in self._found]
-        if self._compare:
-            self._compare_with_whole(packed)
+        if self._compare:  # encode each text as a whole; on a difference, use that and stop using the cache
+            self._named.counts.compared += 1
+            for i, text in enumerate(self._asked.texts):
+                if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
+                    packed[i] = whole
+                    self._tokens.distrust_cache(self._prompts.tokenizer, text)
         if not all(packed):
-            return self._of_nothing(packed.index(b""))
+            where = f"prompt[{packed.index(b'')}]" if len(packed) > 1 else "prompt"
+            param = "messages" if self._chat else where
+            return self._tokens.refused(self._named, invalid(f"{param} is empty; send at least one token", param))
         prompt = self._tokens.made(self._named, packed, self._asked)
         if prompt.exact and self._asked.retaining is not None:
             prompt.retain = retained(self._asked.retaining, prompt.tokens, partial(self._tokens_before, packed[0]))
@@ -345,18 +344,6 @@ class Encoding:
 
     def _whole(self, text: str) -> bytes:
         return pack_tokens(self._prompts.tokenizer.encode(text, add_special_tokens=self._asked.special_tokens))
-
-    def _compare_with_whole(self, packed: list[bytes]) -> None:
-        """Encode each text as a whole; on a difference, use that and stop using the cache."""
-        self._named.counts.compared += 1
-        for i, text in enumerate(self._asked.texts):
-            if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
-                packed[i] = whole
-                self._tokens.distrust_cache(self._prompts.tokenizer, text)
-
-    def _of_nothing(self, index: int) -> Prompt:
-        param = "messages" if self._chat else f"prompt[{index}]" if len(self._found) > 1 else "prompt"
-        return self._tokens.refused(self._named, invalid(f"{param} is empty; send at least one token", param))
 
 
 def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_model_len: int | None) -> Asked:
@@ -396,12 +383,6 @@ def _is_plain(request: ChatRequest) -> bool:
         or isinstance(message.content, list)
         for message in request.messages
     )
-
-
-def _unknown_bytes(found: Found) -> int:
-    if isinstance(found, LookUp):
-        return found.unknown_bytes
-    return len(found) if isinstance(found, str) else 0
 
 
 def _special_ids(tokenizer: Tokenizer) -> tuple[bytes, bytes] | None:

@@ -15,11 +15,11 @@ from msgspec import Struct
 from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
+from router.members.watched_file import LastGood
 from router.tenants.charges import Account, Charge, account_of
 from router.tenants.keys import Key, Keys, parse_keys
 from router.tenants.limits import Use
 from router.tenants.shared_limits import SharedLimits
-from router.watched_file import LastGood
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.budget import Budget
 from router.members.members import Member, ServedModel
-from router.placement.cost import Neighbour
-from router.placement.eligibility import can_take
+from router.placement.cost import Neighbour, can_take
 from router.prompts.prompt import Prompt, salted_for
 from router.proxy.attempt import Attempt, Report
 from router.proxy.events import ABORTED, aborted_event, is_aborted, is_servers_error, mark_of, with_lf

@@ -13,9 +13,8 @@ from msgspec import Struct
 from api.native import USE_INDEX, Frame, FrameReader
 from router.members.broken import Broken
 from router.members.upstream import Header, Sending
-from router.placement.cost import INFINITE
-from router.placement.placed import Placed
-from router.placement.roles import Half
+from router.placement.cost import INFINITE, Half
+from router.placement.load import Placed
 from router.tenants.limits import Use
 
 if TYPE_CHECKING:

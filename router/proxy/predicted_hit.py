@@ -7,10 +7,9 @@ from msgspec import Struct
 from engines.prompts.dates import SHOWS_DATE
 from router.members.feed import Moment
 from router.members.members import Member, ServedModel
+from router.placement.classes import Outlook
 from router.placement.cost import Tenant
-from router.placement.decision import Decision
-from router.placement.objectives import Outlook
-from router.placement.prediction import Prediction, predict
+from router.placement.decision import Decision, Prediction, predict
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Report

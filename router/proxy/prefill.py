@@ -15,12 +15,10 @@ from api.generation_apis import APIS
 from api.native import REQUEST_TYPE, KvSource, Native, envelope
 from router.members.broken import Broken
 from router.members.members import Member, ServedModel
-from router.placement.decision import Decision
-from router.placement.elsewhere import Split, split, why_not_at_all
+from router.placement.decision import Decision, predict
+from router.placement.elsewhere import Split, can_read, split, why_not_at_all
 from router.placement.index import Matches
-from router.placement.prediction import predict
 from router.placement.prices import LEAST_PULLED_TOKENS
-from router.placement.pulls import can_read
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt

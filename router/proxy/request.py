@@ -20,12 +20,10 @@ from api.native import FRAMES_TYPE, REQUEST_TYPE
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel
 from router.placement.classes import chosen
-from router.placement.cost import Tenant
+from router.placement.cost import Prompt as AnyPrompt
+from router.placement.cost import Tenant, Unread, obstacles
 from router.placement.decision import Decision
-from router.placement.eligibility import obstacles
 from router.placement.elsewhere import fetches
-from router.placement.prompt import Prompt as AnyPrompt
-from router.placement.prompt import Unread
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
 from router.prompts.tokens import Tokens

@@ -15,16 +15,14 @@ from router.log_lines import Decided, Weighed
 from router.members.feed import Moment
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Tally
-from router.placement.approximate import APPROXIMATE
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision
+from router.placement.decision import Decision, Prediction
 from router.placement.elsewhere import Split
-from router.placement.prediction import Prediction
+from router.placement.index import APPROXIMATE
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
-from router.tenants.class_totals import ClassTotals
 from router.tenants.limits import NOTHING, Use
-from router.tenants.usage import Counts
+from router.tenants.usage import ClassTotals, Counts
 
 if TYPE_CHECKING:
     from router.members.feeds import Feeds

@@ -8,12 +8,11 @@ from typing import Any, Protocol, TypeVar
 from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel
-from router.placement.cost import NONE_TRIED, Candidate, Tenant
+from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import Mode
 from router.placement.index import Matches
 from router.placement.placement import Placement
-from router.placement.prompt import Prompt
 from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import Rules
 from router.prompts.prompt import Prompt as ReadPrompt
@@ -26,7 +25,7 @@ from router.proxy.flow import Flow
 from router.proxy.request_summary import RequestCounts, RequestSummary
 from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
-from router.tenants.priorities import Priorities
+from router.tenants.keys import Priorities
 
 T = TypeVar("T")
 

@@ -33,7 +33,8 @@ class Account(Struct, frozen=True, eq=False):
         key, wall_s = self.key, self.wall()
         with self.shared.opened(key.name) as state:
             if key.max_in_flight is not None and state.in_flight >= key.max_in_flight:
-                raise _too_many(state.in_flight)
+                running = f"this API key has {state.in_flight} requests running, which is its limit (max_in_flight)"
+                raise _limited(f"{running}; wait for one", "max_in_flight", {"Retry-After": "1"})
             if (lack := state.lacks(self.limits, REQUEST, now_s, wall_s)) is not None:
                 lefts = [state.left(limit, now_s, wall_s) for limit in self.limits]
                 raise self.refusal(lack, rate_headers(lefts))
@@ -175,11 +176,6 @@ def explained(left: Left, wait_s: float, needs: float) -> str:
     if needs > 1:
         text += f", and this prompt counts as {needs:,.0f}"
     return f"{text}; try again in {duration(wait_s) if wait_s < DAY_S else '1 day'}"
-
-
-def _too_many(running: int) -> ApiError:
-    message = f"this API key has {running} requests running, which is its limit (max_in_flight); wait for one"
-    return _limited(message, "max_in_flight", {"Retry-After": "1"})
 
 
 def _limited(message: str, limit: str, headers: dict[str, str]) -> ApiError:

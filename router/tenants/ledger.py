@@ -8,18 +8,51 @@ import asyncio
 import logging
 import secrets
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from heapq import nlargest
 from itertools import chain
 from time import time
 from typing import TypeVar
 
 from router.tenants.charges import Account
-from router.tenants.key_totals import KeyTotals
 from router.tenants.limits import Use, day_number
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import Counts, Row, Selection, Usage, day_of, merged
+from router.tenants.usage import NO_KEY, Counts, Row, Selection, Usage, day_of, merged
 from router.tenants.usage_file import Batch, UsageFile
+
+OTHER = "other"
+MOST_KEYS = 2**14  # those that come later are only counted among the others
+
+
+class KeyTotals:
+    """Counters of the keys with most tokens, for metrics: so many have their own, the others have one together.
+
+    A key that comes among the first gets counters that begin at 0, and the others' keep what they have: so none
+    ever falls.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tokens: dict[str, int] = {}  # of all keys since the start
+        self._own: dict[str, Counts] = {}
+        self._others = Counts()
+
+    def add(self, key: str, counts: Counts) -> None:
+        if key in self._tokens or len(self._tokens) < MOST_KEYS:
+            self._tokens[key] = self._tokens.get(key, 0) + counts.tokens
+            if len(self._own) < self._most:
+                self._own.setdefault(key, Counts())
+        self._own.get(key, self._others).add(counts)
+
+    def shown(self) -> Iterator[tuple[str, Counts]]:
+        """The counters by key, those of the others last."""
+        first = nlargest(self._most, self._tokens, key=lambda key: (self._tokens[key], key in self._own))
+        self._own = {key: self._own.get(key) or Counts() for key in first}
+        for key, counts in self._own.items():
+            yield key or NO_KEY, counts
+        yield OTHER, self._others
+
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +167,10 @@ class Ledger:
         touched, self._shared.touched = self._shared.touched, set()
         names = {name for name, account in accounts.items() if account.has_days and name not in self._known}
         names |= {name for name in touched if name in accounts and accounts[name].has_days}
-        budgets = self._unsaved_budgets(names)
+        budgets: dict[tuple[int, str], Use] = {}
+        for name in names:
+            with self._shared.opened(name) as state:
+                budgets |= {(day, name): use for day, use in state.take_unsaved()}
         forgets = self._forgets(today)
         if usage or budgets:
             self._batches += 1
@@ -161,14 +197,6 @@ class Ledger:
                     state.turn(self._wall())
                     state.read(today, found[name])
         self._known = (self._known | names) & accounts.keys()
-
-    def _unsaved_budgets(self, names: set[str]) -> dict[tuple[int, str], Use]:
-        budgets = {}
-        for name in names:
-            with self._shared.opened(name) as state:
-                for day, use in state.take_unsaved():
-                    budgets[day, name] = use
-        return budgets
 
     async def _write(self, file: UsageFile, batch: Batch) -> bool:
         """Write a batch; return False if it has to be written again."""

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from router.placement.classes import ServiceClass
 from router.tenants.limits import DAY_S
 
 MOST_ROWS = 50_000  # in memory; more are counted as one row of the day
@@ -138,3 +139,25 @@ def day_text(day: int) -> str:
 
 def day_of(wall_s: float) -> date:
     return datetime.fromtimestamp(wall_s, UTC).date()
+
+
+# ---- classes of service
+
+
+class ClassCounts(Struct):
+    answered: int = 0  # whose first token came
+    late: int = 0  # of these, those whose first token came later than the class wants
+    refused: int = 0  # as it could not be served in time
+
+
+class ClassTotals:
+    def __init__(self) -> None:
+        self.by_name: dict[str, ClassCounts] = {}  # empty while there are no classes
+
+    def answered(self, service: ServiceClass, first_token_s: float) -> None:
+        counts = self.by_name.setdefault(service.name, ClassCounts())
+        counts.answered += 1
+        counts.late += first_token_s > service.first_token_s
+
+    def refused(self, service: ServiceClass) -> None:
+        self.by_name.setdefault(service.name, ClassCounts()).refused += 1

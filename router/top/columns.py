@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from events.tool.words import printable
-from router.formatting import Column, ago, bar, duration, percent, rate, short
-from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
+from router.console.formatting import Column, ago, bar, duration, percent, rate, short
+from router.console.prefixes import BRANCH, DEEPEST, holders
 from router.responses import DecisionRecord
 from router.top.rows import (
     STATES,

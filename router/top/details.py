@@ -9,8 +9,8 @@ import msgspec
 from rich.text import Text
 
 from events.tool.words import printable
-from router.explain import told_portions
-from router.formatting import count, duration
+from router.console.explain import told_portions
+from router.console.formatting import count, duration
 from router.responses import Considered, DecisionRecord
 from router.top.rows import (
     STYLES,

@@ -5,7 +5,7 @@ from collections import Counter
 from rich.text import Text
 
 from events.tool.words import printable
-from router.formatting import ago, count, duration, percent, rate, short, sparkline
+from router.console.formatting import ago, count, duration, percent, rate, short, sparkline
 from router.top.columns import WARM
 from router.top.poller import DECISIONS, KEY_HINT, PREFIXES, REPLICAS, Poller
 from router.top.rows import STATES, STYLES, state_of

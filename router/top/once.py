@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from router.formatting import plain_console
+from router.console.formatting import plain_console
 from router.top.columns import decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient

@@ -11,9 +11,9 @@ import httpx2
 import msgspec
 
 from events.tool.words import printable
-from router.asking import checked, options, reason_of
+from router.console.asking import checked, options, reason_of
 from router.doctor.samples import BadMetrics
-from router.prompts.prefixes.shared import Shared
+from router.prompts.prefixes.tree import Shared
 from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
 from router.top.history import History
 from router.top.responses import Totals, totals_of

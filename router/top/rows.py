@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from events.tool.words import printable
-from router.formatting import NONE, duration
-from router.prompts.prefixes.shared import Prefix
+from router.console.formatting import NONE, duration
+from router.prompts.prefixes.tree import Prefix
 from router.responses import DecisionRecord, ReplicaStatus
 from router.top.history import Rates
 from router.top.poller import Poller

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from router.formatting import GAP, Column, cut, fitting, padded
+from router.console.formatting import GAP, Column, cut, fitting, padded
 
 WIDEST_NAME = 24
 LEAST_TEXT = 12  # of the column that takes the remaining width

@@ -1,1 +1,1 @@
-"""Several processes as one router: behind one port, with one answer whichever of them is asked."""
+"""Other processes that place requests beside this one: workers behind the same port, and routers that are peers."""

@@ -1,7 +1,7 @@
 """One answer out of those of all workers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 _HEAD = re.compile(rb"^# HELP ", re.MULTILINE)
 
@@ -14,17 +14,12 @@ def metrics_of_all(texts: Mapping[int, bytes]) -> bytes:
     heads: dict[bytes, bytes] = {}
     lines: dict[bytes, list[bytes]] = {}
     for number, text in sorted(texts.items()):
-        for name, head, rows in _families(text):
-            heads.setdefault(name, head)
+        for family in _HEAD.split(text)[1:]:
+            help_line, type_line, *rows = family.rstrip(b"\n").split(b"\n")
+            name = help_line.split(b" ", 1)[0]
+            heads.setdefault(name, b"# HELP " + help_line + b"\n" + type_line + b"\n")
             lines.setdefault(name, []).extend(_marked(row, number) for row in rows)
     return b"".join(heads[name] + b"".join(row + b"\n" for row in lines[name]) for name in heads)
-
-
-def _families(text: bytes) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
-    """Each metric's name, its two lines of comments, and its other lines."""
-    for family in _HEAD.split(text)[1:]:
-        help_line, type_line, *rows = family.rstrip(b"\n").split(b"\n")
-        yield help_line.split(b" ", 1)[0], b"# HELP " + help_line + b"\n" + type_line + b"\n", rows
 
 
 def _marked(row: bytes, number: int) -> bytes:

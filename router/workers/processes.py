@@ -243,7 +243,11 @@ class Processes:
         for key, _ in self._selector.select(most_s if seconds is None else min(seconds, most_s)):
             worker: Worker | None = key.data
             if worker is None:
-                self._take(self._reading.recv(4096))
+                for number in self._reading.recv(4096):
+                    if number == signal.SIGCHLD:
+                        self._reap()
+                    else:
+                        self._end()
             elif key.fileobj is worker.listener:
                 self._hand_over(worker)
             else:
@@ -267,13 +271,6 @@ class Processes:
             self._selector.unregister(worker.say)
             os.close(worker.say)
             worker.say = None
-
-    def _take(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number == signal.SIGCHLD:
-                self._reap()
-            else:
-                self._end()
 
     def _end(self) -> None:
         """Have all workers end; where none listens any longer, connections are refused."""

@@ -30,11 +30,11 @@ from router.dashboard.broadcast import FeedQuery, Subscriber
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import Query
 from router.dashboard.sampling import EVERY_S
-from router.front import Front
 from router.http.explaining import explained
 from router.members.spec import ReplicaSpec
-from router.placement.approximate import APPROXIMATE
 from router.placement.cost import Question
+from router.placement.index import APPROXIMATE
+from router.process.front import Front
 from router.prompts.prompt import read_peek
 from router.proxy.admission import Admitted
 from router.proxy.request_summary import PastDecision

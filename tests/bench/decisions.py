@@ -9,12 +9,10 @@ from events.cache.changes import Stored
 from events.cache.groups import Group, Layout
 from events.messages import BlockStored
 from events.native import Load
-from router.placement.ages import CacheAges
+from router.placement.ages import CacheAges, Reuse
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
-from router.placement.policy import Candidate, Question, choose
-from router.placement.reuse import Reuse
-from router.placement.ring import Ring
+from router.placement.policy import Candidate, Question, Ring, choose
 from tests.bench.measure import cpu_us, heading, row
 
 BLOCK = 16

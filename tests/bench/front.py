@@ -23,18 +23,17 @@ from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, TABLE
-from router.members.facts import Facts
+from router.members.facts import Facts, Rank
 from router.members.feeds import Feeds
 from router.members.members import Member, Members
-from router.members.ranks import Rank
 from router.members.spec import parse_replica
 from router.members.upstream import Connection
+from router.monitor.upkeep import Upkeep
 from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission
 from router.tenants.keys import Key, digest_of
 from router.tenants.shared_limits import SharedLimits
-from router.upkeep import Upkeep
 from tests.bench.measure import calls, cpu_us, heading, row, rows_of_calls
 
 REQUESTS = 2000

@@ -23,8 +23,7 @@ from lab.simulation.settings import Settings
 from lab.trace.shaping import at_rate, jittered
 from router.placement.cost import INFINITE, Candidate
 from router.placement.decision import Decision
-from router.placement.policy import POLICIES, Draws
-from router.placement.ring import Ring
+from router.placement.policy import POLICIES, Draws, Ring
 from tests.bench.policies import JITTER_S, load_of, name_of, trace_of, traces
 
 REPLICAS = 8

@@ -12,11 +12,10 @@ import msgspec
 import uvloop
 
 from events.blocks import block_keys, root_key
-from router.members.facts import Facts
-from router.members.ranks import Rank
+from router.dashboard.sharing import shared
+from router.members.facts import Facts, Rank
 from router.members.spec import parse_replica
 from router.prompts.prefixes.recent import MOST_BLOCKS, RecentPrompt
-from router.sharing import shared
 from tests.bench.front import PLAIN, REQUESTS, STREAM, FrontOnWires, bodies
 from tests.bench.measure import cpu_us, heading, row
 

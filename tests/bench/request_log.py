@@ -12,14 +12,11 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from router.log_lines import Report
 from router.members.members import Member
-from router.members.spec import ReplicaSpec
-from router.members.target import Target
+from router.members.spec import ReplicaSpec, Target
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
-from router.placement.load import ReplicaLoad
-from router.placement.placed import Placed
-from router.placement.policy import choose
-from router.placement.tie_break import TieBreak
+from router.placement.load import Placed, ReplicaLoad
+from router.placement.policy import TieBreak, choose
 from router.proxy.request_summary import GenerationSummary, Notes, RequestSummary
 from router.records.genai_metrics import GenaiMetrics
 from router.records.request_log import RequestLog

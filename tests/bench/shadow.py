@@ -21,7 +21,7 @@ from lab.shadow.findings import Findings
 from lab.shadow.report import lines
 from lab.trace.requests import Trace
 from lab.trace.shaping import sped_up
-from router.members.target import parse_target
+from router.members.spec import parse_target
 from tests.bench.peers import PEERS, REPLICAS, SMALL, Contender, Size, beside, ours, shrunk, speeds
 from tests.chaos.routers import Fleet, fleet
 from tests.lab.shadow.mirroring import NGINX, mirroring, shadow

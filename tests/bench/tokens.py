@@ -17,8 +17,7 @@ from api.openai.requests import ChatRequest, read
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import HfTokenizer
 from events.blocks import block_keys
-from router.placement.approximate import Approximate
-from router.placement.index import PrefixIndex
+from router.placement.index import Approximate, PrefixIndex
 from router.prompts.prompt import APPROXIMATE, approximate, read_peek
 from router.prompts.tokens import Tokens
 from tests.api.chat_templates import TEMPLATES

@@ -11,9 +11,9 @@ import msgspec
 import uvloop
 from textual.pilot import Pilot
 
-from router.metrics import metrics_text
+from router.dashboard.status import replica_status
+from router.http.metrics import metrics_text
 from router.responses import FeedState, Index, Load, ReplicaList, ReplicaStatus, Served
-from router.status import replica_status
 from router.top.app import Top
 from router.top.poller import Poller, RouterClient
 from router.top.responses import totals_of

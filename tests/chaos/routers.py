@@ -19,8 +19,8 @@ from typing import Any
 import httpx2
 
 from router.config import RouterConfig
-from router.front import Front
 from router.members.spec import ReplicaSpec
+from router.process.front import Front
 from tests.chaos.replicas import Command, can_bind, children, command, until, wait_gone
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import Replica

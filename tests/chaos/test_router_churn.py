@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import httpx2
 import pytest
 
-from router.front import Front
-from router.upkeep import Upkeep
+from router.monitor.upkeep import Upkeep
+from router.process.front import Front
 from tests.chaos.replicas import open_files, resident_bytes
 from tests.chaos.routers import Fleet, events_in, fleet, front, http_client, port_of
 from tests.replica.serving import MODEL

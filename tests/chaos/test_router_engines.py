@@ -20,8 +20,8 @@ from events.source import Record, Source
 from events.stream.foreign_stream import ForeignStream
 from events.stream.states import StreamConfig
 from events.view import CacheView
-from router.front import Front
 from router.members.spec import spec_of
+from router.process.front import Front
 from tests.api.tokenizers import saved
 from tests.api.trained import FAMILIES
 from tests.chaos.replicas import until

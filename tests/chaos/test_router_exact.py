@@ -24,7 +24,7 @@ from events.stream.stream import Stream
 from events.subscriber import Subscriber
 from events.tool.verify import Witness
 from events.view import CacheView
-from router.front import Front
+from router.process.front import Front
 from tests.chaos.crowd import Crowd
 from tests.chaos.replicas import until
 from tests.chaos.routers import Fleet, fleet, front, http_client, port_of

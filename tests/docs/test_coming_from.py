@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from router.cli import router
+from router.process.cli import router
 from tests.docs.pages import ROOT
 
 ROW = re.compile(r"\| (.+?) \| (.+) \|")

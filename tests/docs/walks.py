@@ -177,5 +177,5 @@ ELSEWHERE = {
     "docs/library.md": "wants two replicas; tests/docs/test_library.py runs the program with two",
     "docs/model-names.md": "its models are only names; tests/router/proxy/test_rewriting.py serves such ones",
     "docs/ray.md": "needs several machines; tests/chaos/test_fleet_nodes.py starts such a cluster",
-    "docs/several-routers.md": "its routers run until they are ended; tests/router/peers starts such ones",
+    "docs/several-routers.md": "its routers run until they are ended; tests/router/workers starts such ones",
 }

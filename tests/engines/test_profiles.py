@@ -23,7 +23,7 @@ NAMING = {
     "kernels/gpu/flash.py",
     "replica/http/metrics.py",  # our replicas' metrics, under names that dashboards know
     "router/members/discovery/pods.py",  # an example of labels
-    "router/settings.py",
+    "router/process/settings.py",
 }
 
 

@@ -27,8 +27,8 @@ from fleet.commands.words import changes
 from fleet.control.controller import PER_CPU, room_here
 from fleet.plan import NO_MODELS
 from fleet.up.launching import InThisProcess
-from router.asking import Unreachable
-from router.parts import usable_cpus
+from router.console.asking import Unreachable
+from router.process.server import usable_cpus
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 DEADLINE_S = 50.0

@@ -12,7 +12,7 @@ from fleet.commands.addresses.address import FleetAddress
 from fleet.commands.client import FleetClient
 from fleet.commands.drain import drain
 from fleet.plan import FleetPlan, ModelPlan
-from router.asking import Refused, Unreachable
+from router.console.asking import Refused, Unreachable
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, run, serving
 
 

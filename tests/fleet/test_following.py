@@ -15,7 +15,7 @@ from fleet.plan import FleetPlan, ModelPlan
 from fleet.up import following
 from fleet.up.following import Following
 from fleet.up.watching import CannotStart
-from router.watched_file import WatchedFile
+from router.members.watched_file import WatchedFile
 from tests.fleet.scripted import Script, calm, refusal, serving
 from tests.router.loopback import until
 

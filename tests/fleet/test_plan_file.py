@@ -14,7 +14,7 @@ from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER
 from fleet.toml.plan_file import BadPlan, parse_fleet, read_fleet
 from fleet.toml.tables import ModelTable
 from replica.settings.options import TABLE as REPLICA_TABLE
-from router.settings import TABLE as ROUTER_TABLE
+from router.process.settings import TABLE as ROUTER_TABLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet-file.md").read_text()
 EXAMPLE = PAGE.partition("```toml\n")[2].partition("```")[0]

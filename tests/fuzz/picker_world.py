@@ -12,21 +12,20 @@ import msgspec
 
 from api.http.connection import Limits
 from api.http.routes import RouteTable
-from router.assembly import assembled
 from router.config import RouterConfig
 from router.http.app import build_app
 from router.http.one_answer import answer_of
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES
-from router.members.facts import foreign_facts, native_facts
+from router.members.facts import Rank, foreign_facts, native_facts
 from router.members.health import Health, HealthConfig
 from router.members.members import Member, Server
-from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.upstream import Upstream
 from router.picker.exchange import ByGateway
 from router.picker.gateway import Gateway
 from router.picker.schema import ProcessingRequest
+from router.process.front import assembled
 from router.proxy.admission import Admission
 from router.tenants.keys import Key, digest_of
 

@@ -22,11 +22,11 @@ import uvloop
 
 from api.process.lifeline import die_with_parent
 from router.config import RouterConfig
-from router.front import Front
 from router.http import opening
+from router.process.front import Front
+from router.process.server import SWITCH_S, THRESHOLD
 from router.proxy.exchange import Exchange
 from router.proxy.request import Request
-from router.server import SWITCH_S, THRESHOLD
 from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import close_at_once

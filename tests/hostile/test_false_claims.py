@@ -16,8 +16,8 @@ from api.native import unpack_ids
 from events.cache.pool import Digest
 from events.messages import AllBlocksCleared, BlockRemoved
 from events.native import Load
+from router.dashboard.status import replica_status
 from router.members.accuracy import DISBELIEVED, TRUSTED, Accuracy
-from router.status import replica_status
 from tests.hostile.lying import Liar, batch, stored
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Call, Client, Scripted, Served, chat, connect, served

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from router.peers.links import TOPIC
+from router.workers.peer_links import TOPIC
 from tests.hostile.nobody import NOBODY
 from tests.router.loopback import until
-from tests.router.peers.test_links import ANY
 from tests.router.scripted import Scripted, says, served
+from tests.router.workers.test_peer_links import ANY
 
 PEER = f"""
 import os, sys, time, msgspec, zmq

@@ -19,11 +19,9 @@ from events.publisher import Publisher, PublisherConfig
 from replica.cache.block_pool import BlockPool
 from router.http.front import FrontConnection
 from router.members.upstream import Connection
-from router.placement.ages import CacheAges
+from router.placement.ages import CacheAges, Reuse
 from router.placement.cost import Candidate, Question
-from router.placement.policy import place
-from router.placement.reuse import Reuse
-from router.placement.tie_break import TieBreak
+from router.placement.policy import TieBreak, place
 from router.prompts.prefixes.tree import Run
 from router.prompts.tokenizers import Tokenizers
 from router.prompts.tokens import Tokens

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from router.dashboard.status import replica_status
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import read_peek
-from router.status import replica_status
 from tests.api.tokenizers import saved
 from tests.api.trained import FAMILIES
 from tests.router.loopback import until

@@ -22,8 +22,8 @@ from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import CurveClient, load_curve, secure_server, write_keys
 from events.source import Source
 from events.subscriber import Subscriber
-from router.peers.links import Links
 from router.placement.placement import Placement
+from router.workers.peer_links import Links
 from tests.hostile.pauses import pauses
 from tests.hostile.peers import GREETING, connected, part, ready, resident_mb
 
@@ -281,6 +281,6 @@ def test_no_other_socket_is_opened() -> None:
             "replica/http/engine_client.py",  # to the engine's process that it has started, in a folder of its own
             "replica/process.py",
         },
-        "bound": {"events/publisher.py", "router/peers/links.py"},
-        "link": {"events/subscriber.py", "router/peers/links.py"},
+        "bound": {"events/publisher.py", "router/workers/peer_links.py"},
+        "link": {"events/subscriber.py", "router/workers/peer_links.py"},
     }

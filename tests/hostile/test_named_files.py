@@ -10,9 +10,9 @@ from api.process.settings import FILE
 from fleet.cli import warmroute
 from replica.settings.options import TABLE as REPLICA
 from router.members.discovery.file import FileDiscovery
+from router.members.watched_file import LastGood, WatchedFile
+from router.process.settings import TABLE as ROUTER
 from router.prompts.model_rewrites import parse_rewrites
-from router.settings import TABLE as ROUTER
-from router.watched_file import LastGood, WatchedFile
 
 TWO = """
 [[replicas]]

@@ -25,9 +25,9 @@ from fleet.control import app as controller_app
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import LocalHosts
 from replica.http import app as replica_app
+from router.dashboard.status import FOR_ADMINISTRATORS
 from router.http import app as router_app
 from router.http import routes as router_routes
-from router.status import FOR_ADMINISTRATORS
 from router.tenants.keys import Key, keys_from_options
 from tests.docs.pages import ROOT
 from tests.hostile import route_tables

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from api.prompts.prompts import Prompts
-from router.prompts.oddities import oddities
 from router.prompts.prompt import read_peek
-from router.prompts.shapes import DIFFERS, MOST_RETRY_S
+from router.prompts.shapes import DIFFERS, MOST_RETRY_S, oddities
 from tests.router.families import prompts
-from tests.router.test_verification import USER, World
+from tests.router.members.test_verification import USER, World
 
 ODD = USER | {"content": "Say\u2028a word."}
 

@@ -176,7 +176,7 @@ async def test_a_stuck_stream_starts_over_at_a_replica_that_is_at_its_limit(limi
         await client.chunk()
         attempt = next(iter(running.router._attempts))
         await until(lambda: not attempt.spoken, "the clock has looked")
-        running.front.upkeep.silence.suspect(server, "silent", running.router.now_s())
+        running.front.upkeep.suspects.suspect(server, "silent", running.router.now_s())
         # Long ago, however much time a busy machine takes off its silence.
         server.suspicion, server.recovered_s = "", running.router.now_s() - 60
         attempt.touched_s = server.recovered_s - 1

@@ -43,7 +43,7 @@ def test_a_line_that_a_command_would_refuse_is_found(words: tuple[str, ...]) -> 
 
 
 def test_an_option_that_was_renamed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from router.cli import router as command
+    from router.process.cli import router as command
 
     [option] = [param for param in command.params if param.name == "drain_delay"]
     monkeypatch.setattr(option, "opts", ["--drain-after"])

@@ -6,9 +6,9 @@ import click
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
-from router.cli import picker
-from router.configure import config_of
 from router.members.discovery.pool import InferencePool, Target, target_of
+from router.process.cli import picker
+from router.process.configure import config_of
 from tests.docs.pages import ROOT, blocks
 from tests.k8s.validation import mistakes
 

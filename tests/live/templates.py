@@ -23,8 +23,8 @@ from api.tokens.tokenizer import HfTokenizer
 from engines.prompts.vllm import RENDER
 from events.blocks import pack_tokens
 from router.prompts.prompt import read_peek
+from router.prompts.tokenizer_probe import token_ids_in
 from router.prompts.tokens import Tokens
-from router.verification import token_ids_in
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.api.trained import FAMILIES

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from events.publisher import Publisher
 from tests.fleet.test_controller import controller, plan
 from tests.replica.serving import replica
+from tests.router.dashboard.test_status import exact, ours
 from tests.router.members.test_feeds import chain, config
 from tests.router.scripted import CHAT, chat, connect, served
-from tests.router.test_status import exact, ours
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "monitoring" / "alerts.yaml"

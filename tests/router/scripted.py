@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from api.native import FRAMES_TYPE, Native, encode_frame, unwrap
 from router.config import RouterConfig
-from router.front import Front
 from router.members.spec import ReplicaSpec
+from router.process.front import Front
 from tests.router.loopback import until
 
 MODEL = "m"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from router.setting_types import Url
+from router.process.setting_types import Url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import click
 from api.process.options import SettingOption
 from fleet.commands.addresses.address import Address, example, optional_argument
 from fleet.commands.addresses.local_fleets import running_fleets
-from router.setting_types import SECRET
+from router.process.setting_types import SECRET
 
 DEFAULT = "http://127.0.0.1:8000"
 ANSWER_WITHIN_S = 3.0

@@ -1,6 +1,7 @@
 """The desired replicas, and the interface of every source that names them."""
 
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from typing import NamedTuple, TypeAlias
@@ -57,3 +58,27 @@ def difference(old: Mapping[str, ReplicaSpec], new: Mapping[str, ReplicaSpec]) -
         removed=tuple(name for name in old if name not in new),
         changed={name: spec for name, spec in new.items() if name in old and old[name] != spec},
     )
+
+
+class Backoff:
+    """Exponential backoff with jitter."""
+
+    def __init__(self, first_s: float = 0.2, most_s: float = 10.0, rng: random.Random | None = None) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._rng = rng or random.Random()
+        self._attempts = 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Tell whether nothing failed since the last reset."""
+        return not self._attempts
+
+    def next_s(self) -> float:
+        # Doubling a float 1,100 times would overflow.
+        longest_s = min(self._most_s, self._first_s * 2.0 ** min(self._attempts, 64))
+        self._attempts += 1
+        return longest_s * self._rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self._attempts = 0

@@ -5,11 +5,10 @@ import logging
 import re
 import tomllib
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from router.members.discovery.desired import Desired, Discovery
-from router.members.spec import BadSpec, ReplicaSpec, spec_of
-from router.watched_file import LOOK_INTERVAL_S, WatchedFile
+from router.members.spec import BadSpec, spec_of
+from router.members.watched_file import LOOK_INTERVAL_S, WatchedFile
 
 log = logging.getLogger(__name__)
 
@@ -29,32 +28,23 @@ def parse_replicas(path: str, text: str) -> Desired:
     if not isinstance(tables, list):
         raise ValueError(f"{path}: replicas is not a list; write [[replicas]]")
     desired: Desired = {}
+    starts = [found.start() for found in _TABLE.finditer(text)]
     for number, table in enumerate(tables):
-        place = _place(path, text, number)
-        spec = _spec(place, table)
+        place = f"{path}, replica {number + 1}"
+        if number < len(starts):  # else it is one of a list of inline tables
+            place = f"{path}, line {text.count(chr(10), 0, starts[number]) + 1}"
+        if not isinstance(table, dict):
+            raise ValueError(
+                f"{place}: {table!r} is not a table; write [[replicas]], and below it url = 'http://HOST:PORT'"
+            )
+        try:
+            spec = spec_of(table)
+        except BadSpec as error:
+            raise ValueError(f"{place}: {error}") from error
         if spec.name in desired:
             raise ValueError(f"{place}: another replica is named {spec.name!r}; choose another name")
         desired[spec.name] = spec
     return desired
-
-
-def _spec(place: str, table: Any) -> ReplicaSpec:
-    if not isinstance(table, dict):
-        raise ValueError(
-            f"{place}: {table!r} is not a table; write [[replicas]], and below it url = 'http://HOST:PORT'"
-        )
-    try:
-        return spec_of(table)
-    except BadSpec as error:
-        raise ValueError(f"{place}: {error}") from error
-
-
-def _place(path: str, text: str, number: int) -> str:
-    """The file and line of the `[[replicas]]` table with this number."""
-    starts = [found.start() for found in _TABLE.finditer(text)]
-    if number >= len(starts):  # a list of inline tables
-        return f"{path}, replica {number + 1}"
-    return f"{path}, line {text.count(chr(10), 0, starts[number]) + 1}"
 
 
 class FileDiscovery(Discovery):

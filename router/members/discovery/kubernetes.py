@@ -7,17 +7,16 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic
 
 import httpx2
 import msgspec
 
-from router.members.discovery.backoff import Backoff
 from router.members.discovery.cluster import Cluster
 from router.members.discovery.collection import GONE, Collection, Expired, ItemList, Made, failure_of
-from router.members.discovery.desired import Discovery, Source
+from router.members.discovery.desired import Backoff, Discovery, Source
 from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,10 @@ class KubernetesWatch(Source, Generic[Made]):
                 self._backoff.reset()
                 yield self._collection.desired()
                 async for line in lines_of(response):
-                    changed = self._changed(line)
+                    try:
+                        changed = self._collection.changed(line)
+                    except (msgspec.DecodeError, ValueError) as error:
+                        raise ApiServerError(f"its watch cannot be read: {error}", relist=True) from error
                     self._relist.reset()
                     if changed:
                         yield self._collection.desired()
@@ -137,7 +139,11 @@ class KubernetesWatch(Source, Generic[Made]):
     def _client(self) -> httpx2.AsyncClient:
         """A new client for each watch: the certificate authority may have been renewed."""
         timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=self._watch_s + GRACE_S)
-        transport = httpx2.AsyncHTTPTransport(verify=self._trust(), trust_env=False, socket_options=keepalive())
+        trust: ssl.SSLContext | bool = False
+        if self._cluster.url.startswith("https:"):
+            authority = self._cluster.ca_file
+            trust = _usual_trust() if authority is None else ssl.create_default_context(cafile=authority)
+        transport = httpx2.AsyncHTTPTransport(verify=trust, trust_env=False, socket_options=keepalive())
         return httpx2.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
 
     @property
@@ -155,17 +161,6 @@ class KubernetesWatch(Source, Generic[Made]):
         if not TOKEN.fullmatch(token):
             raise ApiServerError(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
         return {"Authorization": f"Bearer {token.decode()}"}
-
-    def _trust(self) -> ssl.SSLContext | bool:
-        if not self._cluster.url.startswith("https:"):
-            return False
-        if self._cluster.ca_file is None:
-            return self._usual_trust
-        return ssl.create_default_context(cafile=self._cluster.ca_file)
-
-    @cached_property
-    def _usual_trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context()
 
     async def _check(self, response: httpx2.Response) -> None:
         status = response.status_code
@@ -186,11 +181,10 @@ class KubernetesWatch(Source, Generic[Made]):
         relist = status < 500 and status != 429
         raise ApiServerError(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
 
-    def _changed(self, line: bytes) -> bool:
-        try:
-            return self._collection.changed(line)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise ApiServerError(f"its watch cannot be read: {error}", relist=True) from error
+
+@cache
+def _usual_trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
 class KubernetesDiscovery(KubernetesWatch[ReplicaSpec], Discovery):

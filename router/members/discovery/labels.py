@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 from msgspec import Struct
 
 from router.members.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, engines, spec_of
-from router.placement.roles import Role
+from router.placement.cost import Role
 
 PREFIX = "warmroute/"
 HTTP = "http"
@@ -76,7 +76,9 @@ def annotations_in(values: Mapping[str, str]) -> Annotations:
     if "adapters" in values:
         fields["adapters"] = [name for part in values["adapters"].split(",") if (name := part.strip())]
     if "resume" in values:
-        fields["resume"] = _yes(values["resume"])
+        if (resume := values["resume"]) not in ("true", "false"):
+            raise BadSpec(f"{PREFIX}resume is {resume!r}; write true or false")
+        fields["resume"] = resume == "true"
     ports = {PORTS[key]: _whole(key, value, MOST_PORT) for key, value in values.items() if key in PORTS}
     return Annotations(fields, ports, has_events)
 
@@ -104,9 +106,3 @@ def _whole(key: str, value: str, most: int = 2**31 - 1) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 12 and 0 < int(value) <= most):
         raise BadSpec(f"{PREFIX}{key} is {value!r}; write a whole number from 1 to {most}")
     return int(value)
-
-
-def _yes(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise BadSpec(f"{PREFIX}resume is {value!r}; write true or false")
-    return value == "true"

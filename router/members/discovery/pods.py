@@ -121,7 +121,7 @@ def ports_of(pod: Pod) -> dict[str, int]:
 
 def incarnation_of(pod: Pod, http: int) -> str:
     """The pod's uid and the run of its serving container: a container restarts without its pod."""
-    answering = {container.name for container in _lasting(pod) if _has(container, http)}
+    answering = {each.name for each in _lasting(pod) if any(port.container_port == http for port in each.ports or ())}
     statuses = [*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ())]
     runs = [
         # Restart counts may begin again with the node. Container ids do not, but some virtual nodes have none.
@@ -136,10 +136,6 @@ def _lasting(pod: Pod) -> Iterable[Container]:
     """All containers except init containers that end before the others start."""
     yield from pod.spec.containers or ()
     yield from (each for each in pod.spec.init_containers or () if each.restart_policy == "Always")
-
-
-def _has(container: Container, port: int) -> bool:
-    return any(each.container_port == port for each in container.ports or ())
 
 
 KIND = Kind("pods", "", "v1", "the pod", Pod, replicas_in)

@@ -1,7 +1,8 @@
-"""An InferencePool (Gateway API Inference Extension, v1): labels of pods, and the ports of each."""
+"""An InferencePool (Gateway API Inference Extension, v1): labels of pods, the ports of each, and its objectives."""
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -9,6 +10,7 @@ from router.members.discovery.collection import Collection, Kind
 from router.members.discovery.labels import MOST_PORT, Metadata, Values
 from router.members.discovery.pods import selector_of
 
+GROUP = "inference.networking.k8s.io"
 MOST_PORTS = 8  # the kind's own limit
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -71,16 +73,58 @@ def target_of(pool: InferencePool) -> Target:
         return Target(name, unusable=f"its selector.matchLabels: {error}")
 
 
-def _made(pool: InferencePool, _: Values) -> tuple[Sequence[Target], Sequence[str]]:
-    return [target_of(pool)], ()
-
-
 KIND = Kind(
     "inferencepools",
-    "inference.networking.k8s.io",
+    GROUP,
     "v1",
     "the InferencePool",
     InferencePool,
-    _made,
+    lambda pool, _: ([target_of(pool)], ()),
     selects_by="fieldSelector",
 )
+
+
+# ---- its InferenceObjectives (Gateway API Inference Extension, or llm-d; v1alpha2)
+
+
+class PoolReference(Struct):
+    name: str = ""
+    group: str = GROUP
+
+
+class ObjectiveSpec(Struct, rename="camel"):
+    pool_ref: PoolReference = field(default_factory=PoolReference)
+    priority: int | None = None
+
+
+class InferenceObjective(Struct):
+    metadata: Metadata
+    spec: ObjectiveSpec = field(default_factory=ObjectiveSpec)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return (self.metadata.name,)
+
+
+class Objective(Struct, frozen=True):
+    name: str
+    priority: int
+
+
+def objectives_of(namespace: str, pool_name: str, group: str) -> Collection[InferenceObjective, Objective]:
+    kind = Kind(
+        "inferenceobjectives",
+        group,
+        "v1alpha2",
+        "the InferenceObjective",
+        InferenceObjective,
+        partial(_objectives, pool_name),
+    )
+    return Collection(kind, f"objectives of pool {namespace}/{pool_name}", "")
+
+
+def _objectives(pool_name: str, objective: InferenceObjective, _: Values) -> tuple[Sequence[Objective], Sequence[str]]:
+    spec = objective.spec
+    if spec.pool_ref != PoolReference(pool_name):
+        return (), ()
+    return [Objective(objective.metadata.name, spec.priority or 0)], ()

@@ -9,8 +9,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from router.members.discovery.backoff import Backoff
-from router.members.discovery.desired import Desired, Discovery
+from router.members.discovery.desired import Backoff, Desired, Discovery
 from router.members.spec import BadSpec, ReplicaSpec, spec_of
 
 log = logging.getLogger(__name__)
@@ -98,7 +97,9 @@ def desired_from(members: list[Any], latest: Desired) -> tuple[Desired, list[str
     refused: list[str] = []
     for member in members:
         try:
-            spec = _spec(member)
+            if not isinstance(member, dict):
+                raise BadSpec(f"{member!r} is not an object with a url")
+            spec = spec_of({key: value for key, value in member.items() if key in _FIELDS and value is not None})
             if spec.name in desired:
                 raise BadSpec(f"two replicas are named {spec.name!r}; the first counts")
         except BadSpec as error:
@@ -109,9 +110,3 @@ def desired_from(members: list[Any], latest: Desired) -> tuple[Desired, list[str
         else:
             desired[spec.name] = spec
     return desired, refused
-
-
-def _spec(member: Any) -> ReplicaSpec:
-    if not isinstance(member, dict):
-        raise BadSpec(f"{member!r} is not an object with a url")
-    return spec_of({key: value for key, value in member.items() if key in _FIELDS and value is not None})

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from router.members.discovery.collection import Collection, Kind
 from router.members.discovery.labels import Metadata, Values
-from router.members.discovery.objectives import PoolReference
+from router.members.discovery.pool import PoolReference
 from router.prompts.model_rewrites import Rules
 
 EXACT = "Exact"
@@ -86,21 +86,16 @@ def _made(pool_name: str, rewrite: InferenceModelRewrite, _: Values) -> tuple[Se
     rules: list[tuple[str | None, str]] = []
     refused = []
     for number, rule in enumerate(rewrite.spec.rules or ()):
-        if (why := _why_not(rule)) is not None:
+        targets, matches, why = rule.targets or [], rule.matches or [], ""
+        if len(targets) != 1:
+            why = f"it names {len(targets)} targets; a rule has one"
+        elif not targets[0].model_rewrite:
+            why = "its target has no modelRewrite"
+        elif not all(match.model.type == EXACT and match.model.value for match in matches):
+            why = f"a match is not the value of a model, of type {EXACT}"
+        if why:
             refused.append(f"has a rule that is ignored, number {number + 1}: {why}")
-            continue
-        target = (rule.targets or [TargetModel()])[0]  # `_why_not` has found one
-        models = [match.model.value for match in rule.matches] if rule.matches else [None]
-        rules += [(model, target.model_rewrite) for model in models]
+        else:
+            models: list[str | None] = [match.model.value for match in matches]
+            rules += [(model, targets[0].model_rewrite) for model in models or (None,)]
     return [Rewrite(rewrite.metadata.name, tuple(rules))], refused
-
-
-def _why_not(rule: Rule) -> str | None:
-    targets, matches = rule.targets or [], rule.matches or []
-    if len(targets) != 1:
-        return f"it names {len(targets)} targets; a rule has one"
-    if not targets[0].model_rewrite:
-        return "its target has no modelRewrite"
-    if not all(match.model.type == EXACT and match.model.value for match in matches):
-        return f"a match is not the value of a model, of type {EXACT}"
-    return None

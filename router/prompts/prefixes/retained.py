@@ -53,7 +53,10 @@ class RetainedPrefixes:
     ) -> None:
         """Note that a replica has answered a prompt with these keys, which uses what is retained of it."""
         for key in self._prefixes.keys() & keys if self._prefixes else ():
-            self._use(self._prefixes[key], replica, now_s)
+            prefix = self._prefixes[key]
+            if prefix.until_s.get(replica, 0.0) > now_s:
+                prefix.until_s[replica] = now_s + prefix.ttl_s
+                self._prefixes.move_to_end(key)
         for beginning in retain:
             blocks = min(beginning.tokens // block_size, len(keys))
             if blocks:
@@ -63,18 +66,12 @@ class RetainedPrefixes:
                 found.ttl_s = max(found.ttl_s, beginning.ttl_s)
                 found.until_s[replica] = now_s + found.ttl_s
                 self._prefixes.move_to_end(key)
+        self._forget_more()
+
+    def _forget_more(self) -> None:
+        """Forget clients' that were used longest ago: operators may have fewer than all."""
         while len(self._prefixes) > MOST_PREFIXES:
-            self._forget_one()
-
-    def _use(self, prefix: RetainedPrefix, replica: str, now_s: float) -> None:
-        if prefix.until_s.get(replica, 0.0) > now_s:
-            prefix.until_s[replica] = now_s + prefix.ttl_s
-            self._prefixes.move_to_end(prefix.key)
-
-    def _forget_one(self) -> None:
-        """Forget a client's that was used longest ago: operators may have fewer than all."""
-        key = next(key for key, prefix in self._prefixes.items() if not prefix.is_operators)
-        del self._prefixes[key]
+            del self._prefixes[next(key for key, prefix in self._prefixes.items() if not prefix.is_operators)]
 
     def check_room(self, key: int, packed: bytes, now_s: float) -> None:
         """Raise Full if an operator may not retain this as well."""
@@ -90,8 +87,7 @@ class RetainedPrefixes:
         """Remember an operator's, in place of what is known of the same one."""
         self._prefixes[prefix.key] = prefix
         self._prefixes.move_to_end(prefix.key)
-        while len(self._prefixes) > MOST_PREFIXES:
-            self._forget_one()
+        self._forget_more()
 
     def end(self, key: int) -> None:
         self._prefixes.pop(key, None)

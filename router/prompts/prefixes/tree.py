@@ -4,6 +4,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Optional
 
+from msgspec import Struct
+
+# ---- GET /prefixes (docs/router-api.md describes its fields): new ones go last, with a default
+
+MEMORY = {"CPU": "host memory", "STORAGE": "disk"}
+
+
+class Prefix(Struct):
+    model: str
+    exact: bool
+    begin: int
+    tokens: int
+    prompts: int
+    idle_s: float
+    held_by: int
+    replicas: list[str]
+    text: str | None = None
+    below: list["Prefix"] = []
+    id: str = ""  # named by its first block, it stays the same while the tree changes around it
+    sources: dict[str, str] = {}  # of `replicas` that hold a part only in slower memory: CPU, or STORAGE
+    retained_s: float | None = None  # until replicas give it up like any other; None: they do not retain it
+
+    def named(self, replica: str) -> str:
+        """The replica's name, and the slower memory if it needs it."""
+        source = self.sources.get(replica)
+        return replica if source is None else f"{replica} ({MEMORY.get(source, source)})"
+
+
+class Shared(Struct):
+    prompts: int
+    span_s: float
+    texts: bool
+    prefixes: list[Prefix]
+
 
 class Run:
     """Blocks after those of `parent`. `prompts` counts the prompts that have them all, including those in `below`."""

@@ -179,8 +179,12 @@ class Process:
             if len(self._tokens) >= MODELS:
                 self._tokens.clear()
             limit_memory(None)
+            prompts = None
+            if make.tokenizer is not None:
+                tokenizer, name = load_tokenizer(make.tokenizer or None), make.template_name
+                prompts = Prompts(tokenizer, make.template, make.vocab_size, name, make.special_tokens_in_text)
             tokens = self._tokens[key] = Tokens(
-                make.model, _prompts(make), cache_bytes=CACHE_BYTES, strict=make.strict, engine=make.engine
+                make.model, prompts, cache_bytes=CACHE_BYTES, strict=make.strict, engine=make.engine
             )
             tokens.shapes = None  # the router knows which are verified
             limit_memory(self._most_bytes + CACHE_BYTES)
@@ -206,13 +210,6 @@ class Process:
     def _send(self, message: FromProcess) -> None:
         self._sink.write(framed(message))
         self._sink.flush()
-
-
-def _prompts(make: Make) -> Prompts | None:
-    if make.tokenizer is None:
-        return None
-    tokenizer = load_tokenizer(make.tokenizer or None)
-    return Prompts(tokenizer, make.template, make.vocab_size, make.template_name, make.special_tokens_in_text)
 
 
 # ---- what is found in a body

@@ -16,7 +16,7 @@ from router.prompts.shapes import DIFFERS
 from router.prompts.tokenizer_probe import probes
 from router.prompts.tokens import Tokens
 from tests.router.families import prompts
-from tests.router.test_verification import USER, World
+from tests.router.members.test_verification import USER, World
 
 ODD = USER | {"content": "\u2028"}
 CALL = 'strftime_now("%d %b %Y")'

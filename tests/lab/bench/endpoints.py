@@ -12,7 +12,7 @@ from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.words import Passage
-from router.members.target import parse_target
+from router.members.spec import parse_target
 
 MODEL = "m"
 

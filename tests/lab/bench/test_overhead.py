@@ -15,7 +15,7 @@ from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.probe import Probe, RequestSettings
 from lab.bench.result import EndpointResult, warnings
 from lab.percentiles import spread
-from router.members.target import Target, parse_target
+from router.members.spec import Target, parse_target
 from tests.lab.bench.endpoints import Endpoint, endpoint, singles
 
 CALM = Overhead(0.1, 0.05, 0.001, 0.0001, lag_p99_s=0.001, lag_max_s=0.004)

@@ -8,7 +8,7 @@ import lab.bench.probe as probing
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import CannotAsk, Probe, RequestSettings
-from router.members.target import parse_target
+from router.members.spec import parse_target
 from tests.lab.bench.endpoints import Call, closed, endpoint, singles
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from lab.commands.doctor import doctor
 from lab.doctor.asking import Asking
-from router.asking import Unreachable
+from router.console.asking import Unreachable
 from tests.router.scripted import refused_port
 
 ROUTER = "warmroute_router:open_requests 0\n"

@@ -24,8 +24,7 @@ from router.members.feed import ReplicaFeed
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
-from router.placement.policy import place
-from router.placement.tie_break import SEED_BITS, TieBreak
+from router.placement.policy import SEED_BITS, TieBreak, place
 
 MODEL, SIZE, TTL_S = "m", 16, 30.0
 ZERO_S = 1_700_000_000.0  # on the wall, when the router's clock is 0

@@ -12,8 +12,8 @@ from lab.incident.replay import IncidentReplay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
+from router.placement.holders import Optimistic
 from router.placement.index import PrefixIndex
-from router.placement.optimistic import Optimistic
 from tests.lab.incident.scene import MODEL, Scene
 
 REQUESTS = 150

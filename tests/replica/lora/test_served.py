@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from router import upkeep
-from router.status import blocks_of
+from router.dashboard.status import blocks_of
+from router.monitor import upkeep
 from tests.chaos.test_native_prefill import Beside
 from tests.replica.lora.adapters import adapted_logits, saved_adapter
 from tests.replica.models import saved

@@ -8,8 +8,9 @@ import pytest
 from events.cache.groups import Group, Layout
 from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import REPLICA_SERIES
-from router.sharing import told
+from router.dashboard.sharing import told
 from router.tenants.keys import keys_from_options
+from tests.router.dashboard.test_sharing import SHARED, asked, holding
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -26,7 +27,6 @@ from tests.router.scripted import (
     says,
     served,
 )
-from tests.router.test_sharing import SHARED, asked, holding
 
 GOOD = b'{"choices":[]}'
 SYSTEM = "You are a helpful assistant that answers shortly. " * 20

@@ -20,6 +20,7 @@ import pytest
 from api.native import REQUEST_TYPE
 from router.members.spec import ReplicaSpec
 from tests.router.loopback import until
+from tests.router.monitor.test_upkeep import status
 from tests.router.picker.asking import gateway, head
 from tests.router.proxy.nixl_peer import Engine, Fabric
 from tests.router.proxy.test_conversing_losses import message, response
@@ -41,7 +42,6 @@ from tests.router.scripted import (
     says,
     served,
 )
-from tests.router.test_upkeep import status
 
 pytestmark = pytest.mark.chaos  # its time passes fast, so nobody may hold it up
 

@@ -9,10 +9,10 @@ from events.messages import AllBlocksCleared
 from events.publisher import Publisher
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import keys_from_options
+from tests.router.dashboard.test_status import exact, ours, state
 from tests.router.loopback import until
 from tests.router.members.test_feeds import chain, config
 from tests.router.scripted import CHAT, MODEL, Scripted, chat, connect, drops, named, says, served
-from tests.router.test_status import exact, ours, state
 
 RESET = "/reset_prefix_cache"
 HERE = {"host": "localhost"}  # an administrator, as no key is demanded

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from router.http.explaining import runs_of
 from router.placement.cost import Candidate, Question
-from router.placement.policy import place
-from router.placement.tie_break import TieBreak
+from router.placement.policy import TieBreak, place
 
 
 @given(st.lists(st.integers(0, 15), max_size=30))

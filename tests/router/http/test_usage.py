@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.console.usage import COLUMNS, draw
 from router.http.usage import as_csv
-from router.tenants.draw import COLUMNS, draw
 from router.tenants.keys import keys_from_options
 from router.tenants.usage import PLACE, Counts, Row, day_of
 from tests.router.scripted import CHAT, Client, Script, Served, chat, connect, says, served

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.members.discovery.backoff import Backoff
 from router.members.discovery.combined import CombinedDiscovery, StaticReplicas
-from router.members.discovery.desired import Desired, Discovery, difference
+from router.members.discovery.desired import Backoff, Desired, Discovery, difference
 from router.members.spec import BadSpec, parse_replica
 from tests.router.loopback import until
 

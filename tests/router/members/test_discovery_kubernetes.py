@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.members.discovery.backoff import Backoff
 from router.members.discovery.cluster import Cluster, in_cluster
 from router.members.discovery.collection import Collection, Expired
-from router.members.discovery.desired import Desired
+from router.members.discovery.desired import Backoff, Desired
 from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery
 from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
 from router.members.spec import ReplicaSpec

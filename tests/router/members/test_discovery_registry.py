@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.members.discovery.backoff import Backoff
-from router.members.discovery.desired import Desired
+from router.members.discovery.desired import Backoff, Desired
 from router.members.discovery.registry import RegistryDiscovery
 from tests.router.loopback import Reply, Request, serving, until
 

@@ -8,7 +8,7 @@ import pytest
 
 from router.members.broken import Broken
 from router.members.fetch import MAX_BYTES, fetch
-from router.members.target import Target
+from router.members.spec import Target
 from router.members.upstream import Upstream
 from tests.router.scripted import Handler, Script, Scripted, drops, refused_port, says, silent
 

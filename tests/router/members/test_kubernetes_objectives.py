@@ -8,9 +8,8 @@ import pytest
 
 from router.config import EXTENSION, Kubernetes
 from router.members.discovery.cluster import Cluster
-from router.members.discovery.objectives import objectives_of
-from router.tenants.keys import Key, digest_of
-from router.tenants.priorities import CLASSES
+from router.members.discovery.pool import objectives_of
+from router.tenants.keys import CLASSES, Key, digest_of
 from tests.router.kubernetes_api import (
     OBJECTIVES,
     PODS,

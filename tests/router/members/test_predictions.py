@@ -7,7 +7,7 @@ import pytest
 from router.members.accuracy import Accuracy
 from router.members.feed import Moment
 from router.members.predictions import MOST_OPEN, Predictions
-from router.placement.prediction import Prediction
+from router.placement.decision import Prediction
 
 KEYS = list(range(100, 110))
 EXACT, PARTIAL = Moment(0, 5, True), Moment(0, 5, False)

@@ -12,7 +12,7 @@ from engines.sglang import read_sources as sglang_sources
 from engines.sources import MOST_RANKS, Publisher, Sources
 from engines.vllm import read_sources as vllm_sources
 from events.source import Source
-from router.members.ranks import ranks_of, reachable
+from router.members.facts import ranks_of, reachable
 from router.members.spec import BadSpec, ReplicaSpec
 
 

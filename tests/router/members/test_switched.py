@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from router.members.discovery.switched import switched
+from router.members.discovery.followed_pool import switched
 
 
 class Told:

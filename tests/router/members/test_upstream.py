@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.members.broken import Broken
-from router.members.target import Target
+from router.members.spec import Target
 from router.members.upstream import IDLE_LIMIT_S, KEEPALIVE, MAX_HEAD_BYTES, SURE_IDLE_S, Header, Sending, Upstream
 from tests.router.loopback import until
 from tests.router.scripted import DEADLINE_S, refused_port

@@ -259,7 +259,7 @@ def picked_by(running: Served) -> Any:
 
 def limit(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
     """Let routers that begin from now on have these limits."""
-    monkeypatch.setattr("router.front.connection_limits", lambda most: Limits(connections=most, **limits))
+    monkeypatch.setattr("router.process.front.connection_limits", lambda most: Limits(connections=most, **limits))
 
 
 async def test_a_body_that_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

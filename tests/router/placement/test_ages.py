@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.ages import MOST_GROUPS, PAGE_TOKENS, SHORTEST_S, CacheAges, page_tokens, pages_of
-from router.placement.reuse import Reuse
+from router.placement.ages import MOST_GROUPS, PAGE_TOKENS, SHORTEST_S, CacheAges, Reuse, page_tokens, pages_of
 
 
 class Certain(Reuse):

@@ -1,8 +1,7 @@
 import tracemalloc
 from itertools import count
 
-from router.placement.approximate import Approximate
-from router.placement.index import PrefixIndex
+from router.placement.index import Approximate, PrefixIndex
 
 
 def held(index: PrefixIndex, slot: int, keys: list[int]) -> int:

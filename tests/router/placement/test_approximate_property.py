@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.approximate import Approximate
-from router.placement.index import PrefixIndex
+from router.placement.index import Approximate, PrefixIndex
 
 CAPACITY = 5
 CHAINS = st.lists(st.integers(0, 2), max_size=7).map(

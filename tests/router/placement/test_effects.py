@@ -3,12 +3,11 @@ from typing import Any
 
 import pytest
 
-from router.placement.ages import PAGE_TOKENS, CacheAges
+from router.placement.ages import PAGE_TOKENS, CacheAges, Reuse
 from router.placement.cost import BUSY_TOKENS, COMPUTE_WEIGHT, Candidate, Question
 from router.placement.decision import Decision
 from router.placement.effects import LOSS_WEIGHT, MOST_LOOKED_AT, PATIENCE
 from router.placement.policy import choose
-from router.placement.reuse import Reuse
 
 RATE = 8000.0
 

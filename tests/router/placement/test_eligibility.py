@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.placement.cost import Candidate, Obstacle
-from router.placement.eligibility import can_take, in_words, obstacles
+from router.placement.cost import Candidate, Obstacle, can_take, in_words, obstacles
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,4 +65,4 @@ def test_eligibility_is_decided_in_one_place() -> None:
         for path in (ROOT / package).rglob("*.py")
         if decides.search(path.read_text())
     }
-    assert found == {"router/placement/eligibility.py"}
+    assert found == {"router/placement/cost.py"}

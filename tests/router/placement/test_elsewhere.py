@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.measured_rate import ENOUGH
-from router.placement.cost import Candidate, Question
+from router.placement.cost import Candidate, Question, Role, Unread, can_split, in_words, obstacles
 from router.placement.decision import Decision
-from router.placement.eligibility import in_words, obstacles
 from router.placement.elsewhere import (
     FORGET_S,
     LEAST_GAIN_S,
@@ -23,11 +22,8 @@ from router.placement.elsewhere import (
     why_not_at_all,
 )
 from router.placement.placement import Placement
-from router.placement.policy import choose
+from router.placement.policy import TieBreak, choose
 from router.placement.prices import PULL, TOKENS_PER_S
-from router.placement.prompt import Unread
-from router.placement.roles import Role, can_split
-from router.placement.tie_break import TieBreak
 
 RATE = 8000.0  # tokens per second
 

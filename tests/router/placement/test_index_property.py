@@ -242,9 +242,9 @@ class Streams(RuleBasedStateMachine):
             resolver.check()
             for medium in MEDIA:
                 for group in (0, 1):
-                    holders = self.index._holders(medium, group)
+                    held = self.index._groups.get((medium, group)) if group else self.index._media.get(medium)
                     pool = resolver.pools.get((medium, group))
-                    assert set(holders.of(replica.slot) if holders else []) == (pool.held if pool else set())
+                    assert set(held.of(replica.slot) if held else []) == (pool.held if pool else set())
         for chain in CHAINS:
             prompt = block_keys(chain, SIZE, root_key("m", None, None, SIZE))
             truth = {r.slot: blocks for r in self.replicas if (blocks := r.view.resolver.matched(prompt))}

@@ -2,9 +2,8 @@ import pytest
 
 from api.measured_rate import ENOUGH
 from events.native import Load
-from router.placement.load import ReplicaLoad
+from router.placement.load import ReplicaLoad, Speed
 from router.placement.policy import Candidate
-from router.placement.speed import Speed
 
 
 def replica(**known: int) -> tuple[Candidate, ReplicaLoad]:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.classes import NAMES, ServiceClass
-from router.placement.objectives import ACTIVE_S, CALM_S, OWN_TIMES, STEP_S, Objectives
+from router.placement.classes import ACTIVE_S, CALM_S, NAMES, OWN_TIMES, STEP_S, Objectives, ServiceClass
 
 WANTED_S = (1.0, 5.0, 60.0)
 FIRST, SECOND, LAST = (ServiceClass(name, level, WANTED_S[level]) for level, name in enumerate(NAMES))

@@ -1,6 +1,6 @@
 """Entries that count until events confirm them or their deadline passes."""
 
-from router.placement.optimistic import Optimistic
+from router.placement.holders import Optimistic
 
 
 def kept(optimistic: Optimistic) -> dict[int, int]:

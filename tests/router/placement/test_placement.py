@@ -7,16 +7,12 @@ import pytest
 from msgspec import Struct
 
 from events.native import Load
-from router.placement.approximate import APPROXIMATE
-from router.placement.cost import Neighbour, Question
-from router.placement.decision import Decision
-from router.placement.index import Matches, PrefixIndex
-from router.placement.load import ReplicaLoad
-from router.placement.placed import Placed
+from router.placement.cost import Neighbour, Question, Unread
+from router.placement.decision import Decision, predict
+from router.placement.index import APPROXIMATE, Matches, PrefixIndex
+from router.placement.load import Placed, ReplicaLoad
 from router.placement.placement import Placement
-from router.placement.prediction import predict
 from router.placement.prices import TOKENS_PER_S
-from router.placement.prompt import Unread
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZE = 16

@@ -7,9 +7,8 @@ import pytest
 from router.placement.cost import ALIKE_RATES, PROVEN_TOKENS
 from router.placement.effects import MOST_LATER_S, PATIENCE
 from router.placement.load import ReplicaLoad
-from router.placement.policy import POLICIES, Candidate, Question, choose
+from router.placement.policy import POLICIES, Candidate, Question, Ring, choose
 from router.placement.prices import TOKENS_PER_S
-from router.placement.ring import Ring
 
 RATE = 8000.0
 

@@ -3,10 +3,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.cost import INFINITE
-from router.placement.eligibility import obstacles
-from router.placement.policy import POLICIES, Candidate, Question, choose
-from router.placement.ring import Ring
+from router.placement.cost import INFINITE, obstacles
+from router.placement.policy import POLICIES, Candidate, Question, Ring, choose
 
 CANDIDATES = st.lists(
     st.builds(

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.cost import Candidate, Question, uncached_tokens, weigh
+from router.placement.elsewhere import MOST_NEIGHBOURS, add_pulls
 from router.placement.policy import POLICIES, choose
 from router.placement.prices import LEAST_PULLED_TOKENS, OWN_SOURCES, PULL, PULL_S, TOKENS_PER_S
-from router.placement.pulls import MOST_NEIGHBOURS, add_pulls
 
 RATE = 8000.0
 TOKENS = 1500

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from router.placement.ring import Ring
+from router.placement.policy import Ring
 
 NAMES = [f"replica-{number}" for number in range(8)]
 SESSIONS = [f"session-{number}" for number in range(4000)]
@@ -17,36 +17,23 @@ def test_every_replica_gets_about_its_share() -> None:
 
 
 def test_removing_a_replica_moves_only_its_sessions() -> None:
-    ring = Ring(NAMES)
-    before = owners(ring)
-    ring.remove(NAMES[3])
-    after = owners(ring)
+    before = owners(Ring(NAMES))
+    after = owners(Ring(name for name in NAMES if name != NAMES[3]))
     assert all(after[session] == owner for session, owner in before.items() if owner != NAMES[3])
-    assert NAMES[3] not in ring and NAMES[3] not in after.values()
+    assert NAMES[3] not in after.values()
 
 
 def test_adding_a_replica_moves_sessions_only_to_it() -> None:
-    ring = Ring(NAMES)
-    before = owners(ring)
-    ring.add("newcomer")
+    before, ring = owners(Ring(NAMES)), Ring([*NAMES, "newcomer"])
     moved = {session for session, owner in owners(ring).items() if owner != before[session]}
     assert all(next(ring.walk(session)) == "newcomer" for session in moved)
     assert 0.5 < len(moved) / (len(SESSIONS) / 9) < 1.5
 
 
-def test_a_ring_does_not_depend_on_the_order_of_joining() -> None:
-    turned = Ring(reversed(NAMES))
-    turned.add("gone")
-    turned.remove("gone")
-    assert owners(turned) == owners(Ring(NAMES))
+def test_a_ring_does_not_depend_on_the_order_of_its_names() -> None:
+    assert owners(Ring([*reversed(NAMES), NAMES[0]])) == owners(Ring(NAMES))
 
 
 def test_a_walk_names_every_replica_once() -> None:
     assert sorted(Ring(NAMES).walk("anyone")) == NAMES
     assert list(Ring().walk("anyone")) == []
-
-
-def test_adding_twice_changes_nothing() -> None:
-    ring = Ring(NAMES)
-    ring.add(NAMES[0])
-    assert len(ring) == len(NAMES) and owners(ring) == owners(Ring(NAMES))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.placement.turns import MARGIN_S, MOST_KEPT, MOST_PAUSE_S, Turns
+from router.placement.outbox import MARGIN_S, MOST_KEPT, MOST_PAUSE_S, Turns
 
 RATE = 8000.0
 STEP_S = 0.01

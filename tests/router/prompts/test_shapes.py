@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompts import shapes
-from router.prompts.oddities import PLAIN, Oddities
-from router.prompts.shapes import DIFFERS, NOT_YET, Difference, Shapes, difference
+from router.prompts.shapes import DIFFERS, NOT_YET, PLAIN, Difference, Oddities, Shapes, difference
 
 FOUND = Difference("r0", 3, "a", "b")
 NAMES = st.sampled_from(["chat", "tools", "parts"])

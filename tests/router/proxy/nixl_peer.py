@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from api.generation_apis import MESSAGES, PATHS, RESPONSES
 from router.members.spec import ReplicaSpec
-from router.placement.roles import Role
+from router.placement.cost import Role
 from tests.router.scripted import MODEL, Call, Scripted, event
 
 ONE_TOKEN = {"/v1/responses": "max_output_tokens"}  # by path; others have max_tokens

@@ -13,8 +13,8 @@ from api.prompts.prompts import Prompts
 from api.reading import read
 from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
+from router.http.metrics import metrics_text
 from router.log_lines import LogLine
-from router.metrics import metrics_text
 from router.proxy.request_summary import PULLED
 from tests.router.scripted import MODEL, Call, Script, Scripted, Served, connect, served
 

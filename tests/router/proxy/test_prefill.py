@@ -11,7 +11,7 @@ import pytest
 
 from api.measured_rate import ENOUGH
 from router.members.spec import ReplicaSpec
-from router.placement.roles import Role
+from router.placement.cost import Role
 from router.proxy import answer as answers
 from router.proxy import prefill
 from router.tenants.keys import Key, digest_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.members.feed import Moment
-from router.placement.prediction import Prediction
+from router.placement.decision import Prediction
 from router.proxy.request_summary import ALL_EXACT, GenerationSummary, RequestSummary, compare, exactness, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 

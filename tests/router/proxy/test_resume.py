@@ -19,8 +19,8 @@ from engines import NATIVE, OPENAI, PROFILES
 from events.blocks import pack_tokens
 from replica.model.demo import CACHE_VARIABLE
 from router.config import RouterConfig
-from router.front import Front
 from router.members.spec import ReplicaSpec
+from router.process.front import Front
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from router.dashboard.broadcast import decided
+from router.placement.decision import Prediction
 from router.placement.elsewhere import Split
-from router.placement.prediction import Prediction
 from router.proxy.request_summary import (
     Exactness,
     GenerationSummary,

@@ -309,6 +309,6 @@ def test_the_endpoint_may_name_a_path_of_either(given: str) -> None:
 
 
 def test_without_the_switch_nothing_of_it_is_imported() -> None:
-    program = "import sys, router.server; print([name for name in sys.modules if 'opentelemetry' in name])"
+    program = "import sys, router.process.server; print([name for name in sys.modules if 'opentelemetry' in name])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

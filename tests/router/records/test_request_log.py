@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
-from router.placement.policy import Candidate, Question, place
-from router.placement.tie_break import SEED_BITS, TieBreak
+from router.placement.policy import SEED_BITS, Candidate, Question, TieBreak, place
 from router.proxy.request import Request
 from router.records.request_log import RequestLog
 from router.tenants.keys import keys_from_options

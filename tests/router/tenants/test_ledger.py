@@ -18,9 +18,8 @@ from msgspec.structs import astuple
 
 from api.errors import ApiError
 from router.tenants.charges import Account, account_of
-from router.tenants.key_totals import KeyTotals
 from router.tenants.keys import Key, digest_of
-from router.tenants.ledger import Ledger
+from router.tenants.ledger import KeyTotals, Ledger
 from router.tenants.limits import DAY_S, Use
 from router.tenants.shared_limits import SharedLimits
 from router.tenants.usage import COUNTED, OTHERS, Counts, Row, Selection, Usage

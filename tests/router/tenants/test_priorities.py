@@ -3,8 +3,7 @@
 import pytest
 
 from router.placement.classes import NAMES, ServiceClass
-from router.tenants.keys import Key
-from router.tenants.priorities import CLASSES, HEADERS, Priorities
+from router.tenants.keys import CLASSES, HEADERS, Key, Priorities
 
 SLOW = tuple(ServiceClass(name, level, 60.0 * (level + 1)) for level, name in enumerate(NAMES))  # of a file of keys
 NEW, OLD = HEADERS

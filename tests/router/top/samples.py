@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from router.prompts.prefixes.shared import Prefix
+from router.prompts.prefixes.tree import Prefix
 from router.responses import Considered, DecisionRecord, FeedState, Index, Load, ReplicaStatus, Served
 
 

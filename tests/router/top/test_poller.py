@@ -9,13 +9,13 @@ import click
 import pytest
 
 from events.publisher import Publisher
-from router.metrics import metrics_text
+from router.http.metrics import metrics_text
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, PollInterval, Refused, RouterClient, Unreachable
 from router.top.responses import totals_of
+from tests.router.dashboard.test_status import exact, ours
 from tests.router.loopback import Reply, Request, serving
 from tests.router.members.test_feeds import config
 from tests.router.scripted import CHAT, MODEL, Script, chat, connect, named, refused_port, says, served
-from tests.router.test_status import exact, ours
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.placement.verdict import Portion
-from router.prompts.prefixes.shared import Prefix, Shared
+from router.prompts.prefixes.tree import Prefix, Shared
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 from router.top import details
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from router.formatting import Column
+from router.console.formatting import Column
 from router.top.columns import decision_table, prefix_table, replica_table
 from router.top.table import Table
 

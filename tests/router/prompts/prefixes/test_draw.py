@@ -8,7 +8,7 @@ import click
 import msgspec
 import pytest
 
-from router.prompts.prefixes.draw import HINT, draw
+from router.console.prefixes import HINT, draw
 
 TOOL = {
     "model": "m",

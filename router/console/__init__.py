@@ -1,0 +1,1 @@
+"""Responses of a router, asked for by commands and drawn for people."""

@@ -1,0 +1,105 @@
+"""Why a replica has nothing to do, in one sentence, from remembered decisions: a request pays nothing for it."""
+
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+from router.members.members import Member
+from router.placement.cost import INFINITE, Candidate
+from router.placement.decision import Decision
+from router.placement.effects import NEAR_S
+
+MOST_DECISIONS = 200
+MOST_LOOKS = 2000  # at candidates, about a millisecond: in a fleet of a thousand, the last two decisions
+RARE = 0.1  # of an even share of the choices: a replica that is given no more gets a reason
+BY_COST = ("cost", "prefix")  # policies that look for the prompt's tokens
+
+
+class PassedOver(Struct):
+    """Decisions for which a replica was a candidate, and the causes of those that went elsewhere."""
+
+    choices: int = 0
+    even_share: float = 0.0  # of these choices
+    chosen: int = 0
+    unable: int = 0
+    warmer: int = 0  # the chosen replica held more of the prompt
+    more_tokens: float = 0.0  # that those held, added up
+    as_good: int = 0
+    policy: str = ""  # of the last choice
+
+
+def passed_over(newest_first: Iterable[Decision], idle: Collection[Candidate]) -> dict[Candidate, PassedOver]:
+    """Count the decisions for which these replicas were candidates, within both bounds above."""
+    found = {candidate: PassedOver() for candidate in idle}
+    looks = MOST_LOOKS
+    for _, decision in zip(range(MOST_DECISIONS), newest_first, strict=False):
+        if not found or looks <= 0:
+            break
+        candidates, chosen = decision.candidates, decision.chosen
+        looks -= len(candidates)
+        if chosen is None:
+            continue
+        chosen_cost = decision.costs[candidates.index(chosen)]
+        for candidate, cost in zip(candidates, decision.costs, strict=True):
+            if (one := found.get(candidate)) is None:
+                continue
+            one.choices += 1
+            one.even_share += 1 / len(candidates)
+            one.policy = one.policy or decision.policy
+            if candidate is chosen:
+                one.chosen += 1
+            elif cost == INFINITE:
+                one.unable += 1
+            elif cost <= chosen_cost + NEAR_S:
+                one.as_good += 1
+            elif (more := decision.question.reached(chosen.slot) - decision.question.reached(candidate.slot)) > 0:
+                one.warmer += 1
+                one.more_tokens += more
+    return found
+
+
+def in_words(found: PassedOver, candidate: Candidate) -> str | None:
+    """Say why the replica is given nothing; None: it is given its share."""
+    if not found.choices:
+        return "no prompt came for it"
+    if found.chosen > RARE * found.even_share:
+        return None
+    missed = found.choices - found.chosen
+    dearer = missed - found.unable - found.warmer - found.as_good
+    most = max(found.unable, found.warmer, found.as_good, dearer)  # the commonest cause
+    if found.policy not in BY_COST:
+        cause = f"the policy {found.policy} took another replica"
+    elif most == found.warmer:
+        mean = found.more_tokens / found.warmer
+        cause = f"another replica was sooner: it had {mean:,.0f} more tokens of the prompt cached on average"
+    elif most == found.as_good:
+        cause = "another replica was as good, and had more empty cache or won the draw"
+    elif most == found.unable:
+        cause = "it could not take the prompt: it was unavailable, full or too small, or had failed before"
+    elif candidate.slowness > 1:
+        cause = f"another replica cost less: this one has come back, and counts {candidate.slowness:.1f} times for now"
+    else:
+        cause = "another replica cost less: it was faster, or had less to do"
+    counted = f"in {missed:,} of the last {found.choices:,} choices" if found.choices > 1 else "in the last choice"
+    return f"{counted} {cause}"
+
+
+def why_idle(members: Iterable[Member], newest_first: Iterable[Decision]) -> dict[str, str]:
+    """Return a sentence for each of the members that is idle, by name. The decisions are those that are remembered."""
+    said: dict[str, str] = {}
+    able: list[Member] = []
+    for member in members:
+        one, health = member.candidate, member.health
+        if one.unavailable is not None:
+            state = "not ready" if health.breaker == "closed" else f"breaker {health.breaker}"
+            is_told = health.draining or health.resting is not None
+            said[member.name] = one.unavailable if is_told else f"{state}: {one.unavailable}"
+        elif not (one.all_in_flight or one.running or one.waiting):
+            if member.spec.role == "prefill":
+                computed = member.prefills.total()
+                said[member.name] = f"role prefill: it only computes prompts for others, {computed:,} so far"
+            else:
+                able.append(member)
+    found = passed_over(newest_first, [member.candidate for member in able])
+    words = ((member.name, in_words(found[member.candidate], member.candidate)) for member in able)
+    return said | {name: why for name, why in words if why is not None}

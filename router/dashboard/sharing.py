@@ -1,0 +1,167 @@
+"""The prefixes that recent prompts share, and the replicas that hold them (docs/router-api.md describes the fields)."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
+
+from router.core import Router
+from router.members.members import Member
+from router.placement.index import APPROXIMATE, Matches
+from router.placement.prices import GPU
+from router.prompts.prefixes.recent import RecentPrompt
+from router.prompts.prefixes.tree import Prefix, Run, Shared, Tree, most_shared
+from router.prompts.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
+from router.workers.questions import RECENT
+
+MOST_PREFIXES = 200
+MOST_NAMES = 20  # of replicas; `held_by` counts all of them
+SHOWN_CHARACTERS = 200
+AT_A_TIME = 64  # prompts
+LONGEST_WORD = 32  # in bytes
+_GAPS = (b" ", b"\n", b"\0")
+_ROLE = re.compile("\0([^\0]*)\0")
+
+
+class KeySpace(NamedTuple):
+    """The kind of block keys; only keys of one kind can be compared."""
+
+    model: str
+    block_size: int
+    lookahead: int = 0  # tokens after a block that its key covers, too
+
+    @property
+    def block_tokens(self) -> int:
+        return self.block_size or APPROXIMATE_BLOCK_BYTES // BYTES_PER_TOKEN
+
+
+class Told(NamedTuple):
+    """The runs that save the most tokens, parents first, and the kinds of those at the root."""
+
+    routed: Sequence[RecentPrompt]
+    kinds: dict[Run, KeySpace]
+    runs: list[Run]
+    retained: dict[Run, float]  # when the retention of all that have any ends
+
+
+async def told(router: Router, limit: int) -> Told:
+    routed = router.history.recent.all()
+    until_s = router.history.retained.until_s(router.now_s())
+    if router.colleagues is not None:
+        for there in (await router.colleagues.told(RECENT)).values():
+            routed += there.prompts
+            for key, ends_s in there.retained_until_s.items():
+                until_s[key] = max(ends_s, until_s.get(key, 0.0))
+        routed.sort(key=attrgetter("at_s"))
+    return await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES), until_s)
+
+
+async def shared(router: Router, limit: int) -> Shared:
+    routed, kinds, chosen, retained = await told(router, limit)
+    now_s = router.now_s()
+    beginnings: list[Prefix] = []
+    made: dict[Run, Prefix] = {}
+    for run in chosen:
+        await asyncio.sleep(0)  # requests come first
+        path = run.path()
+        prefix = made[run] = prefix_of(router, kinds[path[0]], path, now_s, retained.get(run))
+        above = made.get(path[-2]) if len(path) > 1 else None
+        (beginnings if above is None else above.below).append(prefix)
+    return Shared(
+        prompts=len(routed),
+        span_s=round(now_s - routed[0].at_s, 3) if routed else 0.0,
+        texts=router.shows_prompts,
+        prefixes=beginnings,
+    )
+
+
+def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]) -> Told:
+    trees: dict[KeySpace, Tree] = {}
+    for number, one in enumerate(routed):
+        kind = KeySpace(one.model, one.block_size, one.lookahead)
+        tree = trees.get(kind)
+        if tree is None:
+            tree = trees[kind] = Tree()
+        tree.add(one.keys, one.at_s, one.text)
+        if not number % AT_A_TIME:
+            time.sleep(0)  # release the interpreter, so that requests need not wait long for it
+    runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
+    kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
+    retained = _retained(trees.values(), until_s) if until_s else {}
+    for tree in trees.values():
+        tree.release()
+    return Told(routed, kinds, runs, retained)
+
+
+def _retained(trees: Iterable[Tree], until_s: Mapping[int, float]) -> dict[Run, float]:
+    """When the retention of each run ends: of one that ends in it, and of those that go on below it."""
+    found: dict[Run, float] = {}
+    for run in chain.from_iterable(tree.runs() for tree in trees):
+        for key in until_s.keys() & run.keys:
+            for each in run.path():
+                found[each] = max(found.get(each, 0.0), until_s[key])
+    return found
+
+
+def prefix_of(
+    router: Router, kind: KeySpace, path: Sequence[Run], now_s: float, retained_until_s: float | None = None
+) -> Prefix:
+    run = path[-1]
+    before = sum(len(each.keys) for each in path[:-1])
+    holders = _holders(router, kind, list(chain.from_iterable(each.keys for each in path)))
+    return Prefix(
+        model=kind.model,
+        exact=kind.block_size != APPROXIMATE,
+        begin=before * kind.block_tokens,
+        tokens=len(run.keys) * kind.block_tokens,
+        prompts=run.prompts,
+        idle_s=round(now_s - run.last_s, 3),
+        held_by=len(holders),
+        replicas=[name for name, _ in holders[:MOST_NAMES]],
+        text=text_of(path),
+        below=[],
+        id=f"{kind.model} {run.keys[0]:016x}",
+        sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
+        retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
+    )
+
+
+def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[tuple[str, str]]:
+    """The replicas that hold the prefix, by their events or by the prompts sent to them, and the slowest source."""
+    model = router.members.models.get(kind.model)
+    if model is None:
+        return []
+    slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
+    matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
+    held = matches.lower
+    return sorted(
+        (one.name, matches.source(one.slot))
+        for one in model.members
+        if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
+    )
+
+
+def usable_blocks(router: Router, kind: KeySpace, keys: list[int], slots: int) -> Matches:
+    """The leading blocks that a longer prompt could use, by slot."""
+    index = router.placement.index_of(kind.block_size)
+    return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else [])
+
+
+def is_held(router: Router, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:
+    """Return whether the member holds as much of a prefix of this length as its groups can ever use."""
+    return 0 < usable == router.placement.index_of(kind.block_size).longest_hit(member.slot, blocks)
+
+
+def text_of(path: Sequence[Run]) -> str | None:
+    """The text that the last run adds to the runs before it, as far as it is kept."""
+    whole = path[-1].text
+    begin = len(path[-2].text or b"") if len(path) > 1 else 0
+    if whole is None or len(whole) == begin:
+        return None
+    word = max(whole.rfind(gap, 0, begin) for gap in _GAPS) + 1  # two different words may begin alike
+    own = whole[word if begin - word < LONGEST_WORD else begin :]
+    text = _ROLE.sub(r"\n\1: ", own.decode(errors="ignore")).replace("\0", " ").strip()
+    return text[:SHOWN_CHARACTERS] or None

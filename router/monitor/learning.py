@@ -1,0 +1,205 @@
+"""Takes over what replicas say of themselves: their models, ranks, caches and tokenizers."""
+
+import logging
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from engines import profile_of
+from engines.metrics import scraped_pools, scraped_queues, speculates
+from engines.sources import Ask
+from router.core import Router
+from router.members.accuracy import Accuracy
+from router.members.facts import Facts, Rank, foreign_facts, native_facts, ranks_of
+from router.members.fetch import Fetched, fetch
+from router.members.members import Member, Server, engine_of
+from router.members.spec import AUTO, BadSpec, ReplicaSpec
+from router.members.verification import Verification
+from router.placement.index import APPROXIMATE
+from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
+from router.prompts.tokenizers import Tokenizers
+
+log = logging.getLogger(__name__)
+
+USUAL_BLOCK_TOKENS = 16  # of an engine until its events name it
+PROBE_S = 2.0  # for an answer
+LOADING = "it is still loading its model"
+
+
+async def ask(server: Server, path: str, body: bytes | None = None, timeout_s: float = PROBE_S) -> Fetched:
+    """Ask a replica; raise Broken if it does not answer."""
+    return await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=timeout_s)
+
+
+async def described(spec: ReplicaSpec, ask: Ask, before: Facts | None = None) -> Facts:
+    """Ask for all that the replica tells; `ask` raises Broken. Raise BadSpec if the answers cannot be used.
+
+    `before`: what it told last. An engine that cannot tell its sockets this time still has the same.
+    """
+    is_ours = profile_of(spec.engine).describes_itself
+    if is_ours or spec.engine == AUTO:
+        answer = await ask("/load")
+        facts = native_facts(spec, answer.body) if answer.status == 200 else None
+        if facts is not None:
+            return facts
+        if is_ours:
+            raise BadSpec(f"{spec.name} does not answer /load as a replica of ours (status {answer.status})")
+    answer = await ask("/v1/models")
+    if answer.status != 200:
+        raise BadSpec(f"{spec.name} answers /v1/models with status {answer.status}")
+    facts = foreign_facts(spec, answer.body)
+    sources = await facts.profile.sources(ask)
+    known = before.ranks if before is not None and sources.failed else ranks_of(facts.spec, sources)
+    return msgspec.structs.replace(facts, ranks=known)
+
+
+class Learning:
+    """Gives each server the members that its replica describes."""
+
+    def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
+        self._router = router
+        self._tokenizers = tokenizers
+        self._verification = router.verification = Verification(
+            ask, router.placement, router.now_s, router.shows_prompts
+        )
+        self._processes = count(1)
+        self._said_unsalted: set[str] = set()  # replicas that the log has warned of
+
+    async def close(self) -> None:
+        await self._verification.close()
+
+    async def learn(self, server: Server) -> None:
+        """Ask a replica what it serves; raise Broken if it does not answer, BadSpec if it cannot be used."""
+        facts = await described(server.spec, partial(ask, server), server.facts if server.learned else None)
+        server.learned_s = self._router.now_s()
+        if self._router.members.servers.get(server.name) is not server:  # it was removed meanwhile
+            return
+        if facts.spec.model is None or (server.learned and facts == server.facts):
+            return
+        if facts.loading and facts.models == server.models:
+            raise BadSpec(LOADING)
+        # This fails before anything is taken over.
+        self._tokenizers.of(facts.spec.model, engine_of([facts.profile]), facts.tokenizer)
+        if not server.learned or facts.models[:1] != server.models[:1]:
+            self._forget_process(server)
+            server.verified, server.renders = None, True
+            server.process = f"{server.name} #{next(self._processes)}"
+        self._take_over(server, facts)
+        self._router.members.arrange()
+        if facts.loading:
+            raise BadSpec(LOADING)
+
+    def _take_over(self, server: Server, facts: Facts) -> None:
+        """Make its members those of its ranks, described as the replica does."""
+        self.arrange(server, facts.ranks)
+        known = {member.why_no_events for member in server.members}
+        for why in dict.fromkeys(rank.why_no_events for rank in facts.ranks):
+            if why and why not in known:
+                log.warning("%s: what it has cached can only be guessed: %s", server.name, why)
+        server.facts, server.profile, server.learned = facts, facts.profile, True
+        ranks = {rank.spec.name: rank for rank in facts.ranks}
+        for member in server.members:
+            member.describe(facts, ranks[member.name])
+            self._router.placement.offers(member.load, facts.kv_read, facts.kv_layout)
+            if not facts.loading:
+                self._follow(member, facts.total_blocks)
+
+    def arrange(self, server: Server, ranks: tuple[Rank, ...]) -> None:
+        """Let the server have one member for each rank; those that it has already keep all that is known of them."""
+        names = {rank.spec.name for rank in ranks}
+        for name in names - server.names:
+            if name in self._router.members.by_name:
+                raise BadSpec(f"two replicas are named {name!r}, one as a rank of {server.name!r}; rename one")
+        for member in list(server.members):
+            if member.name not in names:
+                self._drop(member)
+        for rank in ranks:
+            if rank.spec.name not in server.names:
+                load = self._router.placement.add(rank.spec.name, limit=self._router.config.replica_limit)
+                member = Member(rank.spec, load, server, Accuracy(self._router.config.accuracy_objective))
+                self._router.members.by_name[member.name] = member
+                server.join(member)
+
+    def forget(self, server: Server) -> None:
+        """Forget a replica that was removed, with its caches."""
+        self._forget_process(server)
+        for member in list(server.members):
+            self._drop(member)
+        self._said_unsalted.discard(server.name)
+
+    def _drop(self, member: Member) -> None:
+        """Forget one cache; its running requests may end."""
+        member.server.part(member)
+        del self._router.members.by_name[member.name]
+        self._router.feeds.leave(member.name)
+        self._router.placement.remove(member.load)
+
+    def _follow(self, member: Member, total_blocks: int | None) -> None:
+        source = member.spec.source(self._router.config.curve_files)
+        changed = source != member.source
+        if changed:  # if it is the same, the feed itself notices a restart
+            self._router.feeds.leave(member.name)
+            member.source, member.overclaims = None, False
+            if source is not None:
+                try:
+                    self._router.feeds.follow(member.name, member.slot, source)
+                except ValueError as error:
+                    raise BadSpec(str(error)) from error
+            member.source = source
+        if total_blocks is not None:
+            self._router.feeds.limit(member.name, total_blocks)
+        if source is None or member.spec.block_size is not None or changed:
+            member.block_size = APPROXIMATE if source is None else member.spec.block_size or USUAL_BLOCK_TOKENS
+
+    async def verify(self, server: Server) -> None:
+        """Compare our tokenizer with the replica's: wrong tokens would be worse than none."""
+        tokens = self._router.members.models[server.models[0]].tokens
+        if tokens.prompts is None or tokens.why_not is not None:
+            server.verified = "there is none here"
+            return
+        asked = probes(server.models[0], tokens.prompts, tokens.engine)
+        answers = [await ask(server, "/tokenize", probe.body) for probe in asked]
+        answered = [(answer.status, answer.body) for answer in answers]
+        texts = [i for i, probe in enumerate(asked) if probe.shape is None or "prompt" in probe.what]
+        found = verdict([asked[i] for i in texts], [answered[i] for i in texts])
+        if found.verified and tokens.shapes is not None:
+            self._verification.probed(server, tokens, asked, answered)
+            found = verdict(asked, answered)
+            found = ProbeResult(found.verified is not None or None, found.why)
+        server.verified = found.why
+        if found.verified is False:
+            tokens.go_approximate(f"the tokenizer here is not that of {server.name}: {found.why}")
+        elif found.verified is None:
+            log.warning("%s: cannot tell if its tokenizer equals the router's: %s", server.name, found.why)
+            if tokens.shapes is not None:
+                tokens.shapes.unanswered(f"not verified: {found.why}", self._router.now_s())
+
+    def _forget_process(self, server: Server) -> None:
+        for name in server.models:
+            model = self._router.members.models.get(name)
+            if model is not None and model.tokens.shapes is not None:
+                model.tokens.shapes.forget(server.process)
+
+    def warn_of_salts(self, server: Server) -> None:
+        if server.name not in self._said_unsalted and self._router.isolation(server.members[0]) == "unknown":
+            self._said_unsalted.add(server.name)
+            log.warning(
+                "%s: API keys are in use, but its engine (%s) may ignore the salts that separate their caches",
+                server.name,
+                server.members[0].spec.engine,
+            )
+
+    def scraped(self, server: Server, metrics: bytes, now_s: float) -> None:
+        """Take queues and pools from an engine's metrics."""
+        profile = server.profile
+        queues, pools = scraped_queues(metrics, profile.metrics), scraped_pools(metrics, profile.metrics)
+        for member in server.members:
+            self._router.feeds.speculates(member.name, speculates(metrics, profile.metrics))
+            if (queue := queues.get(member.rank)) is not None:
+                member.load.scraped(*queue, now_s)
+            pool, size = pools.get(member.rank), member.block_size
+            if pool is not None and size:  # its events may name smaller blocks than its pool has
+                smaller = max(1, pool.block_tokens // size)
+                cacheable = pool.blocks - profile.unused_blocks
+                self._router.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)

@@ -1,0 +1,416 @@
+"""Keeps the router's knowledge of its replicas up to date: which exist, their models and their health.
+
+Only tasks and timers; `learning`, `suspects`, `health` and `load` interpret the answers. A `Server` has the task and
+the health; each of its data-parallel ranks is a `Member`, which has a cache and a load.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from events.native import Status
+from router.core import Router
+from router.log_lines import Report
+from router.members.broken import Broken
+from router.members.discovery.desired import Desired, difference
+from router.members.facts import Rank
+from router.members.health import ASLEEP, Health, HealthConfig
+from router.members.members import Member, Server
+from router.members.spec import BadSpec, ReplicaSpec
+from router.members.upstream import Upstream
+from router.monitor.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
+from router.monitor.suspects import GIVEN_UP_S, QUIET_S, SuspectDetector, is_quiet
+from router.placement.index import APPROXIMATE
+from router.prompts.tokenizers import Tokenizers
+from router.proxy.retries import refusal_code
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+LATE_S = 0.1  # of the clock itself; beyond that, the router stood still
+MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
+LEARN_AGAIN_S = 4.0  # so that an adapter is noticed within five
+NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
+UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
+
+
+class Upkeep:
+    """Owns one task per server, for as long as its replica is desired."""
+
+    def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
+        self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
+        self._to_drain: set[str] = set()  # once they are there
+        self._router = router
+        self._config = router.config
+        self.wanted: Desired = {}
+        self._rng = random.Random()
+        self._health_config = HealthConfig(
+            faults_to_open=self._config.breaker_faults,
+            most_backoff_s=MOST_BACKOFF_S,
+            slow_start_s=self._config.slow_start_s,
+            probe_interval_s=self._config.health_interval_s,
+        )
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._due: dict[str, asyncio.Event] = {}  # set when a replica is to be checked
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._stood_still_s = 0.0  # altogether
+        self._learning = Learning(router, tokenizers)
+        self.suspects = SuspectDetector(router)
+
+    # ---- which replicas there are
+
+    def apply(self, wanted: Desired) -> None:
+        """Apply the result of discovery; replicas added by request stay, unless discovery names one the same."""
+        self.wanted = wanted
+        for name in wanted.keys() & self.added.keys():
+            log.warning("%s: replacing the replica of this name that was added by request", name)
+            del self.added[name]
+        change = difference({name: server.spec for name, server in self._servers.items()}, wanted | self.added)
+        try:
+            others = {}
+            for name, spec in change.changed.items():
+                server = self._servers[name]
+                if msgspec.structs.replace(server.spec, draining=spec.draining) == spec:  # the cache stays known
+                    (server.health.drain if spec.draining else server.health.undrain)()
+                    server.spec = spec
+                else:
+                    others[name] = spec
+            for name in (*change.removed, *others):
+                with _going_on(name):  # an error must not stop the others
+                    self._remove(name)
+            for spec in (*change.added.values(), *others.values()):
+                with _going_on(spec.name):
+                    self._add(spec)
+        finally:
+            if change:
+                self._router.members.arrange()
+
+    def add(self, spec: ReplicaSpec) -> None:
+        """Add a replica by request; raise BadSpec if its name is taken or its key is not available."""
+        if self._router.members.server(spec.name) is not None:
+            raise BadSpec(f"a replica named {spec.name!r} is there already; remove it first, or choose another name")
+        spec.api_key(os.environ)
+        self.added[spec.name] = spec
+        self.apply(self.wanted)
+        if spec.name not in self._servers:
+            self.added.pop(spec.name, None)
+            raise BadSpec(f"{spec.name!r} could not be added; the router's log says why")
+
+    def remove(self, name: str) -> None:
+        """Remove a replica added by request; raise BadSpec if discovery names it, since it would be back at once."""
+        if name in self.wanted:
+            raise BadSpec(f"{name!r} is named by the router's discovery; remove it there, or drain it here")
+        del self.added[name]
+        self.apply(self.wanted)
+
+    def catch_up(self, added: Mapping[str, ReplicaSpec], draining: Iterable[str]) -> None:
+        """Make the changes by request that another worker knows of."""
+        self._to_drain.update(draining)
+        for name, server in self._servers.items():
+            if name in self._to_drain:
+                server.health.drain()
+        self._to_drain -= self._servers.keys()
+        self.added = {**added, **self.added}
+        self.apply(self.wanted)
+
+    @property
+    def _servers(self) -> dict[str, Server]:
+        return self._router.members.servers
+
+    def _add(self, spec: ReplicaSpec) -> None:
+        router, config = self._router, self._config
+        # A request chooses the URL, and must not get the router's key sent there.
+        key = spec.api_key(os.environ, None if spec.name in self.added else config.replica_api_key)
+        target = spec.target
+        tls = ssl.create_default_context() if target.tls else None
+        upstream = Upstream(target, config.connect_timeout_s, tls)
+        health = Health(self._rng, router.now_s(), self._health_config)
+        server = Server(spec, upstream, health)
+        if key is not None:
+            server.key_line = b"authorization: Bearer %b\r\n" % key.encode()
+        if spec.draining or spec.name in self._to_drain:
+            health.drain()
+            self._to_drain.discard(spec.name)
+        self._learning.arrange(server, (Rank(spec),))
+        self._servers[spec.name] = server
+        due = self._due[spec.name] = asyncio.Event()
+        due.set()
+        self._tasks[spec.name] = asyncio.create_task(self._keep(server, due))
+        log.info("%s: added, %s", spec.name, spec.url)
+
+    def _remove(self, name: str) -> None:
+        """Remove a replica: it gets no new requests, and running ones may end."""
+        server = self._servers.pop(name)
+        self._tasks.pop(name).cancel()
+        del self._due[name]
+        leaving = asyncio.create_task(self._leave(server))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        self._learning.forget(server)
+        log.info("%s: removed", name)
+
+    async def _leave(self, server: Server) -> None:
+        reason = "it was removed, and its time to drain is over"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                reason = await self._emptied(server) or reason
+        with _going_on(server.name):
+            server.upstream.break_all(reason)
+        server.upstream.close()
+
+    async def _emptied(self, server: Server) -> str | None:
+        """Wait until the replica's requests have ended; return the reason if it is lost, found by probes."""
+        upstream = server.upstream
+        quiet_since_s = self._router.now_s()
+        while upstream.sendings:
+            await asyncio.sleep(TICK_S)
+            now_s = self._router.now_s()
+            if upstream.spoken or not server.profile.answers_at_once:
+                upstream.spoken, quiet_since_s = False, now_s
+            elif now_s - quiet_since_s > GIVEN_UP_S:
+                try:
+                    await ask(server, server.profile.health_path, timeout_s=NATIVE_PROBE_S)
+                except Broken as broken:
+                    if broken.silent or not broken.refused:  # one that ends refuses connections, and still answers
+                        return str(broken)
+                quiet_since_s = self._router.now_s()
+        return None
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *self._leaving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._learning.close()
+        for server in self._servers.values():
+            server.upstream.close()
+
+    # ---- one replica
+
+    async def _keep(self, server: Server, due: asyncio.Event) -> None:
+        """Find out the replica's engine and model, then check its health repeatedly."""
+        unanswered = 0  # checks in a row
+        while True:
+            await due.wait()
+            due.clear()
+            with _going_on(server.name):
+                now_s = self._router.now_s()
+                if self._is_due(server, now_s):  # it may have been looked at meanwhile
+                    server.health.probing(now_s)
+                    unanswered = 0 if await self._check(server) else unanswered + 1
+                    # Another engine is suspected that leaves several checks in a row unanswered, and says nothing else.
+                    silent_s = self._router.now_s() - server.quiet_since_s
+                    quiet = not server.upstream.spoken and silent_s > PROBE_S + QUIET_S
+                    if unanswered >= UNANSWERED and not server.profile.answers_at_once and quiet:
+                        reason = f"it has not answered {unanswered} health checks in a row"
+                        self.suspects.suspect(server, reason, server.quiet_since_s)
+                elif self._is_outdated(server, now_s):
+                    with suppress(Broken):  # for the health checks to judge
+                        await self.learn_again(server)
+
+    def _is_due(self, server: Server, now_s: float) -> bool:
+        health = server.health
+        return health.probe_due(now_s) or is_quiet(server, now_s) or self.suspects.is_doubtful(server, now_s)
+
+    def _is_outdated(self, server: Server, now_s: float) -> bool:
+        """Return whether to ask again a replica that loads and unloads adapters without a word."""
+        facts = server.facts
+        asks = self._config.health_interval_s > 0 and server.learned and facts is not None and facts.changes_adapters
+        return asks and now_s - server.learned_s >= LEARN_AGAIN_S and server.health.breaker == "closed"
+
+    async def learn_again(self, server: Server) -> None:
+        """Ask a replica again what it serves; raise Broken if it does not answer."""
+        server.learned_s = self._router.now_s()
+        try:
+            await self._learning.learn(server)
+        except BadSpec as error:
+            self._failed(server, str(error))
+
+    async def _check(self, server: Server) -> bool:
+        """Check the replica once; return whether it answered at all."""
+        stood_still_s = self._stood_still_s
+        try:
+            if not server.learned or server.health.silent:  # it may have restarted unseen
+                await self._learning.learn(server)
+            await self._probe(server)
+        except Broken as error:
+            if error.ours:  # this says nothing about the replica
+                log.error("%s: cannot check its health: %s", server.name, error)
+                return True
+            if error.silent and self._stood_still_s - stood_still_s > NATIVE_PROBE_S / 2:
+                return True  # the router itself stood still
+            self._failed(server, str(error), silent=error.silent)
+            return False
+        except BadSpec as error:
+            self._failed(server, str(error))
+        except Exception as error:  # a mistake of our own: ask it again
+            self._stumbled(server, error)
+            self._failed(server, repr(error))
+        return True
+
+    @staticmethod
+    def _stumbled(server: Server, error: Exception) -> None:
+        """Log a mistake of the router's own, once for as long as it stays the same."""
+        if server.trouble != repr(error):
+            log.error("%s: the router's own mistake", server.name, exc_info=error)
+        server.trouble = repr(error)
+
+    def _failed(self, server: Server, reason: str, *, silent: bool = False) -> None:
+        server.learned = False  # the next answer may come from another process
+        if server.trouble != reason:  # logged once, not every half second
+            is_planned = server.health.draining or server.health.resting is not None  # then it may end at any moment
+            log.log(logging.INFO if is_planned else logging.WARNING, "%s: %s", server.name, reason)
+        server.trouble = reason
+        server.faults += 1
+        now_s = self._router.now_s()
+        server.health.probed(False, reason, now_s, silent=silent)
+        if is_quiet(server, now_s):
+            server.health.fault(reason, now_s, refused=True, silent=silent)
+            if silent:
+                self.suspects.suspect(server, reason, server.quiet_since_s)
+            else:
+                server.upstream.break_all(reason)
+
+    async def _probe(self, server: Server) -> None:
+        profile = server.profile
+        timeout_s = NATIVE_PROBE_S if profile.answers_at_once else PROBE_S
+        answer = await ask(server, profile.health_path, timeout_s=timeout_s)
+        now_s = self._router.now_s()
+        if answer.status == 200:
+            if server.verified is None:
+                await self._learning.verify(server)
+            self._learning.warn_of_salts(server)
+            server.trouble = ""
+            server.health.probed(True, "", now_s)
+        elif answer.status == 503 and refusal_code(answer.body) == "draining":
+            server.health.rests("it drains")
+        else:
+            self._failed(server, f"it answers its health check with status {answer.status}")
+        if profile.is_scraped:
+            scraped = await ask(server, "/metrics")
+            if scraped.status == 200:
+                self._learning.scraped(server, scraped.body, now_s)
+                self.suspects.scraped(server, scraped.body, now_s)
+            if server.health.stalled not in (None, ASLEEP):
+                # Ask it for one token: without work, an engine that has stopped gives no sign that it goes on.
+                body = msgspec.json.encode({"model": server.models[0], "prompt": "a", "max_tokens": 1})
+                with suppress(Broken):
+                    if (await ask(server, "/v1/completions", body)).status < 500:
+                        server.works(self._router.now_s())
+
+    # ---- what comes by itself
+
+    def heard(self, name: str, status: Status) -> None:
+        """Process a native replica's heartbeat."""
+        member = self._router.members.by_name.get(name)
+        if member is None:
+            return
+        now_s = self._router.now_s()
+        if member.incarnation not in (None, status.incarnation):
+            self._router.placement.restarted(member.load)
+            member.server.learned = False
+        member.incarnation = status.incarnation
+        member.health.heard(now_s)
+        member.load.reported(status.load, now_s)
+        member.report = Report(status.ts, now_s, next(self._router.order))
+
+    async def tick(self) -> None:
+        """Run the clock: silence, slow starts, timeouts and the state of event streams."""
+        expected_s = self._router.now_s()
+        while True:
+            now_s = self._router.now_s()
+            # After a gap of our own, heartbeats and answers of that time are still to be read.
+            gap_s = gap_s if (gap_s := now_s - expected_s) > LATE_S else 0.0
+            self._stood_still_s += gap_s
+            for server in list(self._servers.values()):
+                try:
+                    self._tick(server, now_s, gap_s)
+                except Exception as error:  # the other replicas are not to suffer
+                    self._stumbled(server, error)
+                is_due = self._is_due(server, now_s) or self._is_outdated(server, now_s)
+                if is_due and (due := self._due.get(server.name)) is not None:
+                    due.set()
+            self._router.sweep(now_s, gap_s)
+            self.suspects.migrate_stalled(now_s)
+            if self._router.waiting:
+                self._router.room()
+            # At round times: the subscriber's tick comes at the same moment, and the process wakes once for both.
+            pause_s = TICK_S - self._router.loop.time() % TICK_S
+            expected_s = now_s + pause_s
+            await asyncio.sleep(pause_s)
+
+    def _tick(self, server: Server, now_s: float, gap_s: float) -> None:
+        was = server.unavailable
+        if server.upstream.spoken:
+            server.alive_s = now_s
+        if not (server.in_flight or server.health.stalled):
+            server.worked_s = now_s
+        elif gap_s:
+            server.worked_s = min(now_s, server.worked_s + gap_s)
+        if server.upstream.spoken or not server.in_flight:
+            server.upstream.spoken, server.quiet_since_s = False, now_s
+        elif gap_s:
+            server.quiet_since_s = min(now_s, server.quiet_since_s + gap_s)
+        if gap_s:
+            # As with the times of its attempts.
+            server.silent_since_s, server.recovered_s = server.silent_since_s + gap_s, server.recovered_s + gap_s
+            server.health.excuse(gap_s, now_s)
+        server.health.tick(now_s)
+        server.upstream.sweep(now_s)
+        unavailable = server.unavailable
+        if unavailable is not None and was is None:
+            log.warning("%s: takes no requests: %s", server.name, unavailable)
+            server.down_since_s = now_s
+        elif unavailable is None and server.down_since_s is not None:
+            log.warning("%s: takes requests again after %.1f s", server.name, now_s - server.down_since_s)
+            server.down_since_s = None
+        self.suspects.look(server, now_s)
+        for member in list(server.members):
+            member.load.tick(now_s)
+            overclaims = self._router.feeds.overclaims(member.name)
+            if overclaims is not None:  # None while the cache is read anew: the last value stays
+                member.overclaims = overclaims
+            self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
+            self._set_block_size(member)
+
+    def sized(self, name: str) -> None:
+        """Take a replica's block size from its events at once: keys of another size would find nothing there."""
+        if (member := self._router.members.by_name.get(name)) is not None:
+            self._set_block_size(member)
+
+    def _set_block_size(self, member: Member) -> None:
+        feeds, block_size = self._router.feeds, member.block_size
+        sizes = feeds.block_sizes(member.name)
+        if sizes is None:
+            return
+        unreached = feeds.is_unreached(member.name)
+        if unreached:
+            block_size = APPROXIMATE
+        elif sizes and block_size not in sizes:
+            block_size = min(sizes)
+        elif block_size == APPROXIMATE:
+            block_size = member.spec.block_size or USUAL_BLOCK_TOKENS
+        if block_size != member.block_size:
+            if APPROXIMATE in (block_size, member.block_size):
+                state = feeds.state(member.name) if unreached else None
+                told = "its events are reached" if state is None else f"what it has cached is guessed: {state.reason}"
+                log.warning("%s: %s", member.name, told)
+            member.block_size = block_size
+            self._router.members.arrange()
+
+
+@contextmanager
+def _going_on(name: str) -> Iterator[None]:
+    """Log one replica's error, and keep the others going."""
+    try:
+        yield
+    except BadSpec as error:
+        log.error("%s: not added: %s", name, error)
+    except Exception:  # whatever it is, it concerns this replica alone
+        log.exception("%s: the router's own mistake", name)

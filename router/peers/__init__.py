@@ -1,1 +1,0 @@
-"""Routers tell each other what they send where: over ZeroMQ, a few milliseconds at a time."""

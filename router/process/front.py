@@ -1,0 +1,338 @@
+"""Assembles the router's parts, and serves a socket from start to drain."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from api.http.connection import Limits
+from api.http.routes import Route, RouteTable
+from api.http.server import connection_limits, http_server
+from events.sockets.curve import shared_keys
+from router.config import Kubernetes, RouterConfig
+from router.core import Router
+from router.dashboard.dashboard import Dashboard
+from router.dashboard.status import not_ready
+from router.http.app import answering, build_app
+from router.http.front import front_protocol
+from router.http.one_answer import answer_of
+from router.http.opening import Openings
+from router.http.routes import FORWARDED, ROUTES, named
+from router.members.discovery.combined import CombinedDiscovery, StaticReplicas
+from router.members.discovery.desired import Desired, Discovery
+from router.members.discovery.file import FileDiscovery
+from router.members.discovery.followed_pool import PoolDiscovery
+from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch
+from router.members.discovery.pods import pods_of
+from router.members.discovery.pool import objectives_of
+from router.members.discovery.registry import RegistryDiscovery
+from router.members.discovery.rewrites import rewrites_of, rules_of
+from router.members.discovery.slices import slices_of
+from router.members.feeds import Feeds
+from router.members.members import Members
+from router.members.watched_file import LastGood
+from router.monitor.upkeep import Upkeep
+from router.placement.load import ReplicaLoad
+from router.placement.placement import Placement
+from router.process.telling import answer_question
+from router.prompts.model_rewrites import Rules, parse_rewrites
+from router.prompts.tokenizers import Tokenizers
+from router.proxy.admission import Admission, watched_keys
+from router.records.access_log import AccessLog
+from router.records.request_log import RequestLog
+from router.tenants.keys import Priorities
+from router.workers.colleagues import Colleagues, Told
+from router.workers.peer_links import Links
+from router.workers.processes import Place
+from router.workers.questions import CHANGES
+
+if TYPE_CHECKING:
+    from router.picker.server import PickerServer
+    from router.records.metrics_export import MetricsExport
+
+log = logging.getLogger(__name__)
+
+FILES_LOOK_S = 1.0
+DRAIN_LOOK_S = 0.05
+READY_LOOK_S = 0.2
+READY_WITHIN_S = 10.0  # before a worker takes a part of the connections, while others serve
+
+
+class Front:
+    """`start` it within a running loop, `drain` it when its work should end, then `close` it."""
+
+    def __init__(self, config: RouterConfig, listener: socket.socket, place: Place | None = None) -> None:
+        """`place`: if this is one of several workers."""
+        self.config = config
+        self.listener = listener
+        self._watched_keys = watched_keys(config.api_keys_file, config.keys) if config.api_keys_file else None
+        keys = (self._watched_keys and self._watched_keys.look()) or config.keys
+        admission = Admission(keys, demand_key=config.demand_key, shared=place and place.usage)
+        self.router, self.upkeep = assembled(config, admission)
+        self._watched_rewrites: LastGood[Rules] | None = None
+        if config.model_rewrites_file is not None:
+            self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
+            self._use_rewrites(self._watched_rewrites.look())
+        self.links = self.router.links = links_of(config, self.router)
+        self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
+        self.discovery = CombinedDiscovery(discoveries(config))
+        self._taken_over: Desired = {}
+        self._access_log = AccessLog.open(config.access_log)
+        self.router.history.access_log = self._access_log.answered if self._access_log else None
+        self.router.history.request_log = RequestLog.open(config)
+        self._metrics_export: MetricsExport | None = None
+        if config.otlp_endpoint is not None:
+            self._tell_collector(config.otlp_endpoint, None if place is None else place.number)
+        self.dashboard = Dashboard(self.router)
+        more = named(config.client_paths)
+        table = RouteTable((*ROUTES, *more))
+        self._app = build_app(self.router, self.upkeep, table, self.dashboard)
+        limits: Limits = connection_limits(config.max_connections)
+        protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
+        tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
+        self._server = http_server(self._app, limits, protocol, **tls)
+        self.picker: PickerServer | None = None
+        if config.picker_listen is not None:
+            self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None  # one of them
+        self._adopted: set[asyncio.Task[None]] = set()  # that begin
+
+    def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
+        """Raise OSError if it cannot listen there."""
+        from router.picker.exchange import ByGateway
+        from router.picker.gateway import Gateway
+        from router.picker.server import PickerServer  # this needs an extra
+
+        openings = Openings(self.router, forwarded, ByGateway(self.router.members, self.router.config.picker_fallbacks))
+        gateway = Gateway(table, openings, partial(answer_of, self._app), limits)
+        router = self.router
+        return PickerServer(router.config, lambda: not router.leaving and not_ready(router) is None, gateway, listen)
+
+    def _tell_collector(self, endpoint: str, worker: int | None) -> None:
+        from router.records.genai_metrics import GenaiMetrics
+        from router.records.metrics_export import MetricsExport  # these need an extra
+        from router.records.otlp import Collector, is_sent
+        from router.records.tracing import Tracing
+
+        collector = Collector(endpoint, worker)
+        if is_sent("TRACES"):
+            self.router.tracing = Tracing(collector)
+        if is_sent("METRICS"):
+            self.router.history.genai_metrics = GenaiMetrics()
+            self._metrics_export = MetricsExport(self.router.history.genai_metrics, collector)
+
+    async def start(self) -> None:
+        """Start all tasks, and return once the router listens, which may be before it is ready."""
+        self._tasks = [
+            asyncio.create_task(self.discovery.run(self._apply)),
+            asyncio.create_task(self.upkeep.tick()),
+            asyncio.create_task(self._look_at_files()),
+            asyncio.create_task(self.dashboard.run()),
+        ]
+        if (kubernetes := self.config.kubernetes) is not None:
+            if self.router.priorities is not None:
+                self._tasks.append(asyncio.create_task(follow_objectives(kubernetes, self.router.priorities)))
+            if kubernetes.rewrites:
+                self._tasks.append(asyncio.create_task(follow_rewrites(kubernetes, self._use_rewrites)))
+        await self.router.ledger.save()  # what was used of the day's budgets before
+        self._tasks.append(asyncio.create_task(self.router.ledger.run()))
+        if self.links is not None:
+            self._tasks.append(asyncio.create_task(self.links.run()))
+        if self.colleagues is not None:
+            self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), self._tell)))
+            if self.colleagues.place.replaces:
+                await self._take_place(self.colleagues)
+        if self.picker is not None:
+            await self.picker.start()
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
+        self._tasks.append(self._serving)
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        self.check()
+        if self.colleagues is not None:
+            handed = self.colleagues.place.handed
+            handed.setblocking(False)
+            asyncio.get_running_loop().add_reader(handed, self._handed, handed)
+
+    def _handed(self, handed: socket.socket) -> None:
+        """Serve a connection that a worker that has ended would have accepted."""
+        try:
+            message, files, _, _ = socket.recv_fds(handed, 1, 1)
+        except BlockingIOError:
+            return
+        if not message:
+            asyncio.get_running_loop().remove_reader(handed)
+        for file in files:
+            task = asyncio.create_task(self._server.serve_accepted(socket.socket(fileno=file)))
+            self._adopted.add(task)
+            task.add_done_callback(self._adopted.discard)
+
+    async def _take_place(self, colleagues: Colleagues) -> None:
+        """Take over what colleagues know; while they serve, wait until this worker would answer as they do."""
+        told = (await colleagues.told(CHANGES)).values()
+        for changes in told:
+            self._taken_over |= changes.found
+            self.upkeep.catch_up(changes.added, changes.draining)
+        self._apply(self.discovery.desired())
+        late_s, said = self.router.now_s() + READY_WITHIN_S, False
+        while any(changes.serves for changes in told):
+            late = self.router.now_s() > late_s
+            if not self._lacks_rules and (late or not_ready(self.router) is None):
+                break
+            if late and not said:
+                said = True
+                log.warning("other workers serve until this one can read the keys and model rewrites")
+            self.check()
+            await asyncio.sleep(READY_LOOK_S)
+            told = (await colleagues.told(CHANGES)).values()
+
+    def _apply(self, found: Desired) -> None:
+        """Use these replicas; those of colleagues, too, until every source has named its own."""
+        if self.discovery.complete:
+            self._taken_over = {}
+        # One that a source here has named is that source's to remove.
+        self._taken_over = {name: spec for name, spec in self._taken_over.items() if name not in found}
+        self.upkeep.apply(self._taken_over | found)
+
+    def check(self) -> None:
+        """Raise the error that has ended a task, if there is one."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def failed(self) -> None:
+        """Wait until a task ends, which none should."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def leave(self) -> None:
+        """Keep serving, but report not ready, and make each response the last of its connection."""
+        self.router.leaving = True
+        self._server.retire(now=False)
+
+    async def drain(self, limit_s: float) -> int:
+        """Stop taking requests after a delay, and let running ones end; return the number of those that did not."""
+        if self.config.drain_delay_s:
+            self.leave()
+            await asyncio.sleep(self.config.drain_delay_s)
+            self._server.retire(now=True)  # a request on an open connection would only be refused
+        self.router.leaving = self.router.draining = True
+        self.dashboard.close()  # its viewers are not waited for
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.router.open_requests:
+                    await asyncio.sleep(DRAIN_LOOK_S)
+        return self.router.open_requests
+
+    async def close(self) -> None:
+        self._server.should_exit = True
+        self.dashboard.close()
+        if self.picker is not None:
+            await self.picker.close()
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.upkeep.close()
+        self.router.feeds.close()
+        await self.router.reading.close()
+        if self.links is not None:
+            self.links.close()
+        self.router.close()
+        await self.router.ledger.close()
+        if self.router.tracing is not None:
+            self.router.tracing.close()
+        if self._metrics_export is not None:
+            self._metrics_export.close()
+        for log_file in (self._access_log, self.router.history.request_log):
+            if log_file is not None:
+                log_file.close()
+
+    def _use_rewrites(self, rules: Rules | None) -> None:
+        if rules is not None:
+            self.router.model_rewrites, self.router.awaits_rewrites = rules, False
+
+    async def _tell(self, told: Told) -> Any:
+        serves = self._serving is not None and not self._lacks_rules
+        return await answer_question(self.router, self.upkeep, told, serves=serves)
+
+    @property
+    def _lacks_rules(self) -> bool:
+        """Tell whether colleagues may know more: what stood in a file before it broke, or what a cluster's API said."""
+        return self.router.awaits_rewrites or (self._watched_keys is not None and not self._watched_keys.is_known)
+
+    async def _look_at_files(self) -> None:
+        while True:
+            await asyncio.sleep(FILES_LOOK_S)
+            if self._watched_rewrites is not None:
+                self._use_rewrites(self._watched_rewrites.look())
+            if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
+                self.router.admission.use(keys)
+
+
+def links_of(config: RouterConfig, router: Router) -> Links | None:
+    if config.peer_listen is None:
+        return None
+    keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
+    by_name = router.members.by_name
+
+    def load_of(name: str) -> ReplicaLoad | None:
+        member = by_name.get(name)
+        return None if member is None else member.load
+
+    return Links(router.placement, load_of, router.room, config.peer_listen, config.peers, keys)
+
+
+# ---- the router without its HTTP front
+
+
+def assembled(config: RouterConfig, admission: Admission) -> tuple[Router, Upkeep]:
+    """Raise OSError or ValueError if a tokenizer or a template cannot be read. Call it within a running loop."""
+    tokenizers = Tokenizers(
+        config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
+    )
+    placement = Placement(
+        config.policy, optimistic_ttl_s=config.optimistic_ttl_s, first_token_timeout_s=config.first_token_timeout_s
+    )
+    feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), lambda name: upkeep.sized(name))
+    router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
+    upkeep = Upkeep(router, tokenizers)
+    return router, upkeep
+
+
+def discoveries(config: RouterConfig) -> list[Discovery]:
+    found: list[Discovery] = [StaticReplicas(config.replicas)]
+    if config.replicas_file is not None:
+        found.append(FileDiscovery(config.replicas_file))
+    if config.registry is not None:
+        found.append(RegistryDiscovery(config.registry))
+    if (kubernetes := config.kubernetes) is not None:
+        cluster = kubernetes.cluster
+        if kubernetes.service is not None:
+            found.append(KubernetesDiscovery(cluster, slices_of(cluster.namespace, kubernetes.service)))
+        if kubernetes.pods is not None:
+            found.append(KubernetesDiscovery(cluster, pods_of(cluster.namespace, kubernetes.pods)))
+        if kubernetes.pool is not None:
+            found.append(PoolDiscovery(cluster, kubernetes.pool))
+    return found
+
+
+async def follow_objectives(kubernetes: Kubernetes, priorities: Priorities) -> None:
+    assert kubernetes.pool is not None, "its objectives are wanted"
+    objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
+    async with aclosing(KubernetesWatch(kubernetes.cluster, objectives).watch()) as updates:
+        async for found in updates:
+            priorities.of = {name: objective.priority for name, objective in found.items()}
+
+
+async def follow_rewrites(kubernetes: Kubernetes, use: Callable[[Rules], None]) -> None:
+    assert kubernetes.pool is not None, "its rewrites are wanted"
+    rewrites = rewrites_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
+    async with aclosing(KubernetesWatch(kubernetes.cluster, rewrites).watch()) as updates:
+        async for found in updates:
+            use(rules_of(found.values()))

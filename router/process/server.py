@@ -1,0 +1,195 @@
+"""The router's process: listen, serve, drain, end. User errors never end in a traceback."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from api.http.server import Signals, listen
+from api.process.allocator import map_large_blocks
+from router.config import RouterConfig
+from router.process.front import Front
+from router.tenants.usage_file import prepare
+from router.workers.peer_names import parse_endpoint
+from router.workers.processes import BEAT_S, Place, Processes
+
+THRESHOLD = (50_000, 20, 50)  # of the garbage collector
+SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
+
+
+def serve(config: RouterConfig) -> int:
+    """Serve until told to end, and return the exit status."""
+    map_large_blocks()
+    sys.setswitchinterval(SWITCH_S)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are reported here
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
+    if config.otlp_endpoint is not None:
+        import router.records.tracing  # an extra: if it is missing, this process says so, not each worker
+    if config.picker_listen is not None:
+        import router.picker.server  # noqa: F401  # likewise
+    if config.usage_db is not None:
+        prepare(config.usage_db)  # once, before there are several workers
+    try:
+        if (workers := workers_of(config)) > 1:
+            processes = Processes(config.host, config.port, workers, partial(_serve_part, config))
+            return processes.run(partial(_say, config))
+        listener = listen(config.host, config.port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        return _failed(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or --host")
+    with listener:
+        return uvloop.run(_serve(config, listener, lambda: _say(config, listener)))
+
+
+def _serve_part(config: RouterConfig, place: Place, listener: socket.socket, say_alive: Callable[[], None]) -> int:
+    """The life of one of several workers."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {place.number}: %(message)s"))
+    return uvloop.run(_serve(part_of(config, place), listener, say_alive, place))
+
+
+def _say(config: RouterConfig, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.tls_cert else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    with suppress(OSError):  # without a reader of stdout, the router still serves
+        print(f"router on {url}\ndashboard on {url}/dashboard", flush=True)
+
+
+async def _serve(
+    config: RouterConfig, listener: socket.socket, say_alive: Callable[[], None], place: Place | None = None
+) -> int:
+    signals = Signals()
+    try:
+        front = Front(config, listener, place)
+    except (OSError, ValueError) as error:
+        return _failed(str(error))
+    try:
+        starting = asyncio.create_task(front.start())
+        await _first(signals.end.wait(), _done(starting))
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return 0
+        starting.result()
+        gc.collect()
+        gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
+        gc.set_threshold(*THRESHOLD)
+        say_alive()
+        if front.picker is not None:
+            with suppress(OSError):
+                print(f"picker on {front.picker.address}", flush=True)
+        beats = None if place is None else asyncio.create_task(_again(say_alive))
+        await _first(signals.end.wait(), front.failed())
+        front.check()
+        drained = asyncio.create_task(front.drain(config.drain_timeout_s))
+        await _first(signals.at_once.wait(), _done(drained))
+        left = drained.result() if drained.done() else front.router.open_requests
+        drained.cancel()
+        if left:
+            logging.getLogger(__name__).warning("%d requests have not ended; cutting them", left)
+        if beats is not None:
+            beats.cancel()
+    finally:
+        await front.close()
+    return 0
+
+
+async def _again(say_alive: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        say_alive()
+
+
+async def _done(task: "asyncio.Task[Any]") -> None:
+    await asyncio.wait([task])
+
+
+async def _first(*waits: Coroutine[None, None, object]) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _failed(message: str) -> int:
+    print(f"Error: {message}", file=sys.stderr, flush=True)
+    return 1
+
+
+# ---- a worker's part of what the whole router may take
+
+MOST_BY_ITSELF = 4  # each one more reads all events once more
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
+
+
+def workers_of(config: RouterConfig) -> int:
+    """The number of workers. Peers on other machines have to know it, so with those there is one unless told.
+
+    There is one for gateways, whose few connections could not be shared out evenly.
+    """
+    if config.workers:
+        return config.workers
+    is_single = config.peer_listen is not None or config.picker_listen is not None
+    return 1 if is_single else min(MOST_BY_ITSELF, usable_cpus())
+
+
+def usable_cpus(quota: Path = QUOTA) -> int:
+    """The CPUs that this process may use at once, rounded down."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        time_us, period_us = quota.read_text().split()
+        limit = cpus if time_us == "max" else int(time_us) // int(period_us)
+    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2
+        return cpus
+    return max(1, min(cpus, limit))
+
+
+def part_of(config: RouterConfig, place: Place) -> RouterConfig:
+    """The limits of memory and connections divided, and the other workers as peers."""
+    own, others = _peers(config, place)
+    return msgspec.structs.replace(
+        config,
+        max_bodies_bytes=max(config.max_body_bytes, config.max_bodies_bytes // place.workers),
+        max_connections=_share(config.max_connections, place.workers),
+        queue_size=_share(config.queue_size, place.workers),
+        message_cache_bytes=config.message_cache_bytes // place.workers,
+        peer_listen=own,
+        peers=others,
+    )
+
+
+def _share(whole: int, count: int) -> int:
+    """Rounded up, so that a limit is not none."""
+    return -(-whole // count)
+
+
+def _peers(config: RouterConfig, place: Place) -> tuple[str, tuple[str, ...]]:
+    """This worker's endpoint, and those of its peers: with other routers, each worker has the next port."""
+    numbers = range(place.workers)
+    if config.peer_listen is None:
+        paths = [f"ipc://{place.folder}/peers-{number}" for number in numbers]
+    else:
+        paths = [_next(config.peer_listen, number) for number in numbers]
+    others = [path for number, path in enumerate(paths) if number != place.number]
+    return paths[place.number], (*others, *(_next(peer, number) for peer in config.peers for number in numbers))
+
+
+def _next(endpoint: str, number: int) -> str:
+    found = parse_endpoint(endpoint)
+    if found is None:
+        return f"{endpoint}-{number}"
+    host, port = found
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port + number}"

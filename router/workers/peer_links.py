@@ -1,0 +1,258 @@
+"""The sockets between routers: each publishes what its outbox holds, and reads what its peers publish.
+
+One key pair may serve all routers of a fleet: with it, nobody else reads or is read. A peer that is lost, slow or
+strange costs guesses, and nothing waits for it.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from events.messages import Frames
+from events.sockets.curve import CurveClient, CurveKeys
+from events.sockets.curve_link import CurveLink
+from events.sockets.link import Link
+from events.sockets.peers import INSPECT_S, BoundSocket, PublisherStats
+from events.sockets.plain_link import PlainLink
+from router.placement.load import ReplicaLoad
+from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
+from router.placement.placement import Placement
+from router.workers.peer_inbox import MOST_PEERS, Inbox
+from router.workers.peer_names import Names, parse_endpoint
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
+log = logging.getLogger(__name__)
+
+TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
+LOOK_UP_S = 5.0  # how often names are looked up again
+LOOK_AT_OWNERS_S = 1.0  # a port that becomes free may be taken by another user
+ROOT = 0
+STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
+WAITING_BATCHES = 1000  # for one peer
+MOST_BATCH_BYTES = 32 * 2**20
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(PeerBatch).decode
+
+
+class Links:
+    """`run` it in a task, and `close` it. `on_room` is called when a replica may have more room than before."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        load_of: Callable[[str], ReplicaLoad | None],
+        on_room: Callable[[], None],
+        listen: str,
+        peers: Iterable[str] = (),
+        keys: CurveKeys | None = None,
+    ) -> None:
+        """Raise OSError if nothing can listen at the endpoint."""
+        self._loop = asyncio.get_running_loop()
+        self.unreadable = 0  # messages
+        self._on_room = on_room
+        self._names = Names(peers)
+        self._keys = keys
+        self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
+        self._strangers: set[str] = set()  # endpoints at which programs of other users listen
+        self._links: dict[str, Link] = {}  # to peers, by endpoint
+        self._warned: set[str] = set()
+        self._said = 0  # number of peers, in the log
+        self._telling: asyncio.TimerHandle | None = None
+        number = secrets.randbits(63)
+        self.inbox = Inbox(placement, load_of, number)
+        self._outbox = placement.outbox = Outbox(number, self._tell_within)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        try:
+            if keys is not None:
+                self._authenticator = keys.authenticator(self._context)
+            self._bound = BoundSocket(
+                self._context,
+                zmq.PUB,
+                listen,
+                waiting_messages=WAITING_BATCHES,
+                most_peers=MOST_PEERS,
+                curve=keys,
+                stats=PublisherStats(),
+            )
+        except BaseException as error:
+            self._end()
+            if isinstance(error, zmq.ZMQError):
+                raise OSError(f"--peer-listen {listen}: {error}; choose another endpoint") from error
+            raise
+        self.endpoint = self._bound.endpoint
+        self._inspecting: asyncio.TimerHandle | None = None
+        self._watch_listeners()
+        ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
+        self._kind = PlainLink if ours is None else partial(CurveLink, self._context, ours)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_up())  # which may take long: peers must hear of us meanwhile
+            tasks.create_task(self._beat())
+
+    async def _look_up(self) -> None:
+        while True:
+            endpoints = await self._names.endpoints()
+            unproved = frozenset(one for one in endpoints if self._keys is None and parse_endpoint(one) is not None)
+            self._connect(endpoints - unproved | await asyncio.to_thread(self._of_our_user, unproved))
+            await asyncio.sleep(LOOK_AT_OWNERS_S if unproved else LOOK_UP_S)
+
+    def _of_our_user(self, endpoints: frozenset[str]) -> frozenset[str]:
+        """Return those where a program of this user or of root listens: without keys, nothing else proves a peer."""
+        owners = {endpoint: listeners(endpoint) for endpoint in endpoints} if Path(TABLES[0]).exists() else {}
+        for endpoint, users in owners.items():
+            others = users - {os.geteuid(), ROOT}
+            if others and endpoint not in self._strangers:
+                log.warning(
+                    "the peer %s is not heard: a program of user %d listens there; give --peer-keys, or another port",
+                    endpoint,
+                    min(others),
+                )
+            (self._strangers.add if others else self._strangers.discard)(endpoint)
+        return frozenset(one for one in endpoints if not owners or (owners[one] and one not in self._strangers))
+
+    async def _beat(self) -> None:
+        beat_s = -inf
+        while True:
+            now_s = self._loop.time()
+            for link in self._links.values():
+                link.tick()
+            self._tell()
+            if now_s - beat_s < RUNNING_S + STOOD_STILL_S and self.inbox.expire(now_s):
+                self._on_room()
+            beat_s = now_s
+            self._say_who_is_there()
+            await asyncio.sleep(RUNNING_S)
+
+    def _watch_listeners(self) -> None:
+        peers = self._bound.peers
+        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
+        self._loop.add_reader(self._watched[0], peers.watch)
+        self._loop.add_reader(self._watched[1], self._arrived)
+        peers.watch()  # the descriptor is edge-triggered
+
+    def _unwatch_listeners(self) -> None:
+        for descriptor in self._watched:
+            self._loop.remove_reader(descriptor)
+
+    def _arrived(self) -> None:
+        self._loop.remove_reader(self._watched[1])
+        self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+
+    def _inspect(self) -> None:
+        """Inspect who listens, which may give the socket up for another one."""
+        self._unwatch_listeners()
+        if self._bound.inspect():
+            self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+        self._watch_listeners()
+
+    def _say_who_is_there(self) -> None:
+        heard = len(self.inbox.peers)
+        if heard != self._said:
+            level = logging.INFO if heard > self._said else logging.WARNING
+            log.log(level, "%s heard: %d (before: %d)", self._peers, heard, self._said)
+            self._said = heard
+
+    def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._connect(frozenset())
+        if self._inspecting is not None:
+            self._inspecting.cancel()
+        self._unwatch_listeners()
+        self._bound.close(linger_ms=0)
+        self._end()
+
+    def _end(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    # ---- to peers
+
+    def _tell_within(self, seconds: float) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = self._loop.call_later(seconds, self._tell)
+
+    def _tell(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        for batch in self._outbox.take(self._loop.time(), time.time()):
+            with suppress(zmq.Again):  # it is lost, as if on the way
+                self._bound.socket.send_multipart((TOPIC, _encode(batch)), zmq.NOBLOCK)
+
+    # ---- from peers
+
+    def _heard(self, messages: list[Frames]) -> None:
+        has_room = False
+        for frames in messages:
+            try:
+                _, payload = frames
+                batch = _decode(payload)
+            except ValueError:  # as every error of msgspec
+                self.unreadable += 1
+                continue
+            has_room |= self.inbox.hear(batch, self._loop.time(), time.time())
+        if has_room:
+            self._on_room()
+
+    def _connect(self, endpoints: frozenset[str]) -> None:
+        for endpoint in self._links.keys() - endpoints:
+            self._links.pop(endpoint).close()
+        for endpoint in endpoints - self._links.keys():
+            self._links[endpoint] = self._kind(
+                "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MOST_BATCH_BYTES, warned=self._warned
+            )
+
+
+# ---- users whose programs listen on this machine: without keys, only that tells peers from other programs
+
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+def listeners(endpoint: str) -> set[int]:
+    """Return the ids of the users whose programs listen there; one at the address itself comes before one at all."""
+    place = parse_endpoint(endpoint)
+    assert place is not None, "it is no path"
+    host, port = ip_address(place[0]), place[1]
+    row = re.compile(rb"^ *\d+: ([0-9A-F]+):%04X [0-9A-F:]+ 0A(?: \S+){3} +(\d+)" % port, re.MULTILINE)
+    exact: set[int] = set()
+    anywhere: set[int] = set()
+    for table in TABLES:
+        content = b""
+        with suppress(OSError):  # a machine without IPv6 has no table of it
+            content = Path(table).read_bytes()
+        for written, uid in row.findall(content):
+            at = _address(written.decode())
+            if at == host:
+                exact.add(int(uid))
+            elif at.is_unspecified:
+                anywhere.add(int(uid))
+    return exact or anywhere
+
+
+def _address(written: str) -> IPv4Address | IPv6Address:
+    """Read an address as the kernel writes it: words of four bytes, each in the machine's order."""
+    words = [bytes.fromhex(written[at : at + 8]) for at in range(0, len(written), 8)]
+    found = ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
+    return getattr(found, "ipv4_mapped", None) or found

@@ -1,0 +1,75 @@
+"""Each worker gets a part of the router's limits."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from router.config import RouterConfig
+from router.process.server import MOST_BY_ITSELF, part_of, usable_cpus, workers_of
+from router.tenants.shared_limits import SharedLimits
+from router.workers.processes import Place
+
+CPUS = len(os.sched_getaffinity(0))
+
+
+def place(number: int, workers: int) -> Place:
+    with socket.socket() as handed, tempfile.TemporaryFile() as lock:
+        return Place(number, workers, Path("/run/here"), handed, SharedLimits(workers, lock), replaces=False)
+
+
+def test_limits_are_divided_and_none_becomes_zero() -> None:
+    config = RouterConfig(max_connections=10, queue_size=1, message_cache_bytes=9, max_bodies_bytes=4, max_body_bytes=3)
+    part = part_of(config, place(1, 4))
+    assert (part.max_connections, part.queue_size, part.message_cache_bytes) == (3, 1, 2)
+    assert part.max_bodies_bytes == 3  # one body fits
+
+
+def test_workers_are_peers_of_each_other() -> None:
+    parts = [part_of(RouterConfig(), place(number, 3)) for number in range(3)]
+    ends = {part.peer_listen for part in parts}
+    assert len(ends) == 3
+    for part in parts:
+        assert {part.peer_listen, *part.peers} == ends
+        assert part.peer_listen not in part.peers
+
+
+def test_with_other_routers_each_worker_has_a_port_of_its_own_and_hears_all_of_theirs() -> None:
+    config = RouterConfig(peer_listen="tcp://10.0.0.1:5570", peers=("tcp://10.0.0.2:5570", "tcp://[fd00::2]:5570"))
+    part = part_of(config, place(1, 2))
+    assert part.peer_listen == "tcp://10.0.0.1:5571"
+    assert part.peers == (
+        "tcp://10.0.0.1:5570",
+        "tcp://10.0.0.2:5570",
+        "tcp://10.0.0.2:5571",
+        "tcp://[fd00::2]:5570",
+        "tcp://[fd00::2]:5571",
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (RouterConfig(workers=7), 7),
+        (RouterConfig(peer_listen="tcp://127.0.0.1:5570"), 1),
+        (RouterConfig(workers=3, peer_listen="tcp://127.0.0.1:5570"), 3),
+        (RouterConfig(), min(MOST_BY_ITSELF, usable_cpus())),
+    ],
+)
+def test_how_many_workers_there_are(config: RouterConfig, expected: int) -> None:
+    assert workers_of(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000\n", CPUS), ("100000 100000\n", 1), ("50000 100000\n", 1), ("9900000 100000\n", CPUS), ("junk", CPUS)],
+)
+def test_a_container_has_as_many_cpus_as_its_quota_allows(quota: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cpus(tmp_path / "cpu.max") == expected
+
+
+def test_without_control_groups_all_cpus_count(tmp_path: Path) -> None:
+    assert usable_cpus(tmp_path / "cpu.max") == CPUS
