@@ -156,14 +156,11 @@ class LoadGenerator:
             return
         session = talk.name if len(talk.turns) > 1 else ""
         body = self._form.body(talk, number, answers)
-        self._endpoint.ask(
-            self._form.path,
-            body,
-            outcome,
-            self._began_s,
-            lambda asked: self._answered(asked, talk, number, answers),
-            session,
-        )
+
+        def ended(asked: InFlight) -> None:
+            self._answered(asked, talk, number, answers)
+
+        self._endpoint.ask(self._form.path, body, outcome, self._began_s, ended, session)
 
     def _outcome(self, talk: Conversation, number: int, intended_s: float) -> Outcome | None:
         """Return the outcome of a new request; None if no more are sent."""

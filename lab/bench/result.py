@@ -99,6 +99,6 @@ def warnings(endpoint: EndpointResult) -> Iterator[str]:
     if late_s is not None and late_s > LATE_LIMIT_S:
         yield f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate"
     if not probe.is_measured:
-        yield "it does not tell the length of prompts; a word was taken for a token (see --tokens-per-word)"
+        yield "it does not tell the length of prompts; a word was taken for a token"
     if not probe.ignores_eos:
         yield "it refuses ignore_eos, so answers may be shorter than was asked for"

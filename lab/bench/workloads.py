@@ -23,7 +23,6 @@ BATCH_DOCUMENTS = 50  # that are in one batch
 class Shape(NamedTuple):
     turns: int = 8  # of a conversation
     think_s: float = 2.0  # on average
-    is_shuffled: bool = False  # the documents of a batch
 
 
 Generator = Callable[[random.Random, Shape], Iterator[Conversation]]
@@ -71,15 +70,13 @@ def code(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa
         yield _single(name, instructions, [*open_files, cursor], chance.randint(8, 48))
 
 
-def batch(chance: random.Random, shape: Shape) -> Iterator[Conversation]:
+def batch(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
     instructions = (Passage("instructions", 64),)
     names = _names()
     while True:
         documents = [Passage(f"document {next(names)}", chance.randint(300, 900)) for _ in range(BATCH_DOCUMENTS)]
         jobs = [(document, question) for document in documents for question in range(QUESTIONS)]
         lengths = [chance.randint(64, 128) for _ in jobs]
-        if shape.is_shuffled:
-            chance.shuffle(jobs)
         for (document, question), output_tokens in zip(jobs, lengths, strict=True):
             said = [document, Passage(f"question {question}", 16)]
             yield _single(f"{document.name}, {question}", instructions, said, output_tokens)
