@@ -25,8 +25,7 @@ from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
 from router.http import retaining
-from router.http.adapters import change_adapter
-from router.http.cache_resets import reset_caches
+from router.http.at_replicas import change_adapter, reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
 from router.http.usage import MOST_ROWS, usage_answer
