@@ -162,22 +162,17 @@ class InFlight:
         for choice in event.choices:
             self._finished = self._finished or choice.finish_reason is not None
             if choice.says:
-                self._token(now_s)
+                if outcome.first_s is None:
+                    outcome.first_s = now_s
+                else:
+                    outcome.gaps_s.append(now_s - self._last_s)
+                outcome.events, self._last_s = outcome.events + 1, now_s
                 self.said.append(choice.said)
         if event.usage is not None:
             outcome.prompt_tokens = event.usage.prompt_tokens
             outcome.output_tokens = event.usage.completion_tokens
             if event.usage.cached_tokens is not None:
                 outcome.cached_tokens = event.usage.cached_tokens
-
-    def _token(self, now_s: float) -> None:
-        outcome = self.outcome
-        if outcome.first_s is None:
-            outcome.first_s = now_s
-        else:
-            outcome.gaps_s.append(now_s - self._last_s)
-        outcome.events += 1
-        self._last_s = now_s
 
     # ---- its end
 

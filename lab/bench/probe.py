@@ -10,10 +10,10 @@ from msgspec import Struct
 from api.process.settings import Unusable
 from events.tool.words import printable
 from lab.bench.client import Endpoint, InFlight
-from lab.bench.conversations import Conversation, Turn
 from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Passage, Words
+from lab.bench.workloads import Conversation, Turn
 from router.members.broken import Broken
 from router.members.target import Target, parse_target
 
@@ -71,7 +71,10 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
             sent.append(await _sent(endpoint, form, LONG_WORDS))
     finally:
         endpoint.timeout_s = timeout_s
-    measured = _tokens_per_word(sent)
+    measured = None  # by two lengths; what a template adds cancels out
+    lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
+    if len(lengths) == 2 and lengths[0] is not None and lengths[1] is not None:
+        measured = max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))
     return Ready(
         form,
         Probe(
@@ -147,11 +150,3 @@ async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
         return await ended
     finally:
         asked.abandon()
-
-
-def _tokens_per_word(sent: list[Outcome]) -> float | None:
-    """Estimate tokens per word by two lengths; what a template adds cancels out."""
-    lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
-    if len(lengths) < 2 or lengths[0] is None or lengths[1] is None:
-        return None
-    return max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lab.bench.conversations import Conversation
 from lab.bench.words import Passage, Words
+from lab.bench.workloads import Conversation
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

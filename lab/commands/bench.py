@@ -2,7 +2,7 @@
 
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,15 @@ from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, Unusable
 from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_routers import locate_router, router_argument
-from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
-from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Plan, measured, outcomes_of, summed_up
 from lab.bench.probe import RequestSettings, target_of
 from lab.bench.result import WithRequests, row
-from lab.bench.tables import WIDTH, show
-from lab.bench.workloads import WORKLOADS, Shape, conversations
+from lab.bench.tables import WIDTH, Live, show
+from lab.bench.workloads import GAPS, WORKLOADS, Arrival, Shape, arriving, at_once, conversations, limited, replayed
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
-from router.members.target import Target
 from router.proxy.admission import is_loopback
 from router.setting_types import SECRET
 
@@ -165,8 +162,9 @@ def bench(which: str | None, api_key: str | None, as_json: bool, output: Path | 
     asked = BenchOptions(url=locate_router(which), **given)
     _check(asked)
     plan = _plan(asked, api_key)
-    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
-        _tell_of_key(plan.targets)
+    away = " and ".join(target.url for target in plan.targets if not is_loopback(target.host))
+    if away and click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
+        click.echo(f"OPENAI_API_KEY from the environment is sent to {away}; unset it to send no key", err=True)
     allow_files(asked.concurrency)
     with Live(plan.rounds) as live:
         found = measured(plan, live.load)
@@ -214,14 +212,6 @@ def _check(asked: BenchOptions) -> None:
             raise Unusable(f"{one} has no effect without {other}; give that too, or leave it out")
 
 
-def _tell_of_key(targets: Sequence[Target]) -> None:
-    """Warn that a key set for another service is sent to these endpoints, too."""
-    away = [target.url for target in targets if not is_loopback(target.host)]
-    if away:
-        urls = " and ".join(away)
-        click.echo(f"OPENAI_API_KEY from the environment is sent to {urls}; unset it to send no key", err=True)
-
-
 def warm_up_of(text: str) -> WarmUp:
     found = re.fullmatch(r"(\d{1,9})|(\d{1,9}(?:\.\d{1,9})?)s", text)
     if found is None:
@@ -234,7 +224,10 @@ def warm_up_of(text: str) -> WarmUp:
 
 def _plan(asked: BenchOptions, key: str | None) -> Plan:
     urls = [asked.url, asked.against] if asked.against else [asked.url]
-    trace = _read(asked) if asked.trace else None
+    try:
+        trace = None if asked.trace is None else read_trace(Path(asked.trace), asked.block_tokens)
+    except OSError as error:
+        raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
     return Plan(
         targets=[target_of(url) for url in urls],
         models=[asked.model, asked.against_model or asked.model][: len(urls)],
@@ -274,16 +267,6 @@ def _arrivals(asked: BenchOptions, trace: Trace | None, seed: str) -> Iterator[A
     if asked.rate is None:
         return limited(at_once(talks), asked.max_tokens)
     return limited(arriving(talks, asked.arrivals or "poisson", asked.rate, seed), asked.max_tokens)
-
-
-def _read(asked: BenchOptions) -> Trace:
-    assert asked.trace is not None
-    path = Path(asked.trace)
-    try:
-        path.stat()  # a missing file has its own error
-        return read_trace(path, asked.block_tokens)
-    except OSError as error:
-        raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
 
 
 def allow_files(clients: int | None) -> None:

@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import click
@@ -117,7 +118,7 @@ def shadow(
 
     wanted = Wanted(config=config, requests=requests, follow=follow, listener=listener, interval_s=interval_s)
     with nullcontext() if listener is None else listener:
-        seen = uvloop.run(watched(wanted, _say))
+        seen = uvloop.run(watched(wanted, partial(click.echo, err=True)))
     if seen is None:
         return 1
     with progress("simulating", (RUNS + FIT_RUNS) * len(seen.placing.records)) as tell:
@@ -139,10 +140,6 @@ def _listening(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except OSError as error:
         raise Unusable(f"--listen: cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 class Steps:

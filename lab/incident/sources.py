@@ -28,18 +28,22 @@ class Survey(NamedTuple):
 
 def survey(recording: Recording, runs: Sequence[Run], named: Mapping[str, str]) -> Survey:
     """Read the recording once. `named`: by replica, the name or endpoint of its source."""
-    reports = _reports(runs)
+    reports: dict[float, set[tuple[str, str, Report]]] = {}  # runs, replicas and reports by the time of the status
+    for run in runs:
+        for one in run.weighed:
+            if one.report is not None:
+                reports.setdefault(one.report.ts, set()).add((run.name, one.name, one.report))
     votes: dict[str, Counter[int]] = {}
     apart_s: dict[str, list[float]] = {run.name: [] for run in runs}
     end_s: float | None = None
     for record in recording.records():
         end_s = record.time if end_s is None else max(end_s, record.time)
         status = status_of(record) if reports else None
-        for run, replica, report in reports.get(status.ts, ()) if status is not None else ():
+        for name, replica, report in reports.get(status.ts, ()) if status is not None else ():
             votes.setdefault(replica, Counter())[record.source] += 1
-            apart_s[run].append(record.time - report.at_s)
-    sources = _matched(recording, runs, named, votes)
+            apart_s[name].append(record.time - report.at_s)
     followed = {one.name for run in runs for one in run.weighed if one.seq is not None}
+    sources = _matched(recording, followed, named, votes)
     offset_s = {run.name: median(apart_s[run.name]) if apart_s[run.name] else run.zero_s for run in runs}
     end_s = recording.header.created if end_s is None else end_s
     return Survey(end_s, sources, tuple(sorted(followed - sources.keys())), offset_s)
@@ -55,29 +59,16 @@ def status_of(record: Record) -> Status | None:
         return None
 
 
-def _reports(runs: Sequence[Run]) -> dict[float, list[tuple[str, str, Report]]]:
-    """Runs, replicas and reports by the time of the status."""
-    known = {(run.name, one.name, report) for run in runs for one in run.weighed if (report := one.report) is not None}
-    found: dict[float, list[tuple[str, str, Report]]] = {}
-    for run, replica, report in known:
-        found.setdefault(report.ts, []).append((run, replica, report))
-    return found
-
-
 def _matched(
-    recording: Recording, runs: Sequence[Run], named: Mapping[str, str], votes: Mapping[str, Counter[int]]
+    recording: Recording, followed: set[str], named: Mapping[str, str], votes: Mapping[str, Counter[int]]
 ) -> dict[str, int]:
     """Match replicas to sources: as `named`, by statuses, by name, and at last the only two left to each other."""
-    followed = {one.name for run in runs for one in run.weighed if one.seq is not None}
     found = {replica: _named(recording, replica, text) for replica, text in named.items()}
     for replica, counted in votes.items():
         found.setdefault(replica, counted.most_common(1)[0][0])
     names = [source.name for source in recording.sources]
-    for replica in followed - found.keys():
-        if replica in names:
-            found[replica] = names.index(replica)
-    left = followed - found.keys()
-    free = set(range(len(names))) - set(found.values())
+    found |= {replica: names.index(replica) for replica in followed - found.keys() if replica in names}
+    left, free = followed - found.keys(), set(range(len(names))) - set(found.values())
     if len(left) == len(free) == 1:
         found[left.pop()] = free.pop()
     return found

@@ -5,10 +5,9 @@ from itertools import islice
 
 import pytest
 
-from lab.bench.conversations import Conversation
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Passage
-from lab.bench.workloads import BATCH_DOCUMENTS, QUESTIONS, WORKLOADS, Shape, conversations
+from lab.bench.workloads import BATCH_DOCUMENTS, QUESTIONS, WORKLOADS, Conversation, Shape, conversations
 
 USUAL = Shape()
 
