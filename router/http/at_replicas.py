@@ -200,9 +200,7 @@ async def reset_caches(router: Router, query: Iterable[tuple[str, str]]) -> tupl
         finally:
             router.expect_clear(server)  # it may have happened just now, or happen later
         cleared = said.status == SUCCESS
-        with suppress(
-            msgspec.DecodeError, UnicodeDecodeError, RecursionError
-        ):  # an older one answers in words
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an older one answers in words
             cleared = cleared and _decode_cleared(said.body).success
         return ResetAtReplica(server.name, cleared, said.status, said.message)
 
