@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -190,7 +190,12 @@ class Alerts:
             await asyncio.sleep(0)
             findings += found(rule, figures)
         now = round(time.time(), 3)
-        self._compare({(one.rule, one.replica): one for one in findings}, now)
+        before, self._alerts = self._alerts, {}
+        for one in findings:
+            key = one.rule, one.replica
+            since = before[key].since if key in before else now
+            self._alerts[key] = Alert(one.rule, one.replica, one.what, one.turn, one.figures, since)
+        self._ended.extendleft(replace(one, until=now) for key, one in before.items() if key not in self._alerts)
         self.report = AlertReport(
             judged_at=now,
             window_s=round(figures.window_s, 1),
@@ -198,14 +203,6 @@ class Alerts:
             alerts=list(islice(self._alerts.values(), MOST_ALERTS)),
             ended=[one for one in self._ended if one.until is not None and now - one.until < ENDED_FOR_S],
         )
-
-    def _compare(self, findings: dict[tuple[str, str | None], Finding], now: float) -> None:
-        """Keep when each of the findings began, and those of before that are over."""
-        before, self._alerts = self._alerts, {}
-        for key, one in findings.items():
-            since = before[key].since if key in before else now
-            self._alerts[key] = Alert(one.rule, one.replica, one.what, one.turn, one.figures, since)
-        self._ended.extendleft(replace(one, until=now) for key, one in before.items() if key not in findings)
 
     # ---- figures
 
@@ -264,13 +261,8 @@ class Alerts:
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
         """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
         most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
-        decided = []
-        for one in islice(reversed(self._router.history.decisions), most):
-            if one is before:
-                break
-            if one.outcome.chosen is not None:
-                decided.append(one)
-        return decided
+        newest_first = islice(reversed(self._router.history.decisions), most)
+        return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 
 
 def held(one: PastDecision) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from api.errors import invalid
 from router.core import Router
 from router.dashboard.pauses import paused
-from router.dashboard.sampling import Sampling
+from router.dashboard.sampling import Sampling, rates
 from router.doctor.index_rules import LAG_BATCHES
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
@@ -161,6 +161,8 @@ class FleetView:
         same: dict[str, Any] = {name: getattr(replica, name) for name in OF_STATUS}
         same |= {name: getattr(load, name) for name in OF_LOAD}
         same |= {name: getattr(feed, name, None) for name in OF_FEED}
+        same |= rates(recent, over_s)
+        del same["prompt_tokens_per_s"]
         return Row(
             **same,
             model=member.models[0] if member.models else None,
@@ -168,41 +170,28 @@ class FleetView:
             status=status,
             severity=severity,
             in_flight=sampling.in_flight(member),
-            requests_per_s=round(recent.requests / over_s, 3),
-            hit_predicted=recent.hit_predicted(),
-            hit_reported=recent.hit_reported(),
-            ttft_p50_s=recent.ttft_s(0.5),
             blocks=sum(replica.index.blocks.values()),
             accuracy=replica.index.accuracy,
             faults=member.server.faults,
             cache_used=cache_used,
             heard_age_s=None if heard_age_s is None else round(heard_age_s, 3),
             idle=None if recent.requests or sampling.in_flight(member) else replica.idle,
-            generated_tokens_per_s=round(recent.generated_tokens / over_s, 1),
-            token_s=recent.token_s(),
         ), recent
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
         router, over_s = self._router, self._sampling.over_s()
         unserved = self._sampling.unserved() - self._sampling.unserved_before
+        figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in SUMS}
+        figures |= rates(recent, over_s, (50, 90, 99))
         return Totals(
-            **{name: sum(getattr(row, name) for row in rows) for name in SUMS},
+            **figures,
             replicas=len(rows),
             up=sum(row.why is None for row in rows),
             waiting_here=self._sampling.waiting(),
-            requests_per_s=round(recent.requests / over_s, 3),
             errors_per_s=round((recent.errors + unserved) / over_s, 3),
-            prompt_tokens_per_s=round(recent.prompt_tokens / over_s, 1),
-            hit_predicted=recent.hit_predicted(),
-            hit_reported=recent.hit_reported(),
-            ttft_p50_s=recent.ttft_s(0.5),
-            ttft_p90_s=recent.ttft_s(0.9),
-            ttft_p99_s=recent.ttft_s(0.99),
             index_bytes=router.placement.index.bytes_used(),
             saved_tokens=self._sampling.saved_tokens,
             saved_s=round(self._sampling.saved_s, 3),
-            generated_tokens_per_s=round(recent.generated_tokens / over_s, 1),
-            token_s=recent.token_s(),
         )
 
 

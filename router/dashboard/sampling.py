@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -50,6 +50,19 @@ REPLICA_SERIES = (
 UNSERVED = ("no_replica", "queue_full")  # refusals that count as errors of the fleet
 DIGITS = 6  # of a four-byte float
 _NOTHING = Figures({}, 0, 0)  # counted by a worker before its first answer
+
+
+def rates(counts: ReplicaCounts, over_s: float, quantiles: Iterable[int] = (50,)) -> dict[str, float | None]:
+    """Return rates, shares and times of what was counted in this time."""
+    return {
+        "requests_per_s": round(counts.requests / over_s, 3),
+        "prompt_tokens_per_s": round(counts.prompt_tokens / over_s, 1),
+        "generated_tokens_per_s": round(counts.generated_tokens / over_s, 1),
+        "token_s": counts.token_s(),
+        "hit_predicted": counts.hit_predicted(),
+        "hit_reported": counts.hit_reported(),
+        **{f"ttft_p{quantile}_s": counts.ttft_s(quantile / 100) for quantile in quantiles},
+    }
 
 
 class Series:
@@ -99,7 +112,7 @@ class Series:
 
 
 class OtherWorkers:
-    """What the other workers of the router count: sums that do not fall when one ends; without colleagues, zero."""
+    """The part that other workers count: sums that do not fall when one ends; without colleagues they stay at zero."""
 
     def __init__(self, colleagues: Colleagues | None) -> None:
         self.waiting = 0
@@ -186,30 +199,28 @@ class Sampling:
             if sampled is None:
                 sampled = Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
             since, candidate = counts.since(sampled.counts), member.candidate
-            looked.append((sampled, counts, self._values(member, since, over_s)))
+            running = self.in_flight(member)
+            own = rates(since, over_s, (50, 99))
+            own |= {"in_flight": running, "queued_tokens": candidate.queued_tokens}
+            looked.append((sampled, counts, [own[name] for name in REPLICA_SERIES]))
             total.add(since)
-            in_flight += self.in_flight(member)
+            in_flight += running
             waiting += candidate.waiting
             queued += candidate.queued_tokens
             up += candidate.unavailable is None
         unserved = self.unserved()
-        values = (
-            *(total.ttft_s(share) for share in (0.5, 0.9, 0.99)),
-            total.requests / over_s,
-            total.prompt_tokens / over_s,
-            total.hit_predicted(),
-            total.hit_reported(),
-            in_flight,
-            waiting,
-            queued,
-            (total.errors + unserved - self._unserved) / over_s,
-            up,
-            total.generated_tokens / over_s,
-        )
+        values = {
+            **rates(total, over_s, (50, 90, 99)),
+            "in_flight": in_flight,
+            "waiting": waiting,
+            "queued_tokens": queued,
+            "errors_per_s": (total.errors + unserved - self._unserved) / over_s,
+            "replicas_up": up,
+        }
         # All or nothing: after an error above, the next point covers the longer time for every replica.
         for sampled, counts, of_replica in looked:
             sampled.move(counts, at_s, of_replica)
-        self.fleet.add(at_s, values)
+        self.fleet.add(at_s, [values[name] for name in FLEET_SERIES])
         self.saved_tokens += total.cached_tokens
         self.saved_s += total.saved_s
         self.before_s, self._at_s = self._at_s, now_s
@@ -244,19 +255,6 @@ class Sampling:
     def over_s(self) -> float:
         """The time that `recently` covers: one to two intervals."""
         return max(LEAST_S, self._router.now_s() - self.before_s)
-
-    def _values(self, member: Member, since: ReplicaCounts, over_s: float) -> Sequence[float | None]:
-        """In the order of REPLICA_SERIES."""
-        return (
-            since.requests / over_s,
-            since.prompt_tokens / over_s,
-            since.hit_predicted(),
-            since.hit_reported(),
-            self.in_flight(member),
-            member.candidate.queued_tokens,
-            since.ttft_s(0.5),
-            since.ttft_s(0.99),
-        )
 
     def sampled(self, member: Member) -> Sampled | None:
         """The member at the last points; None if it joined later."""

@@ -1,4 +1,4 @@
-"""What every replica does for an administrator: load or unload a LoRA adapter, or clear its cache, and how that went.
+"""Has every replica load or unload a LoRA adapter, or clear its cache, for an administrator; and reports how that went.
 
 The router doubts what is in a cache that may have been cleared, until events show it.
 """
