@@ -108,7 +108,8 @@ class InFlight:
         self._is_stream = False
         self._last_s = 0.0
         endpoint.in_flight.add(self)
-        self._timer = asyncio.get_running_loop().call_later(endpoint.timeout_s, self._timed_out)
+        late = f"not complete after {endpoint.timeout_s:g} s"
+        self._timer = asyncio.get_running_loop().call_later(endpoint.timeout_s, self._fail, "timeout", late)
         outcome.sent_s = self._now_s()
         self._sending: Sending | None = endpoint.upstream.send(request, self, resend=False)
 
@@ -188,9 +189,6 @@ class InFlight:
             self._fail("cut short", "the stream ended without a finish_reason, and without [DONE] after a token")
         else:
             self._end()
-
-    def _timed_out(self) -> None:
-        self._fail("timeout", f"not complete after {self._endpoint.timeout_s:g} s")
 
     def _fail(self, kind: str, detail: str) -> None:
         if not self.outcome.error:  # or the endpoint has said itself what is wrong

@@ -1,6 +1,7 @@
 """`warmroute simulate`: compare policies on a trace."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -244,15 +245,13 @@ def simulate(
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
-    done = 0
+    done = count(1)
+
+    def on_request() -> None:
+        if not (number := next(done)) % 100:
+            tell(number)
+
     with progress("simulating", runs * len(trace.requests)) as tell:
-
-        def on_request() -> None:
-            nonlocal done
-            done += 1
-            if done % 100 == 0:
-                tell(done)
-
         rows = compared(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )

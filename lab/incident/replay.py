@@ -9,8 +9,7 @@ from msgspec import Struct, field
 from api.process.settings import Unusable
 from events.recording.recording import BadRecording, Recording
 from lab.incident.comparison import Difference, kind_of
-from lab.incident.facts import Asked, runs_of
-from lab.incident.sources import Survey, survey
+from lab.incident.facts import Asked, Survey, runs_of, survey
 from lab.incident.world import World
 from lab.trace.formats import read_log
 from router.placement.policy import POLICIES

@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from events.recording.recording import Recording
 from lab.incident.comparison import Beside, beside
-from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
-from lab.incident.sources import Survey
+from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent, Survey
 from lab.incident.twin import AHEAD_S, Twin
 from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Report, Weighed

@@ -18,7 +18,7 @@ from lab.shadow.incoming import Incoming
 from lab.shadow.record import AtOnce, Record, Records, Source
 from router.core import Router
 from router.http.explaining import api_of, read_prompt
-from router.members.members import Member, ServedModel
+from router.members.members import ServedModel
 from router.placement.approximate import APPROXIMATE
 from router.placement.decision import Decision
 from router.placement.holders import slots_of
@@ -169,7 +169,10 @@ class Placing:
 
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:
         """Note where it went if that is told; else look for it, if it has only just come."""
-        member = None if told is None else self._named(told)
+        members, member = self._router.members, None
+        if told is not None:  # by its name or address, or as it names itself in its topic, which those of a fleet do
+            topics = (one for one in members if (one.spec.topic or "").split("@")[1:2] == [told])
+            member = members.by_name.get(SCHEME.sub("", told).rstrip("/")) or next(topics, None)
         if member is not None:
             record.replica, record.source = member.name, "told"
             return
@@ -177,12 +180,6 @@ class Placing:
             self.unnamed[told] += 1
         if not is_late and record.block_tokens != APPROXIMATE:
             self.whereabouts.seek(record, self._router.now_s())
-
-    def _named(self, told: str) -> Member | None:
-        """The replica of this name or address, or that gives itself this name in its topic, as those of a fleet do."""
-        members = self._router.members
-        found = members.by_name.get(SCHEME.sub("", told).rstrip("/"))
-        return found or next((one for one in members if (one.spec.topic or "").split("@")[1:2] == [told]), None)
 
 
 def at_once(decision: Decision) -> AtOnce | None:
