@@ -19,13 +19,13 @@ INCHES = (8.0, 4.5)
 def plot_option(what: str) -> Callable[[F], F]:
     """Make the option --plot, the parameter `plot_path`, whose file is checked before any work."""
     help = f"Draw {what}: .png or .svg."
-    return option("--plot", "FILE", help, name="plot_path", type=click.Path(path_type=Path), callback=_checked)
 
+    def checked(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None:
+            check_plot(path)
+        return path
 
-def _checked(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None:
-        check_plot(path)
-    return path
+    return option("--plot", "FILE", help, name="plot_path", type=click.Path(path_type=Path), callback=checked)
 
 
 def check_plot(path: Path) -> None:

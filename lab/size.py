@@ -107,6 +107,12 @@ def size_of(name: str, shape: Shape, room: Room, form: Format, below: Below = NO
     blocks = blocks_in(kv, form.block_size, per_token)
     if not blocks:
         raise DoesNotFit(missing(weights, per_block, room))
+    compute_s = LOADED_TOKENS / below.prefill_tokens_per_s
+
+    def lower(medium: str, size: float, load_s: float) -> Lower:
+        blocks = blocks_in(size, form.block_size, per_token)
+        return Lower(medium, round(size), blocks, blocks * form.block_size, load_s, compute_s)
+
     lengths = sorted({length for length in REQUEST_TOKENS if length < config.max_position_embeddings})
     return Size(
         model=name,
@@ -124,27 +130,13 @@ def size_of(name: str, shape: Shape, room: Room, form: Format, below: Below = NO
         ],
         published=published(shape, room, form, per_block),
         below=[
-            _lower(medium, size, bytes_per_s, form.block_size, per_token, below.prefill_tokens_per_s)
+            lower(medium, size, LOADED_TOKENS * per_token / bytes_per_s)
             for medium, size, bytes_per_s in (
                 ("host memory", below.host, below.host_bytes_per_s),
                 ("disk", below.disk, below.disk_bytes_per_s),
             )
             if size
         ],
-    )
-
-
-def _lower(
-    medium: str, size: float, bytes_per_s: float, block_size: int, per_token: int, prefill_tokens_per_s: float
-) -> Lower:
-    blocks = blocks_in(size, block_size, per_token)
-    return Lower(
-        medium,
-        round(size),
-        blocks,
-        blocks * block_size,
-        LOADED_TOKENS * per_token / bytes_per_s,
-        LOADED_TOKENS / prefill_tokens_per_s,
     )
 
 

@@ -29,15 +29,12 @@ def write_whole(path: Path, content: bytes | str) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(raw)
         else:
-            _replace(Path(os.path.realpath(path)), raw)
+            target = Path(os.path.realpath(path))
+            beside = target.with_name(f".{target.name}.{os.getpid()}")
+            try:
+                beside.write_bytes(raw)
+                beside.replace(target)
+            finally:
+                beside.unlink(missing_ok=True)
     except OSError as error:
         raise click.ClickException(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-
-
-def _replace(path: Path, raw: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(raw)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ OF = {
     "picker": 45,
     "replica": 45,
     "simulate": 34,
-    "bench": 28,
+    "bench": 25,
     "shadow": 27,
     "size": 17,
     "diff": 16,

@@ -4,7 +4,6 @@ Block numbers become dense, in order of first appearance. A number names its blo
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from itertools import chain, count
 from typing import TypeAlias
 
@@ -67,15 +66,9 @@ def accesses_of(trace: Trace) -> Accesses:
     input_tokens = np.array([request.input_tokens for request in trace.requests], np.int64)
     full = [request.blocks[: request.input_tokens // size] for request in trace.requests]
     lengths = np.fromiter(map(len, full), np.int64, len(full))
-    numbers, unique = _numbered(full, int(lengths.sum()))
-    return Accesses(size, numbers, lengths, input_tokens, unique)
-
-
-def _numbered(full: Iterable[Sequence[int]], total: int) -> tuple[Integers, int]:
-    """Dense numbers, by a table: keys have 64 bits and more, which no array holds."""
-    known: defaultdict[int, int] = defaultdict(count().__next__)
-    numbers = np.fromiter(map(known.__getitem__, chain.from_iterable(full)), np.int64, total)
-    return numbers, len(known)
+    known: defaultdict[int, int] = defaultdict(count().__next__)  # a table: no array holds keys of 64 bits and more
+    numbers = np.fromiter(map(known.__getitem__, chain.from_iterable(full)), np.int64, int(lengths.sum()))
+    return Accesses(size, numbers, lengths, input_tokens, len(known))
 
 
 def _within(lengths: Integers) -> Integers:

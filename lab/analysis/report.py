@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.analysis.analysis import HOST_SIZES, Analysis, Breaks, Cache, Needed, Ordered, WithHost
-from lab.analysis.breaks.finding import Finding
+from lab.analysis.analysis import HOST_SIZES, Analysis, Breaks
 from lab.analysis.curve import HitRateCurve
-from lab.analysis.sharing import Coarser, Sharing
+from lab.analysis.sharing import Sharing
 from lab.plots import drawing
 
 POINTS = 400
@@ -19,24 +18,29 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from _sharing(analysis.name, analysis.sharing)
     yield ""
     yield from _caches(analysis)
-    yield _advice(analysis.needed, analysis.sharing)
     yield ""
     if analysis.with_host:
-        yield from _with_host(analysis.with_host)
+        yield f"{'host memory behind it':<24}{'hit rate':>10}{'loaded':>10}{'tokens':>16}{'prefill saved':>16}"
+        for size, one in zip(HOST_SIZES, analysis.with_host, strict=True):
+            rates = f"{one.hit_rate:>10.1%}{one.loaded_rate:>10.1%}"
+            yield f"{f'{size} times the cache':<24}{rates}{one.host_tokens:>16,}{f'{one.saved_s:,.0f} s':>16}"
         yield ""
-    yield from _block_sizes(analysis.block_sizes)
+    yield f"{'block size':<24}{'hit rate':>10}  were nothing ever evicted"
+    for coarser in analysis.block_sizes:
+        yield f"{f'{coarser.block_tokens:,} tokens':<24}{coarser.hit_rate:>10.1%}"
     yield ""
     yield from _breaks(analysis.breaks)
-    if analysis.order is not None:
+    if (order := analysis.order) is not None:
         yield ""
-        yield from _order(analysis.order)
+        yield f"As a batch, with a cache of {order.capacity_tokens:,} tokens"
+        yield f"  {'in the given order':<22}{order.hit_rate:>10.1%}"
+        yield f"  {'in the suggested one':<22}{order.suggested_hit_rate:>10.1%}"
+        yield f"  In the suggested order {order.suggested_best_tokens:,} tokens of cache find all that can hit"
 
 
 def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
     saved = f"{sharing.saved_tokens:,} tokens = {sharing.hit_rate:.1%}, were nothing ever evicted"
-    prefix = (
-        f"{sharing.shared_prefix_tokens:,.0f} tokens on the average; {sharing.sharing_requests:,} requests have one"
-    )
+    prefix = f"{sharing.shared_prefix_tokens:,.0f} tokens on the average"
     for title, value in (
         ("trace", name),
         ("requests", f"{sharing.requests:,}"),
@@ -46,39 +50,27 @@ def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
         ("shared blocks", f"{sharing.shared_blocks:,}  in two requests or more"),
         ("reusable", f"{sharing.reusable_blocks:,}  every further use of a block"),
         ("could be saved", saved),
-        ("shared prefix", prefix),
+        ("shared prefix", f"{prefix}; {sharing.sharing_requests:,} requests have one"),
     ):
         yield f"{title:<16}{value}"
 
 
 def _caches(analysis: Analysis) -> Iterator[str]:
-    gb = "" if analysis.needed.exact.gb is None else f"{'GB':>10}"
-    yield f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}{gb}"
-    for cache, share in zip(analysis.curve, ("25 %", "50 %", "75 %", "90 %", "95 %", "99 %", "all"), strict=True):
-        yield _cache(f"{share} of what can hit", cache)
+    """The sizes for shares of the hits, and advice."""
+    needed, cache = analysis.needed, analysis.needed.with_headroom
+    gb_title = "" if cache.gb is None else f"{'GB':>10}"
+    yield f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}{gb_title}"
+    titles = [f"{share} of what can hit" for share in ("25 %", "50 %", "75 %", "90 %", "95 %", "99 %", "all")]
+    rows = list(zip(titles, analysis.curve, strict=True))
     if analysis.at_capacity is not None:
-        yield _cache("--capacity-tokens", analysis.at_capacity)
-
-
-def _cache(title: str, cache: Cache) -> str:
-    gb = "" if cache.gb is None else f"{cache.gb:>10,.2f}"
-    return f"{title:<24}{cache.hit_rate:>10.1%}{cache.blocks:>14,}{cache.tokens:>16,}{gb}"
-
-
-def _advice(needed: Needed, sharing: Sharing) -> str:
-    cache = needed.with_headroom
-    limit = "; the longest prompt takes that much" if cache.blocks == sharing.longest_blocks else ""
+        rows.append(("--capacity-tokens", analysis.at_capacity))
+    for title, one in rows:
+        gb = "" if one.gb is None else f"{one.gb:>10,.2f}"
+        yield f"{title:<24}{one.hit_rate:>10.1%}{one.blocks:>14,}{one.tokens:>16,}{gb}"
+    limit = "; the longest prompt takes that much" if cache.blocks == analysis.sharing.longest_blocks else ""
     gb = "" if cache.gb is None else f" = {cache.gb:,.2f} GB"
-    return (
-        f"For {needed.target * 100:.4g} % of what can hit, with {needed.headroom * 100:.0f} % headroom: "
-        f"{cache.blocks:,} blocks = {cache.tokens:,} tokens{gb}{limit}"
-    )
-
-
-def _block_sizes(sizes: list[Coarser]) -> Iterator[str]:
-    yield f"{'block size':<24}{'hit rate':>10}  were nothing ever evicted"
-    for size in sizes:
-        yield f"{f'{size.block_tokens:,} tokens':<24}{size.hit_rate:>10.1%}"
+    target = f"For {needed.target * 100:.4g} % of what can hit, with {needed.headroom * 100:.0f} % headroom"
+    yield f"{target}: {cache.blocks:,} blocks = {cache.tokens:,} tokens{gb}{limit}"
 
 
 def _breaks(breaks: Breaks | None) -> Iterator[str]:
@@ -91,34 +83,16 @@ def _breaks(breaks: Breaks | None) -> Iterator[str]:
         if count:
             yield f"  {count:,} of {breaks.requests:,} requests have {why}"
     for finding in breaks.findings:
-        yield from _finding(finding)
-
-
-def _finding(finding: Finding) -> Iterator[str]:
-    yield f"  {finding.name}: {finding.requests:,} requests, about {finding.lost_tokens:,} tokens lost"
-    example, width = finding.example, max(map(len, finding.request_ids))
-    for name, text in zip(finding.request_ids, (example.one, example.other), strict=True):
-        yield f"    {name:<{width}}  ...{_shown(example.before)}[{_shown(text)}]"
-    yield f"    {finding.advice}"
+        yield f"  {finding.name}: {finding.requests:,} requests, about {finding.lost_tokens:,} tokens lost"
+        example, width = finding.example, max(map(len, finding.request_ids))
+        for name, text in zip(finding.request_ids, (example.one, example.other), strict=True):
+            yield f"    {name:<{width}}  ...{_shown(example.before)}[{_shown(text)}]"
+        yield f"    {finding.advice}"
 
 
 def _shown(text: str) -> str:
     """On one line, and nothing that a terminal would obey."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
-def _with_host(sizes: list[WithHost]) -> Iterator[str]:
-    yield f"{'host memory behind it':<24}{'hit rate':>10}{'loaded':>10}{'tokens':>16}{'prefill saved':>16}"
-    for size, one in zip(HOST_SIZES, sizes, strict=True):
-        rates = f"{one.hit_rate:>10.1%}{one.loaded_rate:>10.1%}"
-        yield f"{f'{size} times the cache':<24}{rates}{one.host_tokens:>16,}{f'{one.saved_s:,.0f} s':>16}"
-
-
-def _order(order: Ordered) -> Iterator[str]:
-    yield f"As a batch, with a cache of {order.capacity_tokens:,} tokens"
-    yield f"  {'in the given order':<22}{order.hit_rate:>10.1%}"
-    yield f"  {'in the suggested one':<22}{order.suggested_hit_rate:>10.1%}"
-    yield f"  In the suggested order {order.suggested_best_tokens:,} tokens of cache find all that can hit"
 
 
 def plot(path: Path, name: str, curve: HitRateCurve) -> None:

@@ -37,7 +37,9 @@ class Coarser(Struct, frozen=True):
 
 def sharing_of(accesses: Accesses) -> Sharing:
     uses = np.bincount(accesses.numbers, minlength=accesses.unique)
-    found = _found_by_request(accesses)
+    is_again = earlier_of(accesses.numbers) != NOTHING
+    is_again &= accesses.depths < np.repeat(accesses.findable, accesses.lengths)
+    found = np.bincount(accesses.requests[is_again], minlength=len(accesses.lengths))  # blocks that an earlier one had
     saved_tokens = int(found.sum()) * accesses.block_tokens
     requests = len(accesses.lengths)
     return Sharing(
@@ -54,13 +56,6 @@ def sharing_of(accesses: Accesses) -> Sharing:
         shared_prefix_tokens=saved_tokens / requests,
         sharing_requests=int(np.count_nonzero(found)),
     )
-
-
-def _found_by_request(accesses: Accesses) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Blocks of each request that an earlier one has had."""
-    is_again = earlier_of(accesses.numbers) != NOTHING
-    is_again &= accesses.depths < np.repeat(accesses.findable, accesses.lengths)
-    return np.bincount(accesses.requests[is_again], minlength=len(accesses.lengths))
 
 
 def coarser(accesses: Accesses, factors: Sequence[int] = FACTORS) -> Iterator[Coarser]:

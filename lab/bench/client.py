@@ -108,7 +108,8 @@ class InFlight:
         self._is_stream = False
         self._last_s = 0.0
         endpoint.in_flight.add(self)
-        self._timer = asyncio.get_running_loop().call_later(endpoint.timeout_s, self._timed_out)
+        late = f"not complete after {endpoint.timeout_s:g} s"
+        self._timer = asyncio.get_running_loop().call_later(endpoint.timeout_s, self._fail, "timeout", late)
         outcome.sent_s = self._now_s()
         self._sending: Sending | None = endpoint.upstream.send(request, self, resend=False)
 
@@ -162,22 +163,17 @@ class InFlight:
         for choice in event.choices:
             self._finished = self._finished or choice.finish_reason is not None
             if choice.says:
-                self._token(now_s)
+                if outcome.first_s is None:
+                    outcome.first_s = now_s
+                else:
+                    outcome.gaps_s.append(now_s - self._last_s)
+                outcome.events, self._last_s = outcome.events + 1, now_s
                 self.said.append(choice.said)
         if event.usage is not None:
             outcome.prompt_tokens = event.usage.prompt_tokens
             outcome.output_tokens = event.usage.completion_tokens
             if event.usage.cached_tokens is not None:
                 outcome.cached_tokens = event.usage.cached_tokens
-
-    def _token(self, now_s: float) -> None:
-        outcome = self.outcome
-        if outcome.first_s is None:
-            outcome.first_s = now_s
-        else:
-            outcome.gaps_s.append(now_s - self._last_s)
-        outcome.events += 1
-        self._last_s = now_s
 
     # ---- its end
 
@@ -193,9 +189,6 @@ class InFlight:
             self._fail("cut short", "the stream ended without a finish_reason, and without [DONE] after a token")
         else:
             self._end()
-
-    def _timed_out(self) -> None:
-        self._fail("timeout", f"not complete after {self._endpoint.timeout_s:g} s")
 
     def _fail(self, kind: str, detail: str) -> None:
         if not self.outcome.error:  # or the endpoint has said itself what is wrong

@@ -1,7 +1,12 @@
-"""Sums up the outcomes of a run."""
+"""Sums up the outcomes of a run, and compares those of two endpoints.
 
+A comparison has ratios, and how sure they are by Student's t over the rounds' logarithms.
+"""
+
+import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
 
 from msgspec import Struct
 
@@ -50,7 +55,7 @@ def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
     outcomes = [outcome for run in counted for outcome in run]
     answered = [outcome for outcome in outcomes if not outcome.error]
     failed = [outcome for outcome in outcomes if outcome.error]
-    span_s = sum(_span_s(run) for run in counted)
+    span_s = sum(max(one.end_s for one in run) - min(one.intended_s for one in run) for run in counted if run)
     per_s = 1 / span_s if span_s else 0.0
     told = [outcome.prompt_tokens for outcome in answered if outcome.prompt_tokens is not None]
     input_tokens = sum(told) if told else None
@@ -90,12 +95,6 @@ def hit_rate(answered: Sequence[Outcome]) -> float | None:
     return sum(cached for cached, _ in both) / sum(prompt for _, prompt in both) if both else None
 
 
-def _span_s(run: Sequence[Outcome]) -> float:
-    if not run:
-        return 0.0
-    return max(outcome.end_s for outcome in run) - min(outcome.intended_s for outcome in run)
-
-
 def _replicas(answered: Sequence[Outcome]) -> dict[str, ReplicaFigures]:
     """Group outcomes by the replica that the router names; empty without a router."""
     by_name: dict[str, list[Outcome]] = defaultdict(list)
@@ -108,3 +107,60 @@ def _replicas(answered: Sequence[Outcome]) -> dict[str, ReplicaFigures]:
         )
         for name, own in sorted(by_name.items())
     }
+
+
+# For 95 % on both sides, by degrees of freedom; beyond these the last one is near enough.
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10)
+
+FIGURES: dict[str, Callable[[Figures], float | None]] = {
+    "TTFT mean": lambda figures: figures.ttft_s.mean,
+    "TTFT p50": lambda figures: figures.ttft_s.p50,
+    "TTFT p95": lambda figures: figures.ttft_s.p95,
+    "TTFT p99": lambda figures: figures.ttft_s.p99,
+    "TPOT mean": lambda figures: figures.tpot_s.mean,
+    "e2e mean": lambda figures: figures.e2e_s.mean,
+    "e2e p50": lambda figures: figures.e2e_s.p50,
+    "e2e p95": lambda figures: figures.e2e_s.p95,
+    "e2e p99": lambda figures: figures.e2e_s.p99,
+    "hit rate": lambda figures: figures.hit_rate,
+    "requests/s": lambda figures: figures.requests_per_s,
+    "input tokens/s": lambda figures: figures.input_tokens_per_s,
+    "output tokens/s": lambda figures: figures.output_tokens_per_s,
+}
+
+
+class Ratio(Struct, frozen=True):
+    """`ratio` is second / first; None: one of them is 0 or has no value in some round."""
+
+    name: str
+    first: float | None
+    second: float | None
+    ratio: float | None
+    low: float | None  # None: not known, as of one round
+    high: float | None
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the interval excludes 1, where both are equal."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+
+def compare(rounds: Sequence[tuple[Figures, Figures]]) -> list[Ratio]:
+    """`rounds`: the figures of both endpoints, round by round; nothing can be said of none."""
+    if not rounds:
+        return []
+    return [ratio(name, [(value(first), value(second)) for first, second in rounds]) for name, value in FIGURES.items()]
+
+
+def ratio(name: str, rounds: Sequence[tuple[float | None, float | None]]) -> Ratio:
+    known = [(first, second) for first, second in rounds if first and second]
+    if not known or len(known) < len(rounds):
+        return Ratio(name, None, None, None, None, None)
+    logs = [math.log(second / first) for first, second in known]
+    middle = fmean(logs)
+    low = high = None
+    if len(logs) > 1:
+        half = T_95[min(len(logs) - 1, len(T_95)) - 1] * stdev(logs) / math.sqrt(len(logs))
+        low, high = math.exp(middle - half), math.exp(middle + half)
+    first, second = (fmean(each) for each in zip(*known, strict=True))
+    return Ratio(name, first, second, math.exp(middle), low, high)

@@ -2,6 +2,8 @@
 
 Open loop: a request is due at its time, whatever became of those before it, and its latencies count from then. Closed
 loop: so many clients, each of which asks as soon as it has its answer.
+
+How much the load generator itself may have delayed is measured, too.
 """
 
 import asyncio
@@ -11,11 +13,67 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from lab.bench.client import Endpoint, InFlight
-from lab.bench.conversations import Arrival, Conversation
 from lab.bench.outcome import Outcome
-from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.prompts import Form, asked_tokens
+from lab.bench.workloads import Arrival, Conversation
+from lab.percentiles import ordered, percentile
+
+LOOK_EVERY_S = 0.01
+LAG_LIMIT_S = 0.005
+LAG_SHARE = 0.1  # of a measured latency: a smaller part of it may well be the load generator's
+CPU_LIMIT = 0.8  # of a core
+
+
+class Overhead(Struct, frozen=True):
+    cpu_s: float
+    cpu_share: float  # of one core
+    cpu_per_request_s: float
+    cpu_per_output_token_s: float
+    lag_p99_s: float  # how late its event loop was
+    lag_max_s: float
+
+    def delays(self, latency_p99_s: float | None) -> bool:
+        """Return whether a notable part of this latency may be the lag."""
+        return latency_p99_s is not None and self.lag_p99_s > max(LAG_LIMIT_S, LAG_SHARE * latency_p99_s)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.cpu_share > CPU_LIMIT
+
+
+class OverheadMeter:
+    """Measures from its creation until `stop`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lags_s: list[float] = []
+        self._began_s = self._last_s = time.perf_counter()
+        self._cpu_s = time.process_time()
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        now_s = time.perf_counter()
+        self._lags_s.append(max(0.0, now_s - self._last_s - LOOK_EVERY_S))
+        self._last_s = now_s
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+
+    def stop(self, requests: int, output_tokens: int) -> Overhead:
+        self._timer.cancel()
+        self._lags_s.append(max(0.0, time.perf_counter() - self._last_s - LOOK_EVERY_S))
+        cpu_s = time.process_time() - self._cpu_s
+        lags_s = ordered(self._lags_s)
+        return Overhead(
+            cpu_s=cpu_s,
+            cpu_share=cpu_s / max(time.perf_counter() - self._began_s, 1e-9),
+            cpu_per_request_s=cpu_s / max(1, requests),
+            cpu_per_output_token_s=cpu_s / max(1, output_tokens),
+            lag_p99_s=percentile(lags_s, 0.99),
+            lag_max_s=lags_s[-1],
+        )
+
 
 REST_AFTER_ERROR_S = 0.1  # of a client in closed loop: an endpoint that is gone is not asked a thousand times a second
 
@@ -156,14 +214,11 @@ class LoadGenerator:
             return
         session = talk.name if len(talk.turns) > 1 else ""
         body = self._form.body(talk, number, answers)
-        self._endpoint.ask(
-            self._form.path,
-            body,
-            outcome,
-            self._began_s,
-            lambda asked: self._answered(asked, talk, number, answers),
-            session,
-        )
+
+        def ended(asked: InFlight) -> None:
+            self._answered(asked, talk, number, answers)
+
+        self._endpoint.ask(self._form.path, body, outcome, self._began_s, ended, session)
 
     def _outcome(self, talk: Conversation, number: int, intended_s: float) -> Outcome | None:
         """Return the outcome of a new request; None if no more are sent."""
@@ -171,19 +226,16 @@ class LoadGenerator:
             return None
         warm_up = self.limits.warm_up
         is_warm_up = self._sent < warm_up.requests or intended_s < warm_up.s
-        if not is_warm_up:
-            self._count(intended_s)
         self._sent += 1
+        if not is_warm_up:
+            limits = self.limits
+            if self._counted == 0 and limits.for_s is not None:
+                self._until_s = intended_s + limits.for_s
+                self._deadline = self._loop.call_later(self._until_s - self._now_s(), self._time_is_over)
+            self._counted += 1
+            if self._counted == limits.requests:
+                self._enough()
         return Outcome(talk.name, number, is_warm_up, intended_s, asked_tokens=asked_tokens(talk, number))
-
-    def _count(self, intended_s: float) -> None:
-        limits = self.limits
-        if self._counted == 0 and limits.for_s is not None:
-            self._until_s = intended_s + limits.for_s
-            self._deadline = self._loop.call_later(self._until_s - self._now_s(), self._time_is_over)
-        self._counted += 1
-        if self._counted == limits.requests:
-            self._enough()
 
     def _time_is_over(self) -> None:
         self._enough()
@@ -193,26 +245,18 @@ class LoadGenerator:
 
     def _answered(self, asked: InFlight, talk: Conversation, number: int, answers: tuple[str, ...]) -> None:
         outcome = asked.outcome
-        self._keep(outcome)
+        self.outcomes.append(outcome)
+        if not outcome.is_warm_up:
+            self.done += 1
+            self.errors += outcome.error is not None
+            if outcome.ttft_s is not None:
+                insort(self.ttfts_s, outcome.ttft_s)
         following = number + 1
         if following < len(talk.turns) and not self._is_over:
             at_s = outcome.end_s + talk.turns[following].think_s
             answers = (*answers, "".join(asked.said))
             self._at(at_s, lambda: self._turn(talk, following, answers, at_s))
-        else:
-            self._talk_over(outcome)
-
-    def _keep(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        if outcome.is_warm_up:
-            return
-        self.done += 1
-        self.errors += outcome.error is not None
-        if outcome.ttft_s is not None:
-            insort(self.ttfts_s, outcome.ttft_s)
-
-    def _talk_over(self, outcome: Outcome) -> None:
-        if self.limits.clients is None or self._is_over:
+        elif self.limits.clients is None or self._is_over:
             self._close()
         elif outcome.error:
             self._at(self._now_s() + REST_AFTER_ERROR_S, self._free)

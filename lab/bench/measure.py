@@ -11,14 +11,13 @@ import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
-from lab.bench.compare import compare
-from lab.bench.conversations import Arrival
-from lab.bench.figures import Figures, figures
+from lab.bench.figures import compare, figures
 from lab.bench.load import Limits, LoadGenerator, RunResult
 from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Words
+from lab.bench.workloads import Arrival
 from router.members.broken import Broken
 from router.members.spec import Target
 from router.responses import ReplicaList
@@ -94,8 +93,15 @@ async def _guarded(stop: Stop, work: Coroutine[Any, Any, Found]) -> Found:
     task: asyncio.Task[Found] = loop.create_task(work)
     stop.task = task
     before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def signalled() -> None:  # a second signal kills the process
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stop()
+
     for number in SIGNALS:
-        loop.add_signal_handler(number, _signalled, loop, stop)
+        loop.add_signal_handler(number, signalled)
     try:
         return await task
     finally:
@@ -104,14 +110,6 @@ async def _guarded(stop: Stop, work: Coroutine[Any, Any, Found]) -> Found:
             signal.signal(number, handler)
         if stop.failure is not None:
             raise stop.failure
-
-
-def _signalled(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
-    """Stop; a second signal kills the process."""
-    for number in SIGNALS:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)
-    stop()
 
 
 async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
@@ -180,6 +178,11 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
         )
         for target, each, ran, idle in zip(plan.targets, found.probes, found.ran, found.idle, strict=True)
     ]
+    finished = []  # the figures of the rounds that both endpoints finished
+    if len(endpoints) > 1:
+        for number, ran in enumerate(zip(*found.ran, strict=False)):
+            if not any(one.was_interrupted for one in ran):
+                finished.append((endpoints[0].rounds[number], endpoints[1].rounds[number]))
     return Result(
         format=FORMAT,
         version=version("warmroute"),
@@ -188,19 +191,9 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
         settings=settings,
         interrupted=found.interrupted,
         endpoints=endpoints,
-        comparison=compare(_finished(found, endpoints)) if len(endpoints) > 1 else [],
+        comparison=compare(finished),
         warnings=[f"{one.url}: {text}" for one in endpoints if one.own for text in warnings(one)],
     )
-
-
-def _finished(found: Measured, endpoints: Sequence[EndpointResult]) -> list[tuple[Figures, Figures]]:
-    """The figures of the rounds that both endpoints finished."""
-    first, second = endpoints
-    return [
-        (first.rounds[number], second.rounds[number])
-        for number, ran in enumerate(zip(*found.ran, strict=False))
-        if not any(one.was_interrupted for one in ran)
-    ]
 
 
 def outcomes_of(found: Measured) -> list[tuple[int, int, Outcome]]:

@@ -10,10 +10,10 @@ from msgspec import Struct
 from api.process.settings import Unusable
 from events.tool.words import printable
 from lab.bench.client import Endpoint, InFlight
-from lab.bench.conversations import Conversation, Turn
 from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Passage, Words
+from lab.bench.workloads import Conversation, Turn
 from router.members.broken import Broken
 from router.members.spec import Target, parse_target
 
@@ -49,7 +49,6 @@ class RequestSettings(NamedTuple):
     model: str | None
     seed: str
     is_chat: bool = True
-    tokens_per_word: float | None = None  # None: measured
 
 
 def target_of(url: str) -> Target:
@@ -65,24 +64,23 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     timeout_s = endpoint.timeout_s
     endpoint.timeout_s = min(timeout_s, PATIENCE_S)
     try:
-        return await _probe(endpoint, wish)
+        model = wish.model or await only_model(endpoint, _patience(endpoint))
+        form, short = await _understood(endpoint, Form(model, Words(f"probe {wish.seed}"), wish.is_chat))
+        sent = [short]
+        if short.prompt_tokens is not None:
+            sent.append(await _sent(endpoint, form, LONG_WORDS))
     finally:
         endpoint.timeout_s = timeout_s
-
-
-async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
-    model = wish.model or await only_model(endpoint, _patience(endpoint))
-    form, short = await _understood(endpoint, Form(model, Words(f"probe {wish.seed}"), wish.is_chat))
-    sent = [short]
-    if wish.tokens_per_word is None and short.prompt_tokens is not None:
-        sent.append(await _sent(endpoint, form, LONG_WORDS))
-    measured = _tokens_per_word(sent)
+    measured = None  # by two lengths; what a template adds cancels out
+    lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
+    if len(lengths) == 2 and lengths[0] is not None and lengths[1] is not None:
+        measured = max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))
     return Ready(
         form,
         Probe(
             model=model,
-            tokens_per_word=wish.tokens_per_word or measured or 1.0,
-            is_measured=bool(wish.tokens_per_word or measured),
+            tokens_per_word=measured or 1.0,
+            is_measured=measured is not None,
             ignores_eos=form.dialect.ignore_eos,
             tells_usage=short.prompt_tokens is not None,
             requests=len(sent),
@@ -125,14 +123,11 @@ async def _understood(endpoint: Endpoint, form: Form) -> tuple[Form, Outcome]:
             return form, outcome
         if outcome.status not in UNKNOWN_FIELD:
             break
-    why = f"{outcome.error}: {outcome.detail}{_fix(endpoint, outcome)}"
-    raise CannotAsk(f"{endpoint.target.url} does not take a first request: {why}")
-
-
-def _fix(endpoint: Endpoint, outcome: Outcome) -> str:
+    fix = "; give --api-key" if outcome.status in (401, 403) else ""
     if outcome.error == "timeout":
-        return _patience(endpoint)
-    return "; give --api-key" if outcome.status in (401, 403) else ""
+        fix = _patience(endpoint)
+    why = f"{outcome.error}: {outcome.detail}{fix}"
+    raise CannotAsk(f"{endpoint.target.url} does not take a first request: {why}")
 
 
 def _patience(endpoint: Endpoint) -> str:
@@ -155,11 +150,3 @@ async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
         return await ended
     finally:
         asked.abandon()
-
-
-def _tokens_per_word(sent: list[Outcome]) -> float | None:
-    """Estimate tokens per word by two lengths; what a template adds cancels out."""
-    lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
-    if len(lengths) < 2 or lengths[0] is None or lengths[1] is None:
-        return None
-    return max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lab.bench.conversations import Conversation
 from lab.bench.words import Passage, Words
+from lab.bench.workloads import Conversation
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -44,30 +44,25 @@ class Form(NamedTuple):
 
     def body(self, talk: Conversation, turn: int, answers: Sequence[str]) -> bytes:
         """`answers`: to the turns before, empty where there was none. Instead of those something made up is said."""
-        if self.is_chat:
-            said = self._said(talk, turn, answers)
-            prompt: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in said]}
-        else:
-            prompt = {"prompt": "".join(content for _, content in self._said(talk, turn, answers))}
-        return _encode({"model": self.model, "stream": True, **prompt, **self._options(talk.turns[turn].output_tokens)})
-
-    def _options(self, output_tokens: int) -> dict[str, Any]:
-        dialect = self.dialect
-        return {
-            dialect.limit: output_tokens,
-            **({"temperature": 0} if dialect.greedy else {}),
-            **({"ignore_eos": True} if dialect.ignore_eos else {}),
-            **({"stream_options": {"include_usage": True}} if dialect.usage else {}),
-        }
-
-    def _said(self, talk: Conversation, turn: int, answers: Sequence[str]) -> list[tuple[str, str]]:
-        text = self.words.text
+        text, dialect = self.words.text, self.dialect
         said = [("system", text(talk.system))] if talk.system else []
-        for number in range(turn):
-            said.append(("user", text(talk.turns[number].said)))
-            said.append(("assistant", answers[number] or text([_made_up(talk, number)])))
+        for number, before in enumerate(talk.turns[:turn]):
+            made_up = Passage(f"answer {number} of {talk.name}", before.output_tokens)
+            said += [("user", text(before.said)), ("assistant", answers[number] or text([made_up]))]
         said.append(("user", text(talk.turns[turn].said)))
-        return said
+        fields: dict[str, Any] = {"model": self.model, "stream": True}
+        if self.is_chat:
+            fields["messages"] = [{"role": role, "content": content} for role, content in said]
+        else:
+            fields["prompt"] = "".join(content for _, content in said)
+        fields[dialect.limit] = talk.turns[turn].output_tokens
+        if dialect.greedy:
+            fields["temperature"] = 0
+        if dialect.ignore_eos:
+            fields["ignore_eos"] = True
+        if dialect.usage:
+            fields["stream_options"] = {"include_usage": True}
+        return _encode(fields)
 
 
 def asked_tokens(talk: Conversation, turn: int) -> int:
@@ -78,7 +73,3 @@ def asked_tokens(talk: Conversation, turn: int) -> int:
 
 def _tokens(passages: Sequence[Passage]) -> int:
     return sum(passage.tokens for passage in passages)
-
-
-def _made_up(talk: Conversation, turn: int) -> Passage:
-    return Passage(f"answer {turn} of {talk.name}", talk.turns[turn].output_tokens)

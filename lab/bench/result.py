@@ -9,10 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from lab.bench.compare import Ratio
-from lab.bench.figures import Figures
+from lab.bench.figures import Figures, Ratio
+from lab.bench.load import LAG_SHARE, Overhead
 from lab.bench.outcome import Outcome
-from lab.bench.overhead import LAG_SHARE, Overhead
 from lab.bench.probe import Probe
 
 FORMAT = "warmroute-bench/1"
@@ -69,15 +68,10 @@ def row(endpoint: int, number: int, outcome: Outcome) -> dict[str, Any]:
 
 def machine() -> Machine:
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    return Machine(platform.platform(), _cpu(), os.cpu_count() or 0, python)
-
-
-def _cpu() -> str:
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    cpus = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if sys.platform == "linux" else ()
+    names = (line.partition(":")[2].strip() for line in cpus if line.startswith("model name"))
+    cpu = next(names, platform.processor() or platform.machine())
+    return Machine(platform.platform(), cpu, os.cpu_count() or 0, python)
 
 
 def warnings(endpoint: EndpointResult) -> Iterator[str]:
@@ -99,6 +93,6 @@ def warnings(endpoint: EndpointResult) -> Iterator[str]:
     if late_s is not None and late_s > LATE_LIMIT_S:
         yield f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate"
     if not probe.is_measured:
-        yield "it does not tell the length of prompts; a word was taken for a token (see --tokens-per-word)"
+        yield "it does not tell the length of prompts; a word was taken for a token"
     if not probe.ignores_eos:
         yield "it refuses ignore_eos, so answers may be shorter than was asked for"

@@ -1,19 +1,71 @@
-"""Tables and plots of a result."""
+"""A result as tables, and the progress of a run on terminals."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from math import ceil
 
 from rich.console import Console, RenderableType
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import number, printable, seconds
-from lab.bench.compare import Ratio
-from lab.bench.figures import Figures
-from lab.bench.outcome import Outcome
+from fleet.display import Display
+from lab.bench.figures import Figures, Ratio
+from lab.bench.load import LoadGenerator
 from lab.bench.result import EndpointResult, Result
-from lab.percentiles import Spread
-from lab.plots import drawing
+from lab.percentiles import percentile
+from router.members.spec import Target
+
+SHOW_EVERY_S = 0.5  # drawing takes time that the load generator needs
+
+
+class Live(Display):
+    """To be used as a context manager around `measured`, which is given `load`."""
+
+    def __init__(self, rounds: int, console: Console | None = None) -> None:
+        console = console or Console(stderr=True, highlight=False)
+        super().__init__("asking for the model", console, quiet=True, auto_refresh=False)
+        self._rounds = rounds
+        self._load: LoadGenerator | None = None
+
+    def load(self, load: LoadGenerator, target: Target, number: int) -> None:
+        if self.bar is None:
+            return
+        begins = self._load is None
+        self._load = load
+        title = target.url if self._rounds == 1 else f"round {number + 1} of {self._rounds}: {target.url}"
+        self.begin(title, progress(load)[1])
+        if begins:
+            self._show(self.bar)
+
+    def _show(self, bar: Progress) -> None:
+        assert self._load is not None
+        self.step(*progress(self._load), state(self._load))
+        bar.refresh()
+        asyncio.get_running_loop().call_later(SHOW_EVERY_S, self._show, bar)
+
+
+def progress(load: LoadGenerator) -> tuple[int, int | None]:
+    """Return how far a run is, and of what: in milliseconds if it has a time limit, else in requests."""
+    for_s, left_s = load.limits.for_s, load.left_s
+    if for_s is None:
+        return load.done, load.limits.requests
+    return 0 if left_s is None else round(1000 * (for_s - left_s)), round(1000 * for_s)
+
+
+def state(load: LoadGenerator) -> str:
+    total = f"/{load.limits.requests:,}" if load.limits.requests is not None else ""
+    words = [f"{load.done:,}{total} done", f"{load.in_flight:,} in flight"]
+    if (left_s := load.left_s) is not None:
+        words.append(f"{ceil(left_s)} s left" if left_s else "waiting for the last answers")
+    if load.ttfts_s:
+        p50, p99 = (seconds(percentile(load.ttfts_s, share)) for share in (0.5, 0.99))
+        words.append(f"TTFT {p50}, p99 {p99}")
+    if load.errors:
+        words.append(f"{load.errors:,} failed")
+    return ", ".join(words)
+
 
 UNKNOWN = "-"
 WIDTH = 100
@@ -37,12 +89,9 @@ def parts(result: Result) -> Iterator[RenderableType]:
     for warning in result.warnings:
         yield Text(f"Warning: {warning}", style="yellow")
     if result.interrupted:
-        yield Text(f"Interrupted: {_unfinished(result.endpoints)} given up", style="yellow")
-
-
-def _unfinished(endpoints: Iterable[EndpointResult]) -> str:
-    count = sum(endpoint.unfinished for endpoint in endpoints)
-    return "1 request was" if count == 1 else f"{count:,} requests were"
+        left = sum(endpoint.unfinished for endpoint in result.endpoints)
+        requests = "1 request was" if left == 1 else f"{left:,} requests were"
+        yield Text(f"Interrupted: {requests} given up", style="yellow")
 
 
 def _endpoint(endpoint: EndpointResult) -> Iterator[RenderableType]:
@@ -68,12 +117,14 @@ def _counts(found: Figures, endpoint: EndpointResult) -> list[tuple[str, str]]:
     warm_up = f", {found.warm_up:,} more to warm up" if found.warm_up else ""
     refused = f", {found.too_many:,} with status 429" if found.too_many else ""
     own = endpoint.own
+    rate = "" if found.hit_rate is None else f", {found.hit_rate:.1%} of the input"
+    cached = "not told" if found.cached_tokens is None else f"{found.cached_tokens:,} tokens{rate}"
     lines = [
         ("requests", f"{found.requests:,} in {seconds(found.span_s)}, {found.failed:,} failed{refused}{warm_up}"),
         ("rate", f"{number(found.requests_per_s)} requests/s"),
         ("input", _tokens(found.input_tokens, found.input_tokens_per_s, found.asked_tokens)),
         ("output", _tokens(found.output_tokens, found.output_tokens_per_s, None)),
-        ("cached", _cached(found)),
+        ("cached", cached),
     ]
     cpu_s = sum(one.cpu_s for one in own)
     each_s = cpu_s / max(1, found.requests + found.warm_up)
@@ -92,13 +143,6 @@ def _tokens(count: int | None, per_s: float | None, asked: int | None) -> str:
     return f"{count:,} tokens{planned}, {number(per_s)}/s"
 
 
-def _cached(found: Figures) -> str:
-    if found.cached_tokens is None:
-        return "not told"
-    rate = "" if found.hit_rate is None else f", {found.hit_rate:.1%} of the input"
-    return f"{found.cached_tokens:,} tokens{rate}"
-
-
 def _plain(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for place, title in enumerate(titles):
@@ -110,13 +154,9 @@ def _latencies(found: Figures) -> Table:
     table = _plain("", "mean", "p50", "p90", "p95", "p99", "max")
     spreads = (("TTFT", found.ttft_s), ("ITL", found.itl_s), ("TPOT", found.tpot_s), ("e2e", found.e2e_s))
     for name, spread in spreads:
-        table.add_row(name, *_cells(spread))
+        values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)
+        table.add_row(name, *(UNKNOWN if value is None else seconds(value) for value in values))
     return table
-
-
-def _cells(spread: Spread) -> list[str]:
-    values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)
-    return [UNKNOWN if value is None else seconds(value) for value in values]
 
 
 def _replicas(found: Figures, idle: Iterable[str]) -> Table:
@@ -154,26 +194,3 @@ def _value(name: str, value: float | None) -> str:
     if name == "hit rate":
         return f"{value:.1%}"
     return number(value) if name.endswith("/s") else seconds(value)
-
-
-FEW = 2000  # points above this are drawn smaller
-
-
-def draw(path: Path, title: str, names: Sequence[str], outcomes: Sequence[tuple[int, int, Outcome]]) -> None:
-    """On the left the share of requests by time to first token, on the right each one when it was due."""
-    with drawing(path, title=title, x="TTFT, s", y="share of requests") as left:
-        sides = left.figure.add_gridspec(1, 2)
-        left.set_subplotspec(sides[0])
-        right = left.figure.add_subplot(sides[1], xlabel="due after, s", ylabel="TTFT, s")
-        right.grid(alpha=0.3)
-        right.spines[["top", "right"]].set_visible(False)
-        for number, name in enumerate(names):
-            own = [one for which, _, one in outcomes if which == number and not one.is_warm_up]
-            points = [(one.intended_s, one.ttft_s) for one in own if one.ttft_s is not None]
-            ttfts_s = sorted(ttft_s for _, ttft_s in points)
-            shares = [(place + 1) / len(ttfts_s) for place in range(len(ttfts_s))]
-            left.plot(ttfts_s, shares, drawstyle="steps-post", label=name, color=f"C{number}")
-            size = 6 if len(points) <= FEW else 1
-            right.scatter([at_s for at_s, _ in points], [ttft_s for _, ttft_s in points], s=size, color=f"C{number}")
-        left.set_ylim(0, 1.02)
-        right.set_ylim(bottom=0)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from events.tool.words import printable
 from fleet.display import has_cursor
-from lab.chat.answers import Answer, Message, Page, Place, answered, figures
+from lab.chat.answers import Message, Page, Place, answered, figures
 from router.console.formatting import plain_console
 
 MOST_FILE_BYTES = 1024 * 1024
@@ -62,19 +62,15 @@ class Conversation:
             page.end()
         if answer.stopped and not self._decorated:  # a script is ended, and not only this answer
             raise KeyboardInterrupt
-        self._check(answer)
+        outcome = answer.outcome
+        if outcome.error is not None:
+            said = f"{self._place.target.url}: {outcome.error}: {printable(outcome.detail)}"
+            if outcome.status in TOO_LONG and self._messages:
+                said += "; if the conversation is too long for the model, /new begins again"
+            raise click.ClickException(said)
         if answer.text:
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         self.say(figures(answer))
-
-    def _check(self, answer: Answer) -> None:
-        outcome = answer.outcome
-        if outcome.error is None:
-            return
-        said = f"{self._place.target.url}: {outcome.error}: {printable(outcome.detail)}"
-        if outcome.status in TOO_LONG and self._messages:
-            said += "; if the conversation is too long for the model, /new begins again"
-        raise click.ClickException(said)
 
     def say(self, text: str) -> None:
         if self._decorated and text:

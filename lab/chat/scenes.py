@@ -99,17 +99,13 @@ class Demonstration:
         self._ask(LONG_QUESTION, page, LONG)
         if page.killed is None:
             return f"No replica was killed: only those of {' and '.join(KILLABLE)} are, while they answer."
-        return (
-            f"{page.killed} was killed in the middle of an answer, "
-            f"and {self._last_replica()} went on in the same stream {duration(page.gap_s)} later."
-        )
-
-    def _last_replica(self) -> str:
-        """The replica that ended the last answer, if the router tells; its headers name the one that began it."""
+        heir = "another one"
+        # The router may tell who ended the answer; its headers name the replica that began it.
         with suppress(click.ClickException), Client(self._place.target.url, self._place.key) as router:
             [last] = router.get("/decisions?limit=1", DecisionList).decisions
-            return printable(last.chosen or "another one")
-        return "another one"
+            heir = printable(last.chosen or heir)
+        killed, gap = page.killed, duration(page.gap_s)
+        return f"{killed} was killed in the middle of an answer, and {heir} went on in the same stream {gap} later."
 
 
 class KillingPage(Page):

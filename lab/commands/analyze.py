@@ -1,7 +1,7 @@
 """The command `warmroute analyze`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 import msgspec
@@ -12,12 +12,8 @@ from fleet.display import progress
 from lab.plots import plot_option
 from lab.shapes import SHAPES, shape_of
 from lab.trace.enough import too_short
-from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
 from replica.model.sizing import kv_bytes_per_token
-
-if TYPE_CHECKING:
-    from lab.analysis.analysis import AnalysisOptions, AnalysisResult
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
 RATE = FiniteRange(min=1e-3, max=1e9)
@@ -71,16 +67,13 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def analyze(
     path: Path,
-    target: float,
-    capacity_tokens: int | None,
-    prefill_tokens_per_s: float,
-    load_tokens_per_s: float,
     kv_bytes: int | None,
     model: str | None,
     block_tokens: int | None,
     plot_path: Path | None,
     order_path: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Analyze a trace or a request log: how much prompts share, what cache that takes, what breaks it.
 
@@ -106,57 +99,32 @@ def analyze(
     if model is not None:
         config = shape_of(model).config
         kv_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
-    from lab.analysis import report
-    from lab.analysis.analysis import AnalysisOptions
+    from lab.analysis import reading, report
+    from lab.analysis.analysis import AnalysisOptions, analysis_of
 
-    options = AnalysisOptions(
-        target=target,
-        kv_bytes_per_token=kv_bytes,
-        capacity_tokens=capacity_tokens,
-        prefill_tokens_per_s=prefill_tokens_per_s,
-        load_tokens_per_s=load_tokens_per_s,
-        ordered=order_path is not None,
-    )
-    result = _analyzed(path, block_tokens, options)
-    found = result.analysis
-    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
-    if order_path is not None:
-        _write_order(path, order_path, result)
-    if plot_path is not None:
-        report.plot(plot_path, found.name, result.curve)
-
-
-def _analyzed(path: Path, block_tokens: int | None, options: "AnalysisOptions") -> "AnalysisResult":
-    from lab.analysis import reading
-    from lab.analysis.analysis import analysis_of
-
+    chosen = AnalysisOptions(kv_bytes_per_token=kv_bytes, ordered=order_path is not None, **options)
     size = path.stat().st_size
     with progress("reading blocks", size) as tell:
         trace = reading.read(path, block_tokens, tell)
     with progress("reading prompts", size) as tell:
         read = reading.prompts(path, tell) if reading.is_log(path) else None
-    _check_capacity(trace, options.capacity_tokens)
+    longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
+    if chosen.capacity_tokens is not None and chosen.capacity_tokens // trace.block_tokens < longest:
+        blocks = f"{chosen.capacity_tokens // trace.block_tokens:,} blocks of {trace.block_tokens}"
+        raise Unusable(
+            f"--capacity-tokens {chosen.capacity_tokens:,} is {blocks}, and the longest prompt takes {longest:,}; "
+            f"give {longest * trace.block_tokens:,} or more"
+        )
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     with progress("analyzing", 1):
-        return analysis_of(trace, read, options)
-
-
-def _check_capacity(trace: Trace, capacity_tokens: int | None) -> None:
-    size = trace.block_tokens
-    longest = max(-(-request.input_tokens // size) for request in trace.requests)
-    if capacity_tokens is not None and capacity_tokens // size < longest:
-        raise Unusable(
-            f"--capacity-tokens {capacity_tokens:,} is {capacity_tokens // size:,} blocks of {size}, and the longest "
-            f"prompt takes {longest:,}; give {longest * size:,} or more"
-        )
-
-
-def _write_order(path: Path, order_path: Path, result: "AnalysisResult") -> None:
-    from lab.analysis.reading import names
-
-    assert result.order is not None, "it was asked for"
-    given = names(path)
-    known = len(result.order)
-    lines = [*(given[place] for place in result.order.tolist()), *given[known:]]
-    write_whole(order_path, "".join(f"{line}\n" for line in lines))
+        result = analysis_of(trace, read, chosen)
+    found = result.analysis
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
+    if order_path is not None:
+        assert result.order is not None, "it was asked for"
+        given, known = reading.names(path), len(result.order)
+        lines = [*(given[place] for place in result.order.tolist()), *given[known:]]
+        write_whole(order_path, "".join(f"{line}\n" for line in lines))
+    if plot_path is not None:
+        report.plot(plot_path, found.name, result.curve)

@@ -2,7 +2,7 @@
 
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,18 @@ from msgspec import Struct
 from rich.console import Console
 
 from api.process.options import option
-from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from api.process.settings import ABOVE_0, AT_LEAST_0, Unusable
 from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_routers import locate_router, router_argument
-from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
-from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Plan, measured, outcomes_of, summed_up
-from lab.bench.probe import LEAST_TOKENS_PER_WORD, RequestSettings, target_of
+from lab.bench.probe import RequestSettings, target_of
 from lab.bench.result import WithRequests, row
-from lab.bench.tables import WIDTH, draw, show
-from lab.bench.workloads import WORKLOADS, Shape, conversations
-from lab.plots import plot_option
+from lab.bench.tables import WIDTH, Live, show
+from lab.bench.workloads import GAPS, WORKLOADS, Arrival, Shape, arriving, at_once, conversations, limited, replayed
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
-from router.members.spec import Target
 from router.process.setting_types import SECRET
 from router.proxy.admission import is_loopback
 
@@ -57,9 +53,7 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     max_tokens: int | None
     turns: int | None
     think_s: float | None
-    shuffled: bool
     api: str
-    tokens_per_word: float | None
     block_tokens: int | None
     timeout_s: float
     against: str | None
@@ -107,19 +101,12 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option("--max-tokens", "N", "Ask for answers of this length.  [default: as planned]", type=AT_LEAST_1)
 @option("--turns", "N", "Of a conversation of multi-turn.  [default: 8]", type=AT_LEAST_1)
 @option("--think", "SECONDS", "Between its turns, on average.  [default: 2]", name="think_s", type=AT_LEAST_0)
-@click.option("--shuffled", is_flag=True, help="Shuffle the questions of batch instead of asking document by document.")
 @option(
     "--api",
     "NAME",
     "chat: messages; completions: one text.",
     default="chat",
     type=click.Choice(["chat", "completions"]),
-)
-@option(
-    "--tokens-per-word",
-    "X",
-    "Tokens per word of text.  [default: measured first]",
-    type=FiniteRange(min=LEAST_TOKENS_PER_WORD),
 )
 @option("--block-tokens", "N", "Block size of a trace, if the file does not have it.", type=AT_LEAST_1)
 @option(
@@ -154,10 +141,7 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     type=click.Path(path_type=Path),
     callback=new_file,
 )
-@plot_option("the times to first token")
-def bench(
-    which: str | None, api_key: str | None, as_json: bool, output: Path | None, plot_path: Path | None, **given: Any
-) -> int:
+def bench(which: str | None, api_key: str | None, as_json: bool, output: Path | None, **given: Any) -> int:
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
     ROUTER is the one on this machine if it is not given. It may also be a replica of warmroute, vLLM, SGLang, or any
@@ -170,7 +154,7 @@ def bench(
       warmroute bench --for 20
       warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
       warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2
-      warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10 --plot ttft.svg
+      warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10
 
     Ctrl-C shows the results so far, and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
     request was answered or a file cannot be written, 2 a value cannot be used, 130 ended by Ctrl-C.
@@ -178,8 +162,9 @@ def bench(
     asked = BenchOptions(url=locate_router(which), **given)
     _check(asked)
     plan = _plan(asked, api_key)
-    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
-        _tell_of_key(plan.targets)
+    away = " and ".join(target.url for target in plan.targets if not is_loopback(target.host))
+    if away and click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
+        click.echo(f"OPENAI_API_KEY from the environment is sent to {away}; unset it to send no key", err=True)
     allow_files(asked.concurrency)
     with Live(plan.rounds) as live:
         found = measured(plan, live.load)
@@ -195,9 +180,6 @@ def bench(
     if output is not None:
         rows = [row(which, number, outcome) for which, number, outcome in outcomes]
         write_whole(output, msgspec.json.encode(WithRequests(result, rows)) + b"\n")
-    if plot_path is not None:
-        title = f"{asked.trace or asked.workload or 'chatbot'}: times to first token"
-        draw(plot_path, title, [endpoint.url for endpoint in result.endpoints], outcomes)
     return 0 if all(endpoint.figures.requests > endpoint.figures.failed for endpoint in result.endpoints) else 1
 
 
@@ -224,19 +206,10 @@ def _check(asked: BenchOptions) -> None:
         ("--other-words", asked.other_words or None, "--against", asked.against),
         ("--turns", asked.turns, "--workload multi-turn", asked.workload == "multi-turn" or None),
         ("--think", asked.think_s, "--workload multi-turn", asked.workload == "multi-turn" or None),
-        ("--shuffled", asked.shuffled or None, "--workload batch", asked.workload == "batch" or None),
     )
     for one, value, other, is_given in needs:
         if value is not None and is_given is None:
             raise Unusable(f"{one} has no effect without {other}; give that too, or leave it out")
-
-
-def _tell_of_key(targets: Sequence[Target]) -> None:
-    """Warn that a key set for another service is sent to these endpoints, too."""
-    away = [target.url for target in targets if not is_loopback(target.host)]
-    if away:
-        urls = " and ".join(away)
-        click.echo(f"OPENAI_API_KEY from the environment is sent to {urls}; unset it to send no key", err=True)
 
 
 def warm_up_of(text: str) -> WarmUp:
@@ -251,11 +224,14 @@ def warm_up_of(text: str) -> WarmUp:
 
 def _plan(asked: BenchOptions, key: str | None) -> Plan:
     urls = [asked.url, asked.against] if asked.against else [asked.url]
-    trace = _read(asked) if asked.trace else None
+    try:
+        trace = None if asked.trace is None else read_trace(Path(asked.trace), asked.block_tokens)
+    except OSError as error:
+        raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
     return Plan(
         targets=[target_of(url) for url in urls],
         models=[asked.model, asked.against_model or asked.model][: len(urls)],
-        wish=RequestSettings(asked.model, str(asked.seed), asked.api == "chat", asked.tokens_per_word),
+        wish=RequestSettings(asked.model, str(asked.seed), asked.api == "chat"),
         arrivals=partial(_arrivals, asked, trace),
         limits=_limits(asked, trace),
         rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
@@ -287,20 +263,10 @@ def _arrivals(asked: BenchOptions, trace: Trace | None, seed: str) -> Iterator[A
         return limited(replayed(trace, asked.speed or 1.0), asked.max_tokens)
     usual = Shape()
     think_s = usual.think_s if asked.think_s is None else asked.think_s
-    talks = conversations(asked.workload or "chatbot", seed, Shape(asked.turns or usual.turns, think_s, asked.shuffled))
+    talks = conversations(asked.workload or "chatbot", seed, Shape(asked.turns or usual.turns, think_s))
     if asked.rate is None:
         return limited(at_once(talks), asked.max_tokens)
     return limited(arriving(talks, asked.arrivals or "poisson", asked.rate, seed), asked.max_tokens)
-
-
-def _read(asked: BenchOptions) -> Trace:
-    assert asked.trace is not None
-    path = Path(asked.trace)
-    try:
-        path.stat()  # a missing file has its own error
-        return read_trace(path, asked.block_tokens)
-    except OSError as error:
-        raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
 
 
 def allow_files(clients: int | None) -> None:

@@ -3,8 +3,9 @@
 import logging
 import re
 import socket
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from itertools import count
 from typing import Any
 
 import click
@@ -18,7 +19,6 @@ from router.process.configure import config_of
 from router.process.settings import SETTINGS, TABLE
 
 CHOOSING = ("policy", "message_cache_mb")
-TOLD_EVERY = 100  # requests
 COPIES = ("max_body_bytes", "max_bodies_bytes", "max_connections")
 
 
@@ -117,16 +117,22 @@ def shadow(
 
     wanted = Wanted(config=config, requests=requests, follow=follow, listener=listener, interval_s=interval_s)
     with nullcontext() if listener is None else listener:
-        seen = uvloop.run(watched(wanted, _say))
+        seen = uvloop.run(watched(wanted, partial(click.echo, err=True)))
     if seen is None:
         return 1
+    done = count(1)
+
+    def on_request() -> None:
+        if not (number := next(done)) % 100:
+            tell(number)
+
     with progress("simulating", (RUNS + FIT_RUNS) * len(seen.placing.records)) as tell:
         found = findings(
             seen,
             config.policy,
             capacity_tokens=capacity_tokens,
             prefill_tokens_per_s=prefill_tokens_per_s,
-            on_request=Steps(tell),
+            on_request=on_request,
         )
     click.echo(msgspec.json.encode(found) if as_json else "\n".join(lines(found)))
     return 0
@@ -139,20 +145,3 @@ def _listening(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except OSError as error:
         raise Unusable(f"--listen: cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
-class Steps:
-    """Counts calls, and tells of some of them."""
-
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
-        self._done = 0
-
-    def __call__(self) -> None:
-        self._done += 1
-        if self._done % TOLD_EVERY == 0:
-            self._tell(self._done)

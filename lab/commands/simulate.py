@@ -1,6 +1,7 @@
 """`warmroute simulate`: compare policies on a trace."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -227,20 +228,30 @@ def simulate(
         raise Unusable(f"--prefill-replicas {settings.prefill_replicas} leaves no replica that generates; give fewer")
     if settings.model == "engine" and settings.eviction != "lru":
         raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
-    _check_tiers(ctx, settings)
-    trace = _paced(_read(path, block_tokens, coarsen, settings), settings, load, speed)
+    for name, needed, has in TIER_OPTIONS:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and not has(settings):
+            flag = next(each.opts[0] for each in ctx.command.params if each.name == name)
+            raise Unusable(f"{flag} has no effect without {needed}; give both, or leave it out")
+    with progress("reading", path.stat().st_size) as tell:
+        trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
+    try:
+        settings.check(trace)
+    except ValueError as error:
+        raise Unusable(f"--capacity-tokens: {error}") from error
+    if load is not None:
+        trace = at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
+    elif speed is not None:
+        trace = sped_up(trace, speed)
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
-    done = 0
+    done = count(1)
+
+    def on_request() -> None:
+        if not (number := next(done)) % 100:
+            tell(number)
+
     with progress("simulating", runs * len(trace.requests)) as tell:
-
-        def on_request() -> None:
-            nonlocal done
-            done += 1
-            if done % 100 == 0:
-                tell(done)
-
         rows = compared(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )
@@ -250,14 +261,6 @@ def simulate(
         click.echo("\n".join([_what(trace, settings), "", *report.lines(rows)]))
     if plot_path is not None:
         report.plot(plot_path, trace, settings, rows)
-
-
-def _check_tiers(ctx: click.Context, settings: Settings) -> None:
-    for name, needed, has in TIER_OPTIONS:
-        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and not has(settings):
-            flag = next(each.opts[0] for each in ctx.command.params if each.name == name)
-            raise Unusable(f"{flag} has no effect without {needed}; give both, or leave it out")
 
 
 def _replay(
@@ -281,22 +284,6 @@ def _replay(
         told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
     click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
     ctx.exit(0 if told.is_same else 1)
-
-
-def _read(path: Path, block_tokens: int | None, coarsen: int, settings: Settings) -> Trace:
-    with progress("reading", path.stat().st_size) as tell:
-        trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
-    try:
-        settings.check(trace)
-    except ValueError as error:
-        raise Unusable(f"--capacity-tokens: {error}") from error
-    return trace
-
-
-def _paced(trace: Trace, settings: Settings, load: float | None, speed: float | None) -> Trace:
-    if load is not None:
-        return at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
-    return sped_up(trace, speed) if speed is not None else trace
 
 
 def _what(trace: Trace, settings: Settings) -> str:

@@ -1,6 +1,6 @@
 """The command `warmroute size`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import click
 import msgspec
@@ -65,20 +65,13 @@ def size(
     device: str | None,
     memory_gb: float | None,
     kv_gb: float | None,
-    utilization: float | None,
-    weights_gb: float | None,
-    workspace_gb: float | None,
     dtype: str | None,
     quantization: str,
     kv_dtype: str | None,
-    host_gb: float | None,
-    disk_gb: float | None,
-    host_gb_per_s: float | None,
-    disk_gb_per_s: float | None,
-    prefill_rate: float | None,
     block_size: int,
     tensor_parallel: int,
     as_json: bool,
+    **given: float | None,
 ) -> None:
     """Compute how much KV cache fits beside a model on a device, from its shape; nothing is loaded.
 
@@ -101,9 +94,10 @@ def size(
 
     Exit status: 0 it fits, 1 it does not, 2 invalid value.
     """
-    given = {"utilization": utilization, "weights": _bytes(weights_gb), "workspace": _bytes(workspace_gb)}
-    room = _room(device, memory_gb, kv_gb, {name: value for name, value in given.items() if value is not None})
-    below = _below(host_gb, disk_gb, host_gb_per_s, disk_gb_per_s, prefill_rate)
+    if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
+        raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
+    room = _room(DEVICES_GB[device] if device else memory_gb, kv_gb, given)
+    below = _below(given)
     shape = shape_of(model)
     dtype = dtype or shape.config.dtype
     weights = dtype if quantization == "none" else quantization
@@ -118,53 +112,50 @@ def size(
     click.echo(msgspec.json.encode(answer).decode() if as_json else "\n".join(lines(answer, room, form)))
 
 
-def _bytes(size_gb: float | None) -> float | None:
-    return None if size_gb is None else size_gb * GIGABYTE
+def _room(memory_gb: float | None, kv_gb: float | None, given: Mapping[str, float | None]) -> Room:
+    weights_gb, workspace_gb, utilization = given["weights_gb"], given["workspace_gb"], given["utilization"]
+    weights = None if weights_gb is None else weights_gb * GIGABYTE
+    if kv_gb is None:
+        assert memory_gb is not None, "either is given"
+        room = Room(memory=memory_gb * GIGABYTE, weights=weights, workspace=(workspace_gb or 0.0) * GIGABYTE)
+        return room if utilization is None else room._replace(utilization=utilization)
+    unused = [
+        flag for flag, value in (("--utilization", utilization), ("--workspace-gb", workspace_gb)) if value is not None
+    ]
+    if unused:
+        raise Unusable(f"--kv-gb is the memory for KV alone: {' and '.join(unused)} has no effect; leave it out")
+    return Room(kv=kv_gb * GIGABYTE, weights=weights)
 
 
-def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest: dict[str, float]) -> Room:
-    if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
-        raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
-    if kv_gb is not None:
-        if rest.keys() - {"weights"}:
-            unused = " and ".join(f"--{name}{'-gb' * (name == 'workspace')}" for name in rest if name != "weights")
-            raise Unusable(f"--kv-gb is the memory for KV alone: {unused} has no effect; leave it out")
-        return Room(kv=kv_gb * GIGABYTE, **rest)
-    return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
-
-
-def _below(
-    host_gb: float | None,
-    disk_gb: float | None,
-    host_gb_per_s: float | None,
-    disk_gb_per_s: float | None,
-    prefill_rate: float | None,
-) -> Below:
-    for flag, value, needed, there in (
-        ("--disk-gb", disk_gb, "--host-gb", host_gb),
-        ("--host-gb-per-s", host_gb_per_s, "--host-gb", host_gb),
-        ("--disk-gb-per-s", disk_gb_per_s, "--disk-gb", disk_gb),
-        ("--prefill-rate", prefill_rate, "--host-gb", host_gb),
+def _below(given: Mapping[str, float | None]) -> Below:
+    for name, needed in (
+        ("disk_gb", "host_gb"),
+        ("host_gb_per_s", "host_gb"),
+        ("disk_gb_per_s", "disk_gb"),
+        ("prefill_rate", "host_gb"),
     ):
-        if value is not None and not there:
-            raise Unusable(f"{flag} {value:g} has no effect without {needed}; give both, or leave it out")
-    return Below(
-        host=_bytes(host_gb) or 0.0,
-        disk=_bytes(disk_gb) or 0.0,
-        host_bytes_per_s=_bytes(host_gb_per_s) or HOST_BYTES_PER_S,
-        disk_bytes_per_s=_bytes(disk_gb_per_s) or DISK_BYTES_PER_S,
-        prefill_tokens_per_s=prefill_rate or PREFILL_TOKENS_PER_S,
+        if given[name] is not None and not given[needed]:
+            flag, other = (f"--{each.replace('_', '-')}" for each in (name, needed))
+            raise Unusable(f"{flag} {given[name]:g} has no effect without {other}; give both, or leave it out")
+    host, disk, host_per_s, disk_per_s = (
+        (given[name] or 0.0) * GIGABYTE for name in ("host_gb", "disk_gb", "host_gb_per_s", "disk_gb_per_s")
     )
+    rate = given["prefill_rate"] or PREFILL_TOKENS_PER_S
+    return Below(host, disk, host_per_s or HOST_BYTES_PER_S, disk_per_s or DISK_BYTES_PER_S, rate)
 
 
 def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
     each = f", on each of {form.devices} devices" if form.devices > 1 else ""
     weights = f"{gigabytes(answer.weights_bytes)}  {'as given' if room.weights is not None else form.weights}{each}"
+    reckoning = "as given"
+    if room.memory is not None:
+        reckoning = f"= {room.memory / GIGABYTE:g} GB x {room.utilization:g} - {gigabytes(answer.weights_bytes)}"
+        reckoning += f" - {gigabytes(room.workspace)}" if room.workspace else ""
     for name, value in (
         ("model", answer.model),
         ("parameters", f"{answer.parameters:,}"),
         ("weights", weights),
-        ("for KV", f"{gigabytes(answer.kv_bytes)}  {_reckoning(answer, room)}{each}"),
+        ("for KV", f"{gigabytes(answer.kv_bytes)}  {reckoning}{each}"),
         ("KV of a token", f"{answer.kv_bytes_per_token:,} bytes  {form.kv}"),
         ("KV of a block", f"{answer.kv_bytes_per_block:,} bytes  {form.block_size} tokens"),
         ("fits", f"{answer.blocks:,} blocks = {answer.tokens:,} tokens"),
@@ -176,23 +167,11 @@ def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
         yield f"{one.medium:<15}{one.blocks:,} blocks = {one.tokens:,} tokens  in {gigabytes(one.bytes)}"
         times = f"come back in {one.load_s:.3f} s, and are computed in {one.compute_s:.3f} s"
         yield f"{'':<15}{LOADED_TOKENS:,} tokens {times}"
-    if answer.published:
-        yield _published(answer)
-
-
-def _reckoning(answer: Size, room: Room) -> str:
-    if room.memory is None:
-        return "as given"
-    workspace = f" - {gigabytes(room.workspace)}" if room.workspace else ""
-    return f"= {room.memory / GIGABYTE:g} GB x {room.utilization:g} - {gigabytes(answer.weights_bytes)}{workspace}"
-
-
-def _published(answer: Size) -> str:
-    reading = answer.published
-    assert reading is not None
-    rounded = [
-        *([f"the parameters rounded to {reading.parameters / GIGABYTE:g} B"] if reading.parameters else []),
-        *([f"the block rounded to {reading.block_bytes / MEGABYTE:.2f} MB"] if reading.block_bytes else []),
-    ]
-    fits = f"{reading.blocks:,} blocks = {reading.tokens:,} tokens"
-    return f"With {' and '.join(rounded)}, as published figures do: {fits}"
+    if (reading := answer.published) is not None:
+        rounded = []
+        if reading.parameters:
+            rounded.append(f"the parameters rounded to {reading.parameters / GIGABYTE:g} B")
+        if reading.block_bytes:
+            rounded.append(f"the block rounded to {reading.block_bytes / MEGABYTE:.2f} MB")
+        fits = f"{reading.blocks:,} blocks = {reading.tokens:,} tokens"
+        yield f"With {' and '.join(rounded)}, as published figures do: {fits}"

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 import click
@@ -86,7 +86,10 @@ class Asking(ExitStack):
             answer = http.get(f"{url}/metrics")
             if answer.status_code != 200:
                 return f"/metrics answers with status {answer.status_code}"
-            return OfReplica(Samples(answer.text), _loaded(http.get(f"{url}/load")))
+            load, loaded = http.get(f"{url}/load"), None
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                loaded = msgspec.json.decode(load.content, type=Loaded) if load.status_code == 200 else None
+            return OfReplica(Samples(answer.text), loaded)
         except (httpx2.HTTPError, httpx2.InvalidURL, BadMetrics) as error:
             return reason_of(error)
 
@@ -118,13 +121,6 @@ def differing(router: Client) -> tuple[DifferingShape, ...]:
     models = {} if found is None else found.models
     shapes = ((name, each) for name, one in models.items() if one.shapes is not None for each in one.shapes.differing)
     return tuple(msgspec.structs.replace(each, model=name) for name, each in shapes)
-
-
-def _loaded(answer: httpx2.Response) -> Loaded | None:
-    try:
-        return msgspec.json.decode(answer.content, type=Loaded) if answer.status_code == 200 else None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
 
 
 def watched(asking: Asking, for_s: float, tell: Callable[[int], None]) -> tuple[Look, list[Samples], Look]:

@@ -58,7 +58,20 @@ class Look(NamedTuple):
 
 def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
     known_urls = set() if last.router is None else {one.url.rstrip("/") for one in last.router.replicas}
-    replicas = [_alone(url, first, last) for url in last.replicas if url not in known_urls]
+    replicas = []
+    for url, answer in last.replicas.items():
+        if url not in known_urls:
+            own = _own(first.replicas.get(url), answer, None)
+            load = answer.load if isinstance(answer, OfReplica) else None
+            replicas.append(
+                ReplicaFigures(
+                    name=url.partition("://")[2],
+                    engine=own.engine if own else "",
+                    model=load.model if load else "",
+                    block_tokens=own.block_tokens if own else 0,
+                    own=own,
+                )
+            )
     router, notes = None, []
     if first.router is not None and last.router is not None:
         readings = [first.router.metrics, *between, last.router.metrics]
@@ -76,19 +89,6 @@ def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
 
 
 # ---- a replica
-
-
-def _alone(url: str, first: Look, last: Look) -> ReplicaFigures:
-    own = _own(first.replicas.get(url), last.replicas[url], None)
-    answer = last.replicas[url]
-    load = answer.load if isinstance(answer, OfReplica) else None
-    return ReplicaFigures(
-        name=url.partition("://")[2],
-        engine=own.engine if own else "",
-        model=load.model if load else "",
-        block_tokens=own.block_tokens if own else 0,
-        own=own,
-    )
 
 
 def _known(
@@ -156,26 +156,26 @@ def _own(
 
 def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
     assert first.router is not None and last.router is not None, "it was asked"
-    decisions = _new(first.router.decisions, last.router.decisions)
+    decisions, before = last.router.decisions, {one.request_id for one in first.router.decisions or ()}
+    if decisions is not None:  # earlier ones are recognized by id, since clocks may differ
+        decisions = [one for one in decisions if one.request_id not in before]
     chosen = [one for one in decisions or () if one.chosen is not None]
+    held = list(map(_held, chosen))
     return RouterFigures(
         policy=chosen[0].policy if chosen else "",
         requests=change.added(f"{ROUTER}requests_total"),
         refused=change.by(f"{ROUTER}refused_total", "code"),
         approximate=change.by(f"{ROUTER}approximate_prompts_total", "reason"),
-        missed_tokens=sum(max(0.0, others - ours) for ours, others in map(_held, chosen)),
+        missed_tokens=sum(max(0.0, others - ours) for ours, others in held),
         chosen_tokens=sum(one.prompt_tokens for one in chosen),
-        choices=None if decisions is None else tuple(map(_choice, chosen)),
+        choices=None
+        if decisions is None
+        else tuple(
+            DecisionSample(at_s=one.ts - one.duration_s, replica=one.chosen or "", cached=ours > others)
+            for one, (ours, others) in zip(chosen, held, strict=True)
+        ),
         differing=last.router.differing,
     )
-
-
-def _new(before: list[DecisionRecord] | None, now: list[DecisionRecord] | None) -> list[DecisionRecord] | None:
-    """Recognize earlier decisions by id, since clocks may differ."""
-    if now is None:
-        return None
-    old = {one.request_id for one in before or ()}
-    return [one for one in now if one.request_id not in old]
 
 
 def _held(decision: DecisionRecord) -> tuple[float, float]:
@@ -185,9 +185,3 @@ def _held(decision: DecisionRecord) -> tuple[float, float]:
         one.matched_tokens for one in decision.candidates if one.name != decision.chosen and one.cost_s is not None
     ]
     return sum(ours), max(others, default=0.0)
-
-
-def _choice(decision: DecisionRecord) -> DecisionSample:
-    ours, others = _held(decision)
-    at_s = decision.ts - decision.duration_s
-    return DecisionSample(at_s=at_s, replica=decision.chosen or "", cached=ours > others)

@@ -59,24 +59,21 @@ def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
     else:
         yield f"{count(len(found), 'finding')}: {summary(figures)}"
     for rule, same in groupby(found, key=lambda finding: finding.rule):
-        yield from _section(rule, list(same))
+        findings = list(same)
+        names = [finding.replica for finding in findings if finding.replica is not None]
+        yield ""
+        yield f"{rule}  {', '.join(names)}".rstrip()
+        for what, alike in groupby(findings, key=lambda finding: finding.what):
+            yield f"  {what}"
+            for one in alike:
+                yield f"    {one.replica + ': ' if one.replica else ''}{figures_in_words(one.figures)}"
+        for turn in dict.fromkeys(one.turn for one in findings):
+            yield f"  turn: {turn}"
+        yield f"  see {findings[0].anchor}"
     if figures.notes and found:
         yield ""
     for note in figures.notes:
         yield f"note: {note}"
-
-
-def _section(rule: str, found: Sequence[Finding]) -> Iterator[str]:
-    names = [finding.replica for finding in found if finding.replica is not None]
-    yield ""
-    yield f"{rule}  {', '.join(names)}".rstrip()
-    for what, same in groupby(found, key=lambda finding: finding.what):
-        yield f"  {what}"
-        for finding in same:
-            yield f"    {finding.replica + ': ' if finding.replica else ''}{figures_in_words(finding.figures)}"
-    for turn in dict.fromkeys(finding.turn for finding in found):
-        yield f"  turn: {turn}"
-    yield f"  see {found[0].anchor}"
 
 
 def figures_in_words(figures: dict[str, float | str]) -> str:

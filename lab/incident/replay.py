@@ -8,12 +8,10 @@ from msgspec import Struct, field
 
 from api.process.settings import Unusable
 from events.recording.recording import BadRecording, Recording
-from lab.incident.comparison import Beside, Difference, kind_of
-from lab.incident.facts import Asked, Run, runs_of
-from lab.incident.sources import Survey, survey
+from lab.incident.comparison import Difference, kind_of
+from lab.incident.facts import Asked, Survey, runs_of, survey
 from lab.incident.world import World
 from lab.trace.formats import read_log
-from router.placement.decision import Decision
 from router.placement.policy import POLICIES
 
 FACTS_PER_TELLING = 64
@@ -74,16 +72,26 @@ def replay(
 
     `sources`: by replica, the name or endpoint of its source, if not the inferred one. `on_progress` takes percents.
     """
-    tape, runs = _opened(recording, log)
-    _check_policies(policy, log, runs)
+    try:
+        tape = Recording(recording)
+        lines = list(read_log(log))
+    except (BadRecording, OSError) as error:
+        raise Unusable(str(error)) from error
+    runs = runs_of(lines)
+    if not runs:
+        raise Unusable(f"{log}: none of its {len(lines):,} lines says how it was decided; write it with --request-log")
+    questions = [fact for run in runs for fact in run.facts if isinstance(fact, Asked)]
+    policies = {policy: ""} if policy is not None else {one.decided.policy: f"{log}: " for one in questions}
+    for name, where in policies.items():  # the log's own ones need not be known if another one is asked for
+        if name not in POLICIES:
+            raise Unusable(f"{where}the policy {name!r} is not known; use one of {', '.join(POLICIES)}")
     known = survey(tape, runs, sources or {})
-    asked = sum(isinstance(fact, Asked) for run in runs for fact in run.facts)
     told = IncidentReplay(
         recording=str(recording),
         log=str(log),
         policy=policy,
         requests=sum(len(run.lines) for run in runs),
-        decisions=asked,
+        decisions=len(questions),
         sources={name: tape.sources[number].name for name, number in sorted(known.sources.items())},
         missing=list(known.missing),
         offset_s={run.name: round(known.offset_s[run.name] - run.zero_s, 6) for run in runs},
@@ -105,27 +113,6 @@ def replay(
     return told
 
 
-def _opened(recording: Path, log: Path) -> tuple[Recording, list[Run]]:
-    try:
-        tape = Recording(recording)
-        lines = list(read_log(log))
-    except (BadRecording, OSError) as error:
-        raise Unusable(str(error)) from error
-    runs = runs_of(lines)
-    if not runs:
-        raise Unusable(f"{log}: none of its {len(lines):,} lines says how it was decided; write it with --request-log")
-    return tape, runs
-
-
-def _check_policies(policy: str | None, log: Path, runs: list[Run]) -> None:
-    """Raise Unusable for an unknown policy; the log's own are checked only if no other is requested."""
-    logged = (fact for run in runs for fact in run.facts if isinstance(fact, Asked))
-    named = [(policy, "")] if policy is not None else [(one.decided.policy, f"{log}: ") for one in logged]
-    for name, where in named:
-        if name not in POLICIES:
-            raise Unusable(f"{where}the policy {name!r} is not known; use one of {', '.join(POLICIES)}")
-
-
 def _compare(told: IncidentReplay, world: World, known: Survey, fact: Asked) -> None:
     why_not = world.uncovered(fact, known)
     if why_not is not None:
@@ -136,7 +123,12 @@ def _compare(told: IncidentReplay, world: World, known: Survey, fact: Asked) -> 
     sides = world.beside(fact, decision)
     chosen = None if decision.chosen is None else decision.chosen.name
     told.compared += 1
-    _count(told, fact, sides, decision)
+    for side in sides:  # figures of both choices are those of the replay, so that they are comparable
+        figures = line.prompt_tokens, side.replayed.matched_tokens, side.replayed.queued_tokens
+        if side.name == decided.chosen:
+            told.logged.add(*figures)
+        if side.name == chosen:
+            told.replayed.add(*figures)
     if chosen == decided.chosen:
         told.same += 1
         told.other_matches += any(side.has_other_matches for side in sides)
@@ -144,14 +136,3 @@ def _compare(told: IncidentReplay, world: World, known: Survey, fact: Asked) -> 
         return
     kind = kind_of(sides) if told.policy in (None, decided.policy) else "policy"
     told.differences.append(Difference(line.request_id, line.ts, decided.chosen, chosen, kind, sides))
-
-
-def _count(told: IncidentReplay, fact: Asked, sides: list[Beside], decision: Decision) -> None:
-    """Add up the figures of both choices, both from the replay so that they are comparable."""
-    chosen = None if decision.chosen is None else decision.chosen.name
-    for side in sides:
-        figures = side.replayed.matched_tokens, side.replayed.queued_tokens
-        if side.name == fact.decided.chosen:
-            told.logged.add(fact.line.prompt_tokens, *figures)
-        if side.name == chosen:
-            told.replayed.add(fact.line.prompt_tokens, *figures)

@@ -5,10 +5,15 @@ from typing import Any
 
 import msgspec
 
-from lab.incident.comparison import KINDS, Beside, Difference, Figures
+from lab.incident.comparison import KINDS, Difference, Figures
 from lab.incident.replay import IncidentReplay
 
 SHOWN = 10  # differences
+FIGURES = (  # of choices
+    ("cached tokens", "cached_tokens"),
+    ("tokens to compute", "computed_tokens"),
+    ("queued before them", "queued_tokens"),
+)
 
 
 def lines(replay: IncidentReplay) -> Iterator[str]:
@@ -25,7 +30,12 @@ def lines(replay: IncidentReplay) -> Iterator[str]:
     for reason, count in replay.uncovered.items():
         yield f"{count:,} decisions not compared: {reason}"
     if replay.policy is not None and replay.compared:
-        yield from _policy(replay)
+        changed = replay.compared - replay.same
+        yield f"{replay.policy} would change {changed:,} of {replay.compared:,} decisions; with every queue as it was:"
+        for name, field in FIGURES:
+            was, is_now = getattr(replay.logged, field), getattr(replay.replayed, field)
+            change = f"  {is_now / was - 1:+.1%}" if was else ""
+            yield f"  {name:<20}{was:>14,.0f} -> {is_now:>14,.0f}{change}"
     for one in replay.differences[:SHOWN]:
         yield ""
         yield from difference_lines(one)
@@ -54,39 +64,21 @@ def _inputs(replay: IncidentReplay) -> Iterator[str]:
         yield f"cached tokens taken from the log: {counted}"
 
 
-def _policy(replay: IncidentReplay) -> Iterator[str]:
-    changed = replay.compared - replay.same
-    yield f"{replay.policy} would change {changed:,} of {replay.compared:,} decisions; with every queue as it was:"
-    for name, field in (
-        ("cached tokens", "cached_tokens"),
-        ("tokens to compute", "computed_tokens"),
-        ("queued before them", "queued_tokens"),
-    ):
-        was, is_now = getattr(replay.logged, field), getattr(replay.replayed, field)
-        change = f"  {is_now / was - 1:+.1%}" if was else ""
-        yield f"  {name:<20}{was:>14,.0f} -> {is_now:>14,.0f}{change}"
-
-
 def difference_lines(one: Difference) -> Iterator[str]:
     yield f"{one.request_id}: logged {one.logged or 'nobody'}, replayed {one.replayed or 'nobody'} ({one.kind})"
     rows: list[tuple[str, ...]] = [("", "cached", "queue", "busy", "tokens/s", "cost", "batch")]
+    marks = {one.logged: " <- logged", one.replayed: " <- replayed"} if one.logged != one.replayed else {}
     for side in one.candidates:
-        rows += _rows(
-            side, {one.logged: "<- logged", one.replayed: "<- replayed"} if one.logged != one.replayed else {}
-        )
+        logged, replayed = _cells(side.logged), _cells(side.replayed)
+        rows.append((side.name + marks.get(side.name, ""), *logged))
+        if logged != replayed:
+            rows.append(
+                ("  replayed", *(now if now != was else "." for was, now in zip(logged, replayed, strict=True)))
+            )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         _, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         yield "  " + "  ".join((row[0].ljust(widths[0]), *rest)).rstrip()
-
-
-def _rows(side: Beside, marks: dict[str | None, str]) -> list[tuple[str, ...]]:
-    mark = f" {marks[side.name]}" if side.name in marks else ""
-    logged, replayed = _cells(side.logged), _cells(side.replayed)
-    if logged == replayed:
-        return [(side.name + mark, *logged)]
-    others = (now if now != was else "." for was, now in zip(logged, replayed, strict=True))
-    return [(side.name + mark, *logged), ("  replayed", *others)]
 
 
 def _cells(figures: Figures) -> tuple[str, ...]:

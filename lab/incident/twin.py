@@ -14,7 +14,7 @@ from events.feed import Feed
 from events.native import Status
 from events.recording.recording import feed_record
 from events.source import Record, Source
-from lab.incident.sources import status_of
+from lab.incident.facts import status_of
 from router.log_lines import Report, Weighed
 from router.members.feed import ReplicaFeed
 from router.placement.ages import CacheAges, Reuse
@@ -124,17 +124,13 @@ class Twin:
                 break
             if heard.order is not None or heard.status.ts == last_ts or heard.at_s <= now_s:
                 due = number
-        for _ in range(due):
-            self._hear(self._heard.popleft())
-
-    def _hear(self, heard: Heard) -> None:
-        """Apply a status as `router.monitor.upkeep` does."""
-        status = heard.status
-        if self._incarnation not in (None, status.incarnation):
-            self._placement.restarted(self.load)
-        self._incarnation = status.incarnation
-        self.last_report_ts = status.ts
-        self.load.reported(status.load, heard.at_s)
+        for _ in range(due):  # as `router.monitor.upkeep` does
+            status, at_s, _order = self._heard.popleft()
+            if self._incarnation not in (None, status.incarnation):
+                self._placement.restarted(self.load)
+            self._incarnation = status.incarnation
+            self.last_report_ts = status.ts
+            self.load.reported(status.load, at_s)
 
     # ---- what only the log says
 

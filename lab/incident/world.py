@@ -1,14 +1,12 @@
 """One router's state, rebuilt fact by fact: its replicas, its index, its optimistic entries."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from events.recording.recording import Recording
 from lab.incident.comparison import Beside, beside
-from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
-from lab.incident.sources import Survey
+from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent, Survey
 from lab.incident.twin import AHEAD_S, Twin
 from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Report, Weighed
@@ -49,13 +47,6 @@ class World:
         self._is_damaged = bool(recording.damage)
         self._rings: dict[tuple[str, ...], Ring] = {}
         self._placed: dict[int, Placed] = {}  # by the sending's order
-        self._make_twins(recording, run, survey)
-        self._by_source = {number: self.twins[name] for name, number in survey.sources.items() if name in self.twins}
-        self._reports = _reports(run, survey.sources)
-        self._records = recording.records()
-        self._next = next(self._records, None)
-
-    def _make_twins(self, recording: Recording, run: Run, survey: Survey) -> None:
         models = {one.name: line for line in run.lines for decided in line.decisions for one in decided.candidates}
         for name, line in models.items():
             number = survey.sources.get(name)
@@ -63,6 +54,13 @@ class World:
             if source is not None and not source.model:
                 source = replace(source, model=line.base_model or line.model)
             self.twins[name] = Twin(name, self.placement, source, hashes_are_keys=recording.header.redacted)
+        self._by_source = {number: self.twins[name] for name, number in survey.sources.items() if name in self.twins}
+        self._reports: dict[int, dict[float, Report]] = {}  # by source and time
+        for one in run.weighed:
+            if one.report is not None and one.name in survey.sources:
+                self._reports.setdefault(survey.sources[one.name], {})[one.report.ts] = one.report
+        self._records = recording.records()
+        self._next = next(self._records, None)
 
     # ---- facts
 
@@ -99,7 +97,10 @@ class World:
 
     def _is_sent(self, fact: Sent) -> None:
         one, line = fact.sending, fact.line
-        has_blocks = line.exact and _block_tokens(line, one.replica) == line.block_tokens
+        known = (
+            side.block_tokens for decided in line.decisions for side in decided.candidates if side.name == one.replica
+        )
+        has_blocks = line.exact and next(known, APPROXIMATE) == line.block_tokens
         self._placed[one.sent_order] = self.placement.sent_as(
             self.twins[one.replica].load,
             fact.at_s,
@@ -187,16 +188,3 @@ class World:
             if self._is_damaged and twin.inexact is not None:
                 return "in or after a damaged part of the recording"
         return None
-
-
-def _block_tokens(line: LogLine, replica: str) -> int:
-    sizes = (one.block_tokens for decided in line.decisions for one in decided.candidates if one.name == replica)
-    return next(sizes, APPROXIMATE)
-
-
-def _reports(run: Run, sources: Mapping[str, int]) -> dict[int, dict[float, Report]]:
-    found: dict[int, dict[float, Report]] = {}
-    for one in run.weighed:
-        if one.report is not None and one.name in sources:
-            found.setdefault(sources[one.name], {})[one.report.ts] = one.report
-    return found

@@ -87,14 +87,14 @@ def sample_of(metrics: bytes) -> Sample | None:
 
 async def sampled(router: Router) -> dict[str, Sample]:
     """Ask all replicas, by name; those that do not answer are left out."""
+
+    async def asked(server: Server) -> Sample | None:
+        try:
+            answer = await ask(server, "/metrics")
+        except Broken:
+            return None
+        return sample_of(answer.body) if answer.status == 200 else None
+
     servers = list(router.members.servers.values())
-    found = await asyncio.gather(*map(_asked, servers))
+    found = await asyncio.gather(*map(asked, servers))
     return {server.name: sample for server, sample in zip(servers, found, strict=True) if sample is not None}
-
-
-async def _asked(server: Server) -> Sample | None:
-    try:
-        answer = await ask(server, "/metrics")
-    except Broken:
-        return None
-    return sample_of(answer.body) if answer.status == 200 else None

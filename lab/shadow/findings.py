@@ -5,11 +5,9 @@ from heapq import nlargest
 
 from msgspec import Struct
 
-from lab.shadow.cases import cases_of
+from lab.shadow.cases import Speeds, at_pace, cases_of, speeds_of
 from lab.shadow.engines import Counted, changes, summed
-from lab.shadow.record import Miss, Record
-from lab.shadow.speeds import Speeds, at_pace, speeds_of
-from lab.shadow.sums import AtOnceSums, at_once_sums, reported, sources
+from lab.shadow.record import AtOnceSums, Miss, Record, at_once_sums, reported, sources
 from lab.shadow.twin import Side, fitted_pace, twin_of
 from lab.shadow.watch import Seen
 
@@ -78,7 +76,9 @@ def findings(
     records = list(seen.placing.records)
     by_server = changes(seen.first, seen.last)
     counted = summed(by_server.values())
-    measured = _measured(records, by_server if _is_of_watch(records, seen.began_ts) else {})
+    # The replicas' counters say nothing of the requests if most of these came before the watch.
+    is_of_watch = 2 * sum(one.ts < seen.began_ts for one in records) <= len(records)
+    measured = _measured(records, by_server if is_of_watch else {})
     speeds = speeds_of(
         seen.replicas, counted, capacity_tokens=capacity_tokens, prefill_tokens_per_s=prefill_tokens_per_s
     )
@@ -108,12 +108,6 @@ def findings(
         sure=_sure(seen, records, left_out, twin.refused, speeds),
         speeds=speeds,
     )
-
-
-def _is_of_watch(records: Sequence[Record], began_ts: float) -> bool:
-    """Tell whether most requests came during the watch, as those did that the replicas' counters counted."""
-    before = sum(record.ts < began_ts for record in records)
-    return 2 * before <= len(records)
 
 
 def _measured(records: Sequence[Record], by_server: Mapping[str, Counted]) -> Measured:

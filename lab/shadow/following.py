@@ -12,7 +12,6 @@ from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.status import not_ready
 from router.members.discovery.combined import CombinedDiscovery
-from router.members.members import Member
 from router.process.front import assembled, discoveries
 from router.proxy.admission import Admission
 
@@ -61,15 +60,10 @@ async def wait_ready(router: Router) -> None:
 
 
 def followed(router: Router, samples: dict[str, Sample]) -> list[Followed]:
-    return [_followed(router, member, samples.get(member.server.name)) for member in router.members]
-
-
-def _followed(router: Router, member: Member, sample: Sample | None) -> Followed:
-    return Followed(
-        member.name,
-        member.models,
-        member.profile.publishes_status,
-        router.doubt(member),
-        sample.capacity_tokens if sample is not None else 0,
-        member.candidate.prefill_tokens_per_s if member.profile.publishes_status else 0.0,
-    )
+    found = []
+    for member in router.members:
+        sample, tells = samples.get(member.server.name), member.profile.publishes_status
+        capacity_tokens = sample.capacity_tokens if sample is not None else 0
+        rate = member.candidate.prefill_tokens_per_s if tells else 0.0
+        found.append(Followed(member.name, member.models, tells, router.doubt(member), capacity_tokens, rate))
+    return found

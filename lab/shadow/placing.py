@@ -1,24 +1,107 @@
-"""Makes a record of each request that comes: its prompt, and warmroute's choice by the caches of this moment."""
+"""Makes a record of each request that comes: its prompt, and warmroute's choice by the caches of this moment.
+
+Where requests went is found from the events, if nobody tells: the replica that stores a prompt's last block has
+computed it.
+"""
 
 import logging
 import re
 import time
 from array import array
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple
 
 from api.errors import ApiError
 from api.generation_apis import PATHS
 from lab.shadow.incoming import Incoming
-from lab.shadow.record import AtOnce, Record, Records
-from lab.shadow.whereabouts import Whereabouts
+from lab.shadow.record import AtOnce, Record, Records, Source
 from router.core import Router
 from router.http.explaining import api_of, read_prompt
-from router.members.members import Member, ServedModel
+from router.members.members import ServedModel
 from router.placement.decision import Decision
+from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.admission import Admitted
 from router.proxy.headers import session_of
+
+WITHIN_S = 60.0  # from the arrival to the end of its prefill
+MOST_SOUGHT = 4096
+
+
+class _Sought(NamedTuple):
+    record: Record
+    held: int  # mask of the replicas that had the block before
+    until_s: float
+
+
+class Whereabouts:
+    """`seek` each request as it comes, and `settle` often: a block may be evicted soon."""
+
+    def __init__(self, holders: Callable[[int, int], int], name_of: Callable[[int], str | None]) -> None:
+        """`holders`: the mask of the replicas that have a block of this size and key; `name_of`: a slot's replica."""
+        self._holders = holders
+        self._name_of = name_of
+        self._sought: deque[_Sought] = deque()
+        self._claimed: dict[int, int] = {}  # by key: replicas that are accounted for by earlier requests
+        self._waiting: Counter[int] = Counter()  # requests by key
+        self._turn = 0  # among several replicas that may all have served a request
+
+    def __len__(self) -> int:
+        return len(self._sought)
+
+    def seek(self, record: Record, now_s: float) -> None:
+        """Look for the replica of a request that has just come, if its prompt fills a block."""
+        if not record.keys or len(self._sought) >= MOST_SOUGHT:
+            return
+        key = record.keys[-1]
+        self._waiting[key] += 1
+        self._sought.append(_Sought(record, self._holders(record.block_tokens, key), now_s + WITHIN_S))
+
+    def settle(self, now_s: float) -> None:
+        """Note what can be told by now; after a while, that nobody has computed it."""
+        for _ in range(len(self._sought)):
+            one = self._sought.popleft()
+            record, key = one.record, one.record.keys[-1]
+            new = self._holders(record.block_tokens, key) & ~one.held & ~self._claimed.get(key, 0)
+            if new:
+                slot = next(iter(slots_of(new)))
+                self._claimed[key] = self._claimed.get(key, 0) | 1 << slot
+                self._found(record, slot, "stored")
+            elif now_s >= one.until_s:
+                self._give_up(one)
+            else:
+                self._sought.append(one)
+
+    def end(self) -> None:
+        """Decide the rest by what is known now."""
+        while self._sought:
+            self._give_up(self._sought.popleft())
+
+    def _give_up(self, one: _Sought) -> None:
+        """Take a replica that could serve the prompt without storing anything."""
+        slots = list(slots_of(one.held | self._claimed.get(one.record.keys[-1], 0)))
+        if not slots:
+            self._forget(one.record)
+            return
+        self._turn += 1
+        source: Source = "held" if len(slots) == 1 else "one of several"
+        self._found(one.record, slots[self._turn % len(slots)], source)
+
+    def _found(self, record: Record, slot: int, source: Source) -> None:
+        name = self._name_of(slot)
+        if name is not None:
+            record.replica, record.source = name, source
+        self._forget(record)
+
+    def _forget(self, record: Record) -> None:
+        key = record.keys[-1]
+        self._waiting[key] -= 1
+        if not self._waiting[key]:
+            del self._waiting[key]
+            self._claimed.pop(key, None)
+
 
 LATE_S = 1.0  # after that, the caches may have changed, by this very request for one
 SCHEME = re.compile("^https?://")
@@ -37,7 +120,10 @@ class Placing:
         self.unnamed: Counter[str] = Counter()  # requests by a told replica that is not here
         self._router = router
         self._skipped = skipped
-        self.whereabouts = Whereabouts(self._holders, self._name_of)
+        self.whereabouts = Whereabouts(
+            lambda size, key: next(iter(router.placement.index_of(size).holders([key]))),
+            lambda slot: next((member.name for member in router.members if member.slot == slot), None),
+        )
 
     async def take(self, incoming: Incoming) -> None:
         """Place a request, and keep its record; count it as skipped if it cannot be placed."""
@@ -83,7 +169,10 @@ class Placing:
 
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:
         """Note where it went if that is told; else look for it, if it has only just come."""
-        member = None if told is None else self._named(told)
+        members, member = self._router.members, None
+        if told is not None:  # by its name or address, or as it names itself in its topic, which those of a fleet do
+            topics = (one for one in members if (one.spec.topic or "").split("@")[1:2] == [told])
+            member = members.by_name.get(SCHEME.sub("", told).rstrip("/")) or next(topics, None)
         if member is not None:
             record.replica, record.source = member.name, "told"
             return
@@ -91,19 +180,6 @@ class Placing:
             self.unnamed[told] += 1
         if not is_late and record.block_tokens != APPROXIMATE:
             self.whereabouts.seek(record, self._router.now_s())
-
-    def _named(self, told: str) -> Member | None:
-        """The replica of this name or address, or that gives itself this name in its topic, as those of a fleet do."""
-        members = self._router.members
-        found = members.by_name.get(SCHEME.sub("", told).rstrip("/"))
-        return found or next((one for one in members if (one.spec.topic or "").split("@")[1:2] == [told]), None)
-
-    def _holders(self, block_size: int, key: int) -> int:
-        [mask] = self._router.placement.index_of(block_size).holders([key])
-        return mask
-
-    def _name_of(self, slot: int) -> str | None:
-        return next((member.name for member in self._router.members if member.slot == slot), None)
 
 
 def at_once(decision: Decision) -> AtOnce | None:

@@ -1,10 +1,10 @@
 """The findings as text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from events.tool.words import printable
-from lab.shadow.findings import Findings, Measured, Run, Sure
-from lab.shadow.speeds import Speeds
+from lab.shadow.cases import Speeds
+from lab.shadow.findings import Findings, Run, Sure
 from router.console.formatting import duration
 
 SOURCES = {
@@ -17,7 +17,9 @@ SOURCES = {
 
 
 def lines(found: Findings) -> Iterator[str]:
-    yield f"{found.requests:,} requests in {duration(found.seconds)}{_skipped(found.skipped)}"
+    skipped = ", ".join(f"{count:,} {why}" for why, count in found.skipped.items())
+    skipped = f"; {sum(found.skipped.values()):,} skipped ({skipped})" if skipped else ""
+    yield f"{found.requests:,} requests in {duration(found.seconds)}{skipped}"
     if not found.simulated_requests:
         yield "nothing can be compared: no request could be placed, or nobody knows where they went"
         yield from _unnamed(found.sure)
@@ -40,7 +42,14 @@ def lines(found: Findings) -> Iterator[str]:
     yield f"prefill saved: {duration(found.saved_prefill_s)} of the replicas' time"
     yield ""
     yield from _checks(found)
-    yield from _misses(found)
+    if found.misses:
+        yield ""
+        yield "worst misses" + (", in the twin" if found.misses_of_twin else "")
+    for miss in found.misses:
+        yield (
+            f"  {printable(miss.request_id)}: {miss.hit_tokens:,.0f} tokens cached at {miss.replica}, "
+            f"{miss.other_hit_tokens:,.0f} at {miss.other}"
+        )
     yield from _sure(found.sure, found.speeds)
 
 
@@ -56,43 +65,22 @@ def _change(before: float, after: float) -> str:
     return f"{after / before - 1:+.0%}" if before else "-"
 
 
-def _skipped(skipped: Mapping[str, int]) -> str:
-    if not skipped:
-        return ""
-    return f"; {sum(skipped.values()):,} skipped ({', '.join(f'{count:,} {why}' for why, count in skipped.items())})"
-
-
 def _checks(found: Findings) -> Iterator[str]:
     """Say what holds the twin against what was measured."""
     measured, once = found.measured, found.at_once
     yield "measured, as it was served"
-    yield from _measured(measured)
-    if once.tokens:
-        served, chosen = once.served_hit / once.tokens, once.chosen_hit / once.tokens
-        yield f"  cached where it went, {once.requests:,} requests: {served:.1%}"
-        yield f"  cached where warmroute would have sent each, with the caches as they were: {chosen:.1%}"
-    for name, share in measured.by_replica.items():
-        yield f"  {name}: {share:.1%} hits"
-
-
-def _measured(measured: Measured) -> Iterator[str]:
     if measured.hit_share is not None:
         yield f"  hits, by the replicas' counters: {measured.hit_share:.1%}"
     if measured.reported_hit_share is not None:
         yield f"  hits, as the file says: {measured.reported_hit_share:.1%}"
     if measured.ttft_mean_s is not None:
         yield f"  mean TTFT: {duration(measured.ttft_mean_s)}"
-
-
-def _misses(found: Findings) -> Iterator[str]:
-    if found.misses:
-        yield ""
-        yield "worst misses" + (", in the twin" if found.misses_of_twin else "")
-    for miss in found.misses:
-        yield (
-            f"  {printable(miss.request_id)}: {miss.hit_tokens:,.0f} tokens cached at {miss.replica}, "
-            f"{miss.other_hit_tokens:,.0f} at {miss.other}"
-        )
+    if once.tokens:
+        served, chosen = once.served_hit / once.tokens, once.chosen_hit / once.tokens
+        yield f"  cached where it went, {once.requests:,} requests: {served:.1%}"
+        yield f"  cached where warmroute would have sent each, with the caches as they were: {chosen:.1%}"
+    for name, share in measured.by_replica.items():
+        yield f"  {name}: {share:.1%} hits"
 
 
 def _unnamed(sure: Sure) -> Iterator[str]:

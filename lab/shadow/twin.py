@@ -66,7 +66,10 @@ class Twin(Struct, frozen=True):
 def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] = lambda: None) -> Twin:
     twin = Twin()
     for case in cases:
-        twin += _of_case(case, policy, on_request)
+        served = _as_served(case, on_request)
+        runs = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
+        refused, misses = sum(job.is_refused for job in runs[0]), _misses(case, zip(served, runs[0], strict=True))
+        twin += Twin(side_of(served), tuple(map(side_of, runs)), refused, tuple(misses))
     return twin
 
 
@@ -97,17 +100,6 @@ def _factor(case: Case) -> int:
     while factor > 1 and case.settings.capacity_blocks(factor * size) * factor * size < longest:
         factor //= 2
     return factor
-
-
-def _of_case(case: Case, policy: str, on_request: Callable[[], None]) -> Twin:
-    served = _as_served(case, on_request)
-    runs = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
-    return Twin(
-        side_of(served),
-        tuple(map(side_of, runs)),
-        refused=sum(job.is_refused for job in runs[0]),
-        misses=tuple(_misses(case, zip(served, runs[0], strict=True))),
-    )
 
 
 def _as_served(case: Case, on_request: Callable[[], None], pace_tokens_per_s: float | None = None) -> list[Job]:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -13,11 +13,9 @@ from api.http.server import Signals, connection_limits, http_server
 from api.process.settings import Unusable
 from lab.shadow.engines import Sample, sampled
 from lab.shadow.following import Followed, followed, following, wait_ready
-from lab.shadow.incoming import BadLine, parse_line
-from lab.shadow.mirror import Mirror
+from lab.shadow.incoming import BadLine, Mirror, lines_of_file, lines_of_stdin, parse_line
 from lab.shadow.placing import Placing
-from lab.shadow.sums import at_once_sums
-from lab.shadow.tail import lines_of_file, lines_of_stdin
+from lab.shadow.record import at_once_sums
 from router.config import RouterConfig
 from router.core import Router
 
@@ -66,7 +64,18 @@ class Watch:
     async def run(self, end: asyncio.Event) -> Seen:
         first, began_ts, began_s = await sampled(self._router), time.time(), time.monotonic()
         self._say(began_line(self._router, self._wanted.listener))
-        sides = [asyncio.create_task(self._settle()), asyncio.create_task(self._tell())]
+
+        async def settle() -> None:
+            while True:
+                await asyncio.sleep(SETTLE_S)
+                self._placing.whereabouts.settle(self._router.now_s())
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(self._wanted.interval_s)
+                self._say(live_line(self._router, self._placing, self._skipped))
+
+        sides = [asyncio.create_task(settle()), asyncio.create_task(tell())]
         try:
             await _first_of(asyncio.create_task(self._sources()), asyncio.create_task(end.wait()))
         finally:
@@ -103,25 +112,22 @@ class Watch:
             lines = lines_of_stdin(2 * most_bytes)
         else:
             lines = lines_of_file(path, 2 * most_bytes, follow=self._wanted.follow)
-        async with aclosing(lines):
-            await self._read_lines(path, lines, most_bytes)
-
-    async def _read_lines(self, path: str, lines: AsyncIterator[bytes | None], most_bytes: int) -> None:
         has_read = False
-        async for line in lines:
-            try:
-                incoming = None if line is None else parse_line(line, time.time())
-            except BadLine as error:
-                if not has_read:
-                    raise Unusable(f"--requests {path}: the first line cannot be used: {error}") from error
-                self._skipped["unreadable line"] += 1
-                continue
-            has_read = True
-            if incoming is None or len(incoming.body) > most_bytes:
-                self._skipped["too large"] += 1
-            else:
-                await self._placing.take(incoming)
-                await asyncio.sleep(0)  # a long file must not keep events and signals waiting
+        async with aclosing(lines):
+            async for line in lines:
+                try:
+                    incoming = None if line is None else parse_line(line, time.time())
+                except BadLine as error:
+                    if not has_read:
+                        raise Unusable(f"--requests {path}: the first line cannot be used: {error}") from error
+                    self._skipped["unreadable line"] += 1
+                    continue
+                has_read = True
+                if incoming is None or len(incoming.body) > most_bytes:
+                    self._skipped["too large"] += 1
+                else:
+                    await self._placing.take(incoming)
+                    await asyncio.sleep(0)  # a long file must not keep events and signals waiting
 
     async def _listen(self, listener: socket.socket) -> None:
         config = self._wanted.config
@@ -135,16 +141,6 @@ class Watch:
             server.should_exit = True
             await asyncio.wait([serving])
             mirror.end()
-
-    async def _settle(self) -> None:
-        while True:
-            await asyncio.sleep(SETTLE_S)
-            self._placing.whereabouts.settle(self._router.now_s())
-
-    async def _tell(self) -> None:
-        while True:
-            await asyncio.sleep(self._wanted.interval_s)
-            self._say(live_line(self._router, self._placing, self._skipped))
 
 
 async def _first_of(*tasks: asyncio.Task[object]) -> asyncio.Task[object]:

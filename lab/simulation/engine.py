@@ -110,13 +110,10 @@ class EngineReplica:
         if not job.first_s:
             job.first_s = self._agenda.now_s
             job.uncached_tokens = job.request.input_tokens - output.cached_tokens
-            job.brought_tokens = self._newly_brought()
+            before, self._brought = self._brought, dict(self._engine.scheduler.transfers.loaded_tokens)
+            # Tokens by medium since the last request: only their sum over all requests is exact.
+            job.brought_tokens = {medium: tokens - before.get(medium, 0) for medium, tokens in self._brought.items()}
             self._observer.begun(job)
         if output.finish_reason is not None:
             del self._jobs[output.id]
             self._observer.ended(job)
-
-    def _newly_brought(self) -> dict[str, int]:
-        """Tokens by medium since the last call: only their sum over all requests is exact."""
-        before, self._brought = self._brought, dict(self._engine.scheduler.transfers.loaded_tokens)
-        return {medium: tokens - before.get(medium, 0) for medium, tokens in self._brought.items()}

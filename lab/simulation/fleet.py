@@ -88,7 +88,8 @@ class SimulatedFleet:
         else:
             refused = self.routers[job.router].wait(job, self.agenda.now_s)
             self._refuse([] if refused is None else [refused])
-            self.agenda.after(self._settings.queue_timeout_s, partial(self._expire, job.router))
+            expire = self.routers[job.router].waiting.expire
+            self.agenda.after(self._settings.queue_timeout_s, lambda: self._refuse(expire(self.agenda.now_s)))
 
     def _place(self, job: Job) -> bool:
         """Send the job to a replica; return False if none has room."""
@@ -98,9 +99,6 @@ class SimulatedFleet:
         self.replicas[sent.replica].submit(sent)
         self._report_soon(sent.replica)
         return True
-
-    def _expire(self, router: int) -> None:
-        self._refuse(self.routers[router].waiting.expire(self.agenda.now_s))
 
     def _refuse(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
@@ -158,15 +156,15 @@ class SimulatedFleet:
         if self._chance.random() < self._settings.event_loss:
             return
         self._held_back[replica] = []
-        deliver = partial(self._deliver, replica, held_back)
+
+        def deliver() -> None:
+            for router in self.routers:
+                router.heard(replica, held_back)
+
         if self._settings.event_delay_s:
             self.agenda.after(self._settings.event_delay_s, deliver)
         else:
             deliver()
-
-    def _deliver(self, replica: int, events: Sequence[KnownEvent]) -> None:
-        for router in self.routers:
-            router.heard(replica, events)
 
     def read(self, endpoint: str, chain: Chain) -> int:
         return readable_blocks(self.replicas[int(endpoint)].pool, chain)

@@ -8,8 +8,7 @@ from msgspec.structs import asdict
 
 from lab.percentiles import percentile
 from lab.plots import drawing
-from lab.simulation.comparison import Row
-from lab.simulation.outcome import Outcome
+from lab.simulation.comparison import Outcome, Row
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
@@ -32,7 +31,14 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.name}: {row.mean.refused:,.0f} requests waited for room in vain; they are in no other figure."
     if len(rows[0].runs) > 1:
         yield ""
-        yield f"Each figure is the mean of {len(rows[0].runs)} runs.{_spread(rows)}"
+        spreads = []  # of the mean TTFT between runs
+        for row in rows:
+            means = [one.ttft_mean_s for one in row.runs]
+            if min(means) > 0:
+                spreads.append((max(means) / min(means) - 1, row.name))
+        yield f"Each figure is the mean of {len(rows[0].runs)} runs." + (
+            f" The means of TTFT differ most for {max(spreads)[1]}: by {max(spreads)[0]:.1%}." if spreads else ""
+        )
 
 
 def _joined(cells: Sequence[str], hidden: int | None) -> str:
@@ -53,20 +59,6 @@ def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
 
 def duration(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds * 1000:,.0f} ms"
-
-
-def _spread(rows: Sequence[Row]) -> str:
-    """A sentence on the row with the largest spread between runs; empty if there is none."""
-    widest = max(
-        (
-            (max(means) / min(means) - 1, row.name)
-            for row in rows
-            for means in [[one.ttft_mean_s for one in row.runs]]
-            if min(means) > 0
-        ),
-        default=None,
-    )
-    return "" if widest is None else f" The means of TTFT differ most for {widest[1]}: by {widest[0]:.1%}."
 
 
 def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, Any]:

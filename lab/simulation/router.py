@@ -79,7 +79,10 @@ class SimulatedRouter:
         question = self._question(job, now_s)
         if job.prefill is not None:
             fetch(question, self._candidates, self._candidates[job.prefill.replica])
-        decision = self._placement.decide(question, self._allowed(job), self._ring)
+        allowed: Sequence[Candidate] = self._candidates
+        if self._as_served and job.request.replica is not None:
+            allowed = [self._candidates[job.request.replica]]
+        decision = self._placement.decide(question, allowed, self._ring)
         job.behind_s, job.stands_back = question.behind_s, question.stands_back
         if job.is_new:
             room_s = 0.0 if decision.chosen else self.waiting.wait_of(question.counts_from_s, now_s)
@@ -95,10 +98,6 @@ class SimulatedRouter:
                 return half
         self._send(job, decision, now_s)
         return job
-
-    def _allowed(self, job: Job) -> Sequence[Candidate]:
-        replica = job.request.replica if self._as_served else None
-        return self._candidates if replica is None else [self._candidates[replica]]
 
     def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
         session, came_s, counts = job.request.session, job.request.at_s, half == "decode" and job.prefill is None

@@ -1,6 +1,5 @@
 """The length that a trace needs for its figures to mean anything."""
 
-from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from math import sqrt
 from typing import NamedTuple
@@ -47,14 +46,11 @@ def estimated(trace: Trace) -> Estimate:
     found, asked = found_tokens(trace), [request.input_tokens for request in trace.requests]
     rate = sum(found) / sum(asked)
     ends = [len(found) * part // PARTS for part in range(PARTS + 1)]
-    return Estimate(len(found), rate, _half(rate, [(sum(found[a:b]), sum(asked[a:b])) for a, b in pairwise(ends)]))
-
-
-def _half(rate: float, parts: Sequence[tuple[int, int]]) -> float:
-    """Half of the interval of a ratio of sums, by the deviations of its parts."""
-    mean = sum(asked for _, asked in parts) / len(parts)
-    squares = sum(((found - rate * asked) / mean) ** 2 for found, asked in parts)
-    return T_95 * sqrt(squares / (len(parts) - 1) / len(parts))
+    # Half of the interval of a ratio of sums, by the deviations of its parts.
+    parts = [(sum(found[a:b]), sum(asked[a:b])) for a, b in pairwise(ends)]
+    mean = sum(tokens for _, tokens in parts) / PARTS
+    squares = sum(((hits - rate * tokens) / mean) ** 2 for hits, tokens in parts)
+    return Estimate(len(found), rate, T_95 * sqrt(squares / (PARTS - 1) / PARTS))
 
 
 def too_short(trace: Trace) -> str | None:

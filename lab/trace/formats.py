@@ -9,6 +9,7 @@ follow each other. A router writes `LogLine`; lines in which it was cut off, by 
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -125,20 +126,14 @@ def _whole(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[LogLine]:
         except (msgspec.DecodeError, RecursionError) as error:
             bad = BadTrace(f"{path}, line {number}: {error}; {LOG_LINES}")
             torn = torn or bad
-            wrong = bad if _is_json(line) else None
+            with suppress(msgspec.DecodeError, RecursionError):  # it is JSON, and so was not cut off
+                msgspec.json.decode(line)
+                wrong = bad
         else:
             has_read = True
             yield logged
     if torn is not None and not has_read:
         raise torn
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
 
 
 def _decoded(
@@ -161,20 +156,16 @@ def numbered_lines(path: Path, on_bytes: Callable[[int], None] | None = None) ->
         opened = gzip.GzipFile(fileobj=plain) if is_packed else plain
         try:
             for number, line in enumerate(opened, start=1):
+                if number == 1 and line.startswith(UTF_16):
+                    raise BadTrace(f"{path} is UTF-16; convert it to UTF-8: iconv -f utf-16 -t utf-8")
                 if number == 1:
-                    line = _without_mark(path, line)
+                    line = line.removeprefix(BOM)
                 if line and not line.isspace():
                     yield number, line
                 if on_bytes is not None:
                     on_bytes(plain.tell())
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise BadTrace(f"{path} is damaged: {error}") from error
-
-
-def _without_mark(path: Path, first: bytes) -> bytes:
-    if first.startswith(UTF_16):
-        raise BadTrace(f"{path} is UTF-16; convert it to UTF-8: iconv -f utf-16 -t utf-8")
-    return first.removeprefix(BOM)
 
 
 def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | None) -> Trace:
@@ -191,7 +182,12 @@ def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | 
         for line, blocks in zip(lines, _all_begun(lines, size), strict=True)
     ]
     for number, request in enumerate(requests, start=1):
-        _check(f"{path}, request {number}", request, size)
+        wanted = -(-request.input_tokens // size)
+        if len(request.blocks) != wanted:
+            raise BadTrace(
+                f"{path}, request {number} has {request.input_tokens:,} tokens, which is {wanted:,} blocks of {size}, "
+                f"but it names {len(request.blocks):,}"
+            )
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
@@ -267,15 +263,6 @@ def _block_tokens(path: Path, lines: Sequence[MooncakeLine]) -> int:
         f"{path}: no block size fits all of its requests: its longest has {longest.input_length:,} tokens in "
         f"{longest.named:,} blocks; give --block-tokens"
     )
-
-
-def _check(where: str, request: TraceRequest, size: int) -> None:
-    wanted = -(-request.input_tokens // size)
-    if len(request.blocks) != wanted:
-        raise BadTrace(
-            f"{where} has {request.input_tokens:,} tokens, which is {wanted:,} blocks of {size}, "
-            f"but it names {len(request.blocks):,}"
-        )
 
 
 def _name(path: Path) -> str:

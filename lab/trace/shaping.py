@@ -5,22 +5,18 @@ import random
 from msgspec.structs import replace
 
 from api.process.settings import Unusable
-from lab.trace.requests import Trace, TraceRequest
+from lab.trace.requests import Trace
 
 
 def coarsened(trace: Trace, factor: int) -> Trace:
     """Blocks `factor` times as large. A block's number says what was before it too, so the last one names them all."""
     if factor == 1:
         return trace
-    requests = [
-        request._replace(blocks=(*request.blocks[factor - 1 :: factor], *_rest(request, factor)))
-        for request in trace.requests
-    ]
+    requests = []
+    for request in trace.requests:
+        rest = request.blocks[-1:] if len(request.blocks) % factor else ()
+        requests.append(request._replace(blocks=(*request.blocks[factor - 1 :: factor], *rest)))
     return replace(trace, block_tokens=trace.block_tokens * factor, requests=requests)
-
-
-def _rest(request: TraceRequest, factor: int) -> tuple[int, ...]:
-    return request.blocks[-1:] if len(request.blocks) % factor else ()
 
 
 def jittered(trace: Trace, most_s: float, seed: int) -> Trace:

@@ -1,13 +1,13 @@
 """Alerts: the rules of `warmroute doctor`, applied to two snapshots of the running router.
 
-Rules that need a replica's own /metrics apply in small fleets only (`replica_metrics.py`).
+Rules that need a replica's own /metrics apply in small fleets only.
 """
 
 import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -15,12 +15,23 @@ from msgspec.structs import replace
 
 from router.core import Router
 from router.dashboard.pauses import paused
-from router.dashboard.replica_metrics import ReplicaMetrics
 from router.dashboard.rows import Fleet, Row
-from router.doctor.figures import SAID, DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
+from router.doctor.engine_metrics import READ, engine_figures
+from router.doctor.figures import (
+    SAID,
+    DecisionSample,
+    EngineFigures,
+    Figures,
+    ReplicaFigures,
+    RouterFigures,
+    RoutingFigures,
+)
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
-from router.members.members import Member, approximate_prompts
+from router.doctor.samples import BadMetrics, Samples
+from router.members.broken import Broken
+from router.members.fetch import fetch
+from router.members.members import Member, Server, approximate_prompts
 from router.placement.cost import INFINITE
 from router.placement.prices import GPU
 from router.proxy.request_summary import PastDecision
@@ -29,6 +40,8 @@ EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
 READINGS = 12  # of the queues, one per frame
 FEW_READINGS = 3  # with fewer, a lag may be momentary
+MOST_REPLICAS = 32  # whose own /metrics are polled: a larger fleet would take too long
+TIMEOUT_S = 2.0
 MOST_CHOICES = 500
 MOST_CONSIDERED = 200_000  # candidates of all decisions together
 MOST_ALERTS = 50
@@ -80,6 +93,50 @@ class Reading(NamedTuple):
     lag_batches: int
 
 
+class ReplicaMetrics:
+    """Polls the replicas' own /metrics in a small fleet. Call `forget` when the last dashboard closed."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._samples: dict[Member, deque[Samples]] = {}
+        self._polling: asyncio.Task[None] | None = None
+
+    def poll(self) -> None:
+        """Start a poll in the background, unless one is running."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_all())
+
+    def forget(self) -> None:
+        self._samples.clear()
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
+
+    def figures(self, member: Member, index: tuple[float, float] | None) -> EngineFigures | None:
+        """`index`: the member's blocks in the router's index, and their increase."""
+        samples = self._samples.get(member)
+        return engine_figures(samples[0], samples[-1], index) if samples else None
+
+    async def _poll_all(self) -> None:
+        members = list(self._router.members)
+        if len(members) > MOST_REPLICAS:
+            members = []
+        self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
+        await asyncio.gather(*map(self._poll, {member.server: None for member in members}))
+
+    async def _poll(self, server: Server) -> None:
+        try:
+            answer = await fetch(server.upstream, "/metrics", lines=server.key_line, timeout_s=TIMEOUT_S)
+            samples = Samples(answer.body.decode(errors="replace") if answer.status == 200 else "", READ)
+        except (Broken, BadMetrics):
+            for member in server.members:
+                self._samples.pop(member, None)
+            return
+        for member in server.members:
+            own = samples if member.rank is None else samples.of_rank(member.rank)
+            self._samples.setdefault(member, deque(maxlen=LOOKS)).append(own)
+
+
 class Alerts:
     """Call `see` for each frame while a dashboard is open, and `forget` some time after the last one closed."""
 
@@ -127,13 +184,18 @@ class Alerts:
         return Look(at_s, replicas, router.history.counts.refused.copy(), approximate, newest)
 
     async def _judge(self, fleet: Fleet) -> None:
-        figures = await self._figures(fleet, self._looks[0], self._looks[-1])
+        figures = await self.figures(fleet, self._looks[0], self._looks[-1])
         findings: list[Finding] = []
         for rule in RULES:
             await asyncio.sleep(0)
             findings += found(rule, figures)
         now = round(time.time(), 3)
-        self._compare({(one.rule, one.replica): one for one in findings}, now)
+        before, self._alerts = self._alerts, {}
+        for one in findings:
+            key = one.rule, one.replica
+            since = before[key].since if key in before else now
+            self._alerts[key] = Alert(one.rule, one.replica, one.what, one.turn, one.figures, since)
+        self._ended.extendleft(replace(one, until=now) for key, one in before.items() if key not in self._alerts)
         self.report = AlertReport(
             judged_at=now,
             window_s=round(figures.window_s, 1),
@@ -142,17 +204,9 @@ class Alerts:
             ended=[one for one in self._ended if one.until is not None and now - one.until < ENDED_FOR_S],
         )
 
-    def _compare(self, findings: dict[tuple[str, str | None], Finding], now: float) -> None:
-        """Keep when each of the findings began, and those of before that are over."""
-        before, self._alerts = self._alerts, {}
-        for key, one in findings.items():
-            since = before[key].since if key in before else now
-            self._alerts[key] = Alert(one.rule, one.replica, one.what, one.turn, one.figures, since)
-        self._ended.extendleft(replace(one, until=now) for key, one in before.items() if key not in findings)
-
     # ---- figures
 
-    async def _figures(self, fleet: Fleet, first: Look, last: Look) -> Figures:
+    async def figures(self, fleet: Fleet, first: Look, last: Look) -> Figures:
         replicas = [replica async for replica in paused(self._replicas(fleet, first, last))]
         router = await self._of_router(first, last)
         return Figures(window_s=max(last.at_s - first.at_s, 1e-3), router=router, replicas=tuple(replicas))
@@ -207,13 +261,8 @@ class Alerts:
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
         """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
         most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
-        decided = []
-        for one in islice(reversed(self._router.history.decisions), most):
-            if one is before:
-                break
-            if one.outcome.chosen is not None:
-                decided.append(one)
-        return decided
+        newest_first = islice(reversed(self._router.history.decisions), most)
+        return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 
 
 def held(one: PastDecision) -> tuple[float, float]:

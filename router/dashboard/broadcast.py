@@ -18,7 +18,6 @@ from router.core import Router
 from router.dashboard.alerts import Alerts
 from router.dashboard.rows import Fleet, FleetView, Query, select_rows
 from router.dashboard.sampling import EVERY_S, Sampling
-from router.proxy.request_summary import PastDecision
 from router.tenants.keys import Key
 from router.workers.questions import DECIDED
 
@@ -98,7 +97,13 @@ class Broadcast:
         if self._closed or self._router.draining:
             raise draining()
         subscriber = Subscriber(query, key, address)
-        self._check_room(subscriber)
+        readers = [one for one in self._subscribers if not one.query.admin]
+        if len(self._subscribers) >= MOST_WATCHERS:
+            raise _too_many(f"{MOST_WATCHERS} dashboards are open")
+        if not query.admin and len(readers) >= MOST_READERS:
+            raise _too_many(f"{MOST_READERS} dashboards of readers are open")
+        if not query.admin and sum(one.whose == subscriber.whose for one in readers) >= MOST_OF_ONE:
+            raise _too_many(f"{MOST_OF_ONE} dashboards of one reader are open")
         if self._fleet is not None:
             subscriber.show(self._frame(self._fleet, query))
         self._subscribers.add(subscriber)
@@ -108,17 +113,6 @@ class Broadcast:
         if self._showing is None:
             self._showing = asyncio.create_task(self._show())
         return subscriber
-
-    def _check_room(self, subscriber: Subscriber) -> None:
-        if len(self._subscribers) >= MOST_WATCHERS:
-            raise _too_many(f"{MOST_WATCHERS} dashboards are open")
-        if subscriber.query.admin:
-            return
-        readers = [one for one in self._subscribers if not one.query.admin]
-        if len(readers) >= MOST_READERS:
-            raise _too_many(f"{MOST_READERS} dashboards of readers are open")
-        if sum(one.whose == subscriber.whose for one in readers) >= MOST_OF_ONE:
-            raise _too_many(f"{MOST_OF_ONE} dashboards of one reader are open")
 
     def leave(self, subscriber: Subscriber) -> None:
         self._subscribers.discard(subscriber)
@@ -226,14 +220,13 @@ def event(name: str, content: object) -> bytes:
 
 def decided(router: Router) -> list[dict[str, Any]]:
     """This worker's newest decisions."""
-    return [_shown(one) for one in islice(reversed(router.history.decisions), MOST_DECISIONS)]
-
-
-def _shown(one: PastDecision) -> dict[str, Any]:
-    record = one.record(briefly=True)
-    shown = {name: getattr(record, name) for name in SHOWN}
-    is_split = record.prefill is not None and record.prefill.outcome is not None
-    return {"at": round(record.ts, 3), **shown, "prefill": record.prefill if is_split else None}
+    shown = []
+    for past in islice(reversed(router.history.decisions), MOST_DECISIONS):
+        record = past.record(briefly=True)
+        is_split = record.prefill is not None and record.prefill.outcome is not None
+        fields = {name: getattr(record, name) for name in SHOWN}
+        shown.append({"at": round(record.ts, 3), **fields, "prefill": record.prefill if is_split else None})
+    return shown
 
 
 def _too_many(said: str) -> ApiError:

@@ -40,7 +40,12 @@ class FeedResponse(Response):
         client = scope["client"]
         subscriber = self._broadcast.join(self._query, self._key, client[0] if client else "")
         sending = asyncio.create_task(self._send_frames(subscriber, send, scope["state"]["abort"]))
-        leaving = asyncio.create_task(_disconnected(receive))
+
+        async def disconnected() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.create_task(disconnected())
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -61,11 +66,6 @@ class FeedResponse(Response):
             finally:
                 aborting.cancel()
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class Dashboard:
@@ -91,17 +91,15 @@ class Dashboard:
 
     async def prefixes(self, member: Member) -> list[HeldPrefix]:
         """The shared prefixes that the member holds. It may have left when this returns."""
-        return await held_prefixes(self._router, member, await self._shared())
-
-    def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
-        return page_of(self._router, self.sampling, self._view, member, prefixes)
-
-    async def _shared(self) -> Told:
         async with self._computing:
             if self._kept is None:
                 self._kept = await told(self._router, MOST_PREFIXES)
                 asyncio.get_running_loop().call_later(SHARED_S, self._forget)
-            return self._kept
+            shared = self._kept
+        return await held_prefixes(self._router, member, shared)
+
+    def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
+        return page_of(self._router, self.sampling, self._view, member, prefixes)
 
     def _forget(self) -> None:
         self._kept = None

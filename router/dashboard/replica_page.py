@@ -10,15 +10,14 @@ from msgspec.structs import asdict
 
 from router.core import Router
 from router.dashboard.rows import FleetView
-from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
-from router.dashboard.series import Series
+from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling, Series
 from router.dashboard.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks
 from router.dashboard.status import for_clients, replica_status
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
 from router.placement.index import APPROXIMATE
 from router.prompts.prefixes.tree import Run
-from router.responses import FeedState
+from router.responses import ReplicaStatus
 
 MOST_PREFIXES = 50
 
@@ -43,15 +42,13 @@ def page_of(
 ) -> dict[str, Any]:
     """The page; `prefixes` is None for readers, who may not see prompts."""
     replica = replica_status(router, member)
-    row, recent = view.row(member, replica.idle)
-    sampled = sampling.sampled(member)
+    row, recent = view.row(member, replica)
+    sampled, done = sampling.sampled(member), sampling.counts(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
     return {
         "replica": for_clients(replica) if prefixes is None else replica,
         "row": row,
-        "stream": None
-        if replica.events is None
-        else _stream(router, member, replica.events, recent, sampling.over_s()),
+        "stream": None if replica.events is None else _stream(router, replica, recent, sampling.over_s()),
         "cache": {
             "blocks": replica.index.blocks,
             "block_size": replica.block_size,
@@ -60,14 +57,20 @@ def page_of(
             "ages": _ages(router, member),
             "prefixes": prefixes,
         },
-        "counts": _counts(sampling, member),
+        "counts": {
+            **{name: getattr(done, name) for name in ("requests", "errors", "prompt_tokens", "matched_tokens")},
+            "predictions": member.accuracy.compared,
+            "wrong_predictions": member.accuracy.different,
+            "resyncs": member.resyncs,
+            "faults": member.server.faults,
+        },
         "history": {"interval_s": EVERY_S, **series.columns()},
     }
 
 
-def _stream(router: Router, member: Member, feed: FeedState, recent: ReplicaCounts, over_s: float) -> dict[str, Any]:
-    traffic = router.feeds.traffic(member.name)
-    assert traffic is not None, "its feed has a state"
+def _stream(router: Router, replica: ReplicaStatus, recent: ReplicaCounts, over_s: float) -> dict[str, Any]:
+    feed, traffic = replica.events, router.feeds.traffic(replica.name)
+    assert feed is not None and traffic is not None, "its feed has a state"
     age_s = feed.last_event_age_s
     return {
         **asdict(feed),
@@ -88,20 +91,6 @@ def _ages(router: Router, member: Member) -> list[dict[str, float]] | None:
     if ages is None or not ages.capacity_pages or router.config.policy != "cost":  # other policies do not track ages
         return None
     return [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in ages.held(router.now_s())]
-
-
-def _counts(sampling: Sampling, member: Member) -> dict[str, int]:
-    done = sampling.counts(member)
-    return {
-        "requests": done.requests,
-        "errors": done.errors,
-        "prompt_tokens": done.prompt_tokens,
-        "matched_tokens": done.matched_tokens,
-        "predictions": member.accuracy.compared,
-        "wrong_predictions": member.accuracy.different,
-        "resyncs": member.resyncs,
-        "faults": member.server.faults,
-    }
 
 
 # ---- shared prefixes

@@ -11,12 +11,12 @@ from msgspec import Struct
 from api.errors import invalid
 from router.core import Router
 from router.dashboard.pauses import paused
-from router.dashboard.sampling import Sampling
-from router.dashboard.status import blocks_of, idle_members, inexact, state_of
+from router.dashboard.sampling import Sampling, rates
+from router.dashboard.status import idle_members, status_of
 from router.doctor.index_rules import LAG_BATCHES
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
-from router.responses import FeedState
+from router.responses import ReplicaStatus
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
@@ -28,7 +28,9 @@ STATES = ("exact", *INEXACT, "approximate", "down", "draining")
 Order: TypeAlias = Literal["asc", "desc"]
 
 
-# The fields of a row that its event stream has; None: it has none.
+# The fields of a row that are those of the replica's status, of its load, and of its event stream; None: it has none.
+OF_STATUS = ("name", "engine", "why", "state", "inexact", "breaker", "trust", "honesty", "taken_names", "role")
+OF_LOAD = ("running", "waiting", "queued_tokens", "prefill_tokens_per_s")
 OF_FEED = ("lag_batches", "gaps", "repairs", "restarts", "digest_mismatches", "lost_batches", "overclaim")
 
 
@@ -124,7 +126,7 @@ class FleetView:
         idle = idle_members(router, router.members)
         async for member in paused(list(router.members)):
             if member in router.members:  # it may have left during a pause
-                row, counts = self.row(member, idle.get(member.name))
+                row, counts = self.row(member, status_of(router, member, idle.get(member.name)))
                 recent.add(counts)
                 rows.append(row)
         await asyncio.sleep(0)
@@ -137,98 +139,60 @@ class FleetView:
             rows=rows,
         )
 
-    def row(self, member: Member, idle: str | None) -> tuple[Row, ReplicaCounts]:
-        """`idle`: why it has nothing to do, as far as this worker knows."""
-        router, candidate = self._router, member.candidate
-        recent = self._sampling.recently(member)
-        feed = router.feeds.state(member.name)
-        state = state_of(member, feed)
-        status = _status(member)
+    def row(self, member: Member, replica: ReplicaStatus) -> tuple[Row, ReplicaCounts]:
+        """The replica's status with what it has done recently, all workers together."""
+        sampling, health, feed = self._sampling, member.health, replica.events
+        recent, over_s = sampling.recently(member), sampling.over_s()
+        status: Literal["up", "down", "draining"] = "up" if replica.available else "down"
+        if status == "down" and (health.draining or health.resting == DRAINS):
+            status = "draining"
+        behind = feed is not None and feed.lag_batches >= LAG_BATCHES
+        lame = status == "draining" or replica.state in INEXACT or replica.breaker != "closed"
+        severity = int(lame or behind or recent.errors > 0)  # 2: serves no requests; 1: needs attention; 0: well
+        if status == "down" or replica.breaker == "open":
+            severity = 2
+        load, total_tokens = replica.load, (replica.load.total_blocks or 0) * member.block_size
+        cache_used = None
+        if load.empty_tokens is not None and total_tokens:
+            cache_used = round(max(0.0, 1 - load.empty_tokens / total_tokens), 4)
+        heard_age_s = replica.heard_age_s
+        if heard_age_s is None and feed is not None:
+            heard_age_s = feed.last_event_age_s
+        same: dict[str, Any] = {name: getattr(replica, name) for name in OF_STATUS}
+        same |= {name: getattr(load, name) for name in OF_LOAD}
+        same |= {name: getattr(feed, name, None) for name in OF_FEED}
+        same |= rates(recent, over_s)
+        del same["prompt_tokens_per_s"]
         return Row(
-            name=member.name,
+            **same,
             model=member.models[0] if member.models else None,
             models=len(member.models),
-            engine=member.spec.engine,
             status=status,
-            why=candidate.unavailable,
-            state=state,
-            inexact=inexact(member, feed),
-            severity=_severity(member, status, state, feed, recent),
-            in_flight=self._sampling.in_flight(member),
-            running=candidate.running,
-            waiting=candidate.waiting,
-            queued_tokens=round(candidate.queued_tokens),
-            prefill_tokens_per_s=round(candidate.prefill_tokens_per_s, 1),
-            requests_per_s=round(recent.requests / self._sampling.over_s(), 3),
-            hit_predicted=recent.hit_predicted(),
-            hit_reported=recent.hit_reported(),
-            ttft_p50_s=recent.ttft_s(0.5),
-            blocks=sum(blocks_of(router, member, feed).values()),
-            accuracy=round(member.accuracy.recent, 5),
+            severity=severity,
+            in_flight=sampling.in_flight(member),
+            blocks=sum(replica.index.blocks.values()),
+            accuracy=replica.index.accuracy,
             faults=member.server.faults,
-            breaker=member.health.breaker,
-            trust=round(member.trust, 3),
-            honesty=round(member.accuracy.honesty, 3),
-            taken_names=member.taken_names,
-            role=member.spec.role,
-            cache_used=_cache_used(member),
-            heard_age_s=_heard_age_s(member, feed, router.now_s()),
-            idle=None if recent.requests or self._sampling.in_flight(member) else idle,
-            generated_tokens_per_s=round(recent.generated_tokens / self._sampling.over_s(), 1),
-            token_s=recent.token_s(),
-            **{name: getattr(feed, name, None) for name in OF_FEED},
+            cache_used=cache_used,
+            heard_age_s=None if heard_age_s is None else round(heard_age_s, 3),
+            idle=None if recent.requests or sampling.in_flight(member) else replica.idle,
         ), recent
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
         router, over_s = self._router, self._sampling.over_s()
         unserved = self._sampling.unserved() - self._sampling.unserved_before
+        figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in SUMS}
+        figures |= rates(recent, over_s, (50, 90, 99))
         return Totals(
-            **{name: sum(getattr(row, name) for row in rows) for name in SUMS},
+            **figures,
             replicas=len(rows),
             up=sum(row.why is None for row in rows),
             waiting_here=self._sampling.waiting(),
-            requests_per_s=round(recent.requests / over_s, 3),
             errors_per_s=round((recent.errors + unserved) / over_s, 3),
-            prompt_tokens_per_s=round(recent.prompt_tokens / over_s, 1),
-            hit_predicted=recent.hit_predicted(),
-            hit_reported=recent.hit_reported(),
-            ttft_p50_s=recent.ttft_s(0.5),
-            ttft_p90_s=recent.ttft_s(0.9),
-            ttft_p99_s=recent.ttft_s(0.99),
             index_bytes=router.placement.index.bytes_used(),
             saved_tokens=self._sampling.saved_tokens,
             saved_s=round(self._sampling.saved_s, 3),
-            generated_tokens_per_s=round(recent.generated_tokens / over_s, 1),
-            token_s=recent.token_s(),
         )
-
-
-def _status(member: Member) -> Literal["up", "down", "draining"]:
-    if member.candidate.unavailable is None:
-        return "up"
-    return "draining" if member.health.draining or member.health.resting == DRAINS else "down"
-
-
-def _cache_used(member: Member) -> float | None:
-    empty, total = member.candidate.empty_tokens, member.load.total_blocks * member.block_size
-    return None if empty is None or not total else round(max(0.0, 1 - empty / total), 4)
-
-
-def _heard_age_s(member: Member, feed: FeedState | None, now_s: float) -> float | None:
-    age_s = member.health.heard_age_s(now_s)
-    if age_s is None and feed is not None:
-        age_s = feed.last_event_age_s
-    return None if age_s is None else round(age_s, 3)
-
-
-def _severity(member: Member, status: str, state: str, feed: FeedState | None, recent: ReplicaCounts) -> int:
-    """2: serves no requests; 1: needs attention; 0: well."""
-    if status == "down" or member.health.breaker == "open":
-        return 2
-    behind = feed is not None and feed.lag_batches >= LAG_BATCHES
-    return int(
-        status == "draining" or state in INEXACT or behind or recent.errors > 0 or member.health.breaker != "closed"
-    )
 
 
 # ---- which rows
@@ -294,14 +258,16 @@ def _number(asked: Mapping[str, str], name: str, usual: int, least: int, most: i
 
 def select_rows(fleet: Fleet, query: Query) -> tuple[dict[str, Any], list[Row]]:
     """The query with the number of rows `matching` it, and those in its window."""
-    rows = [row for row in fleet.rows if _fits(row, query.filter)] if query.filter else list(fleet.rows)
+    rows = list(fleet.rows)
+    if query.filter in STATES:
+        rows = [row for row in rows if query.filter in (row.state, row.status)]
+    elif query.filter:
+        rows = [
+            row
+            for row in rows
+            if any(query.filter in text for text in (row.name.lower(), (row.model or "").lower(), row.engine))
+        ]
     rows.sort(key=lambda row: row.name)  # ties in order of name
     if query.sort != "name" or query.order == "desc":
         rows.sort(key=SORTS[query.sort], reverse=query.order == "desc")
     return {**query._asdict(), "matching": len(rows)}, rows[query.offset : query.offset + query.limit]
-
-
-def _fits(row: Row, wanted: str) -> bool:
-    if wanted in STATES:
-        return wanted in (row.state, row.status)
-    return wanted in row.name.lower() or wanted in (row.model or "").lower() or wanted in row.engine

@@ -1,18 +1,20 @@
-"""Records a point of the fleet's and each replica's time series every few seconds."""
+"""Records a point of the fleet's and each replica's time series every few seconds, all workers together."""
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from router.core import Router
-from router.dashboard.other_workers import OtherWorkers
 from router.dashboard.pauses import paused
-from router.dashboard.series import Series
 from router.members.counts import ReplicaCounts, counts_of
 from router.members.members import Member
+from router.workers.colleagues import Colleagues
+from router.workers.questions import FIGURES, Figures
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,110 @@ REPLICA_SERIES = (
     "ttft_p99_s",
 )
 UNSERVED = ("no_replica", "queue_full")  # refusals that count as errors of the fleet
+DIGITS = 6  # of a four-byte float
+_NOTHING = Figures({}, 0, 0)  # counted by a worker before its first answer
+
+
+def rates(counts: ReplicaCounts, over_s: float, quantiles: Iterable[int] = (50,)) -> dict[str, float | None]:
+    """Return rates, shares and times of what was counted in this time."""
+    return {
+        "requests_per_s": round(counts.requests / over_s, 3),
+        "prompt_tokens_per_s": round(counts.prompt_tokens / over_s, 1),
+        "generated_tokens_per_s": round(counts.generated_tokens / over_s, 1),
+        "token_s": counts.token_s(),
+        "hit_predicted": counts.hit_predicted(),
+        "hit_reported": counts.hit_reported(),
+        **{f"ttft_p{quantile}_s": counts.ttft_s(quantile / 100) for quantile in quantiles},
+    }
+
+
+class Series:
+    """A few values over time. Unknown values are None, stored as NaN."""
+
+    __slots__ = ("_at_s", "_most", "_next", "_values", "names")
+
+    def __init__(self, names: tuple[str, ...], most: int) -> None:
+        self.names = names
+        self._most = most
+        self._at_s = array("d")
+        self._values = array("f")  # point by point
+        self._next = 0  # position of the next point once the ring is full
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def add(self, at_s: float, values: Sequence[float | None]) -> None:
+        point = array("f", [math.nan if value is None else value for value in values])
+        if len(self._at_s) < self._most:
+            self._at_s.append(at_s)
+            self._values += point
+            return
+        width = len(self.names)
+        self._at_s[self._next] = at_s
+        self._values[self._next * width : (self._next + 1) * width] = point
+        self._next = (self._next + 1) % self._most
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Times under `at` and values under their names, oldest first."""
+        at_s = [*self._at_s[self._next :], *self._at_s[: self._next]]
+        columns: dict[str, list[float | None]] = {"at": [round(one, 3) for one in at_s]}
+        width = len(self.names)
+        for place, name in enumerate(self.names):
+            column = self._values[place::width]
+            columns[name] = [
+                float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+                for value in (*column[self._next :], *column[: self._next])
+            ]
+        return columns
+
+    def check(self) -> None:
+        assert len(self._values) == len(self._at_s) * len(self.names)
+        assert len(self._at_s) <= self._most
+        assert 0 <= self._next < self._most
+        assert not self._next or len(self._at_s) == self._most, "it turns before it is full"
+
+
+class OtherWorkers:
+    """The part that other workers count: sums that do not fall when one ends; without colleagues they stay at zero."""
+
+    def __init__(self, colleagues: Colleagues | None) -> None:
+        self.waiting = 0
+        self.unserved = 0
+        self._colleagues = colleagues
+        self._counts: dict[str, ReplicaCounts] = {}
+        self._in_flight: dict[str, int] = {}
+        self._last: dict[int, Figures] = {}
+        self._begins_late = colleagues is not None and colleagues.place.replaces  # what was before is not news
+
+    def counts(self, replica: str) -> ReplicaCounts:
+        return self._counts.get(replica, ReplicaCounts())
+
+    def in_flight(self, replica: str) -> int:
+        return self._in_flight.get(replica, 0)
+
+    async def look(self) -> None:
+        if self._colleagues is None:
+            return
+        found = await self._colleagues.told(FIGURES)
+        for number, figures in found.items():
+            if not self._begins_late or number in self._last:
+                self._add(self._last.get(number, _NOTHING), figures)
+        self._last = {**self._last, **found}
+        self.waiting = sum(figures.waiting for figures in found.values())
+        self._in_flight = {}
+        for figures in found.values():
+            for name, one in figures.replicas.items():
+                self._in_flight[name] = self._in_flight.get(name, 0) + one.in_flight
+        self._counts = {name: counts for name, counts in self._counts.items() if name in self._in_flight}
+
+    def _add(self, before: Figures, now: Figures) -> None:
+        self.unserved += now.unserved - (before.unserved if before.unserved <= now.unserved else 0)
+        for name, one in now.replicas.items():
+            last, counts = before.replicas.get(name), one.counts
+            # Counts that fell have begun anew, at a worker or a replica that has.
+            if last is not None and last.counts.requests <= counts.requests:
+                counts = counts.since(last.counts)
+            self._counts.setdefault(name, ReplicaCounts()).add(counts)
 
 
 class Sampled(Struct):
@@ -93,30 +199,28 @@ class Sampling:
             if sampled is None:
                 sampled = Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
             since, candidate = counts.since(sampled.counts), member.candidate
-            looked.append((sampled, counts, self._values(member, since, over_s)))
+            running = self.in_flight(member)
+            own = rates(since, over_s, (50, 99))
+            own |= {"in_flight": running, "queued_tokens": candidate.queued_tokens}
+            looked.append((sampled, counts, [own[name] for name in REPLICA_SERIES]))
             total.add(since)
-            in_flight += self.in_flight(member)
+            in_flight += running
             waiting += candidate.waiting
             queued += candidate.queued_tokens
             up += candidate.unavailable is None
         unserved = self.unserved()
-        values = (
-            *(total.ttft_s(share) for share in (0.5, 0.9, 0.99)),
-            total.requests / over_s,
-            total.prompt_tokens / over_s,
-            total.hit_predicted(),
-            total.hit_reported(),
-            in_flight,
-            waiting,
-            queued,
-            (total.errors + unserved - self._unserved) / over_s,
-            up,
-            total.generated_tokens / over_s,
-        )
+        values = {
+            **rates(total, over_s, (50, 90, 99)),
+            "in_flight": in_flight,
+            "waiting": waiting,
+            "queued_tokens": queued,
+            "errors_per_s": (total.errors + unserved - self._unserved) / over_s,
+            "replicas_up": up,
+        }
         # All or nothing: after an error above, the next point covers the longer time for every replica.
         for sampled, counts, of_replica in looked:
             sampled.move(counts, at_s, of_replica)
-        self.fleet.add(at_s, values)
+        self.fleet.add(at_s, [values[name] for name in FLEET_SERIES])
         self.saved_tokens += total.cached_tokens
         self.saved_s += total.saved_s
         self.before_s, self._at_s = self._at_s, now_s
@@ -151,19 +255,6 @@ class Sampling:
     def over_s(self) -> float:
         """The time that `recently` covers: one to two intervals."""
         return max(LEAST_S, self._router.now_s() - self.before_s)
-
-    def _values(self, member: Member, since: ReplicaCounts, over_s: float) -> Sequence[float | None]:
-        """In the order of REPLICA_SERIES."""
-        return (
-            since.requests / over_s,
-            since.prompt_tokens / over_s,
-            since.hit_predicted(),
-            since.hit_reported(),
-            self.in_flight(member),
-            member.candidate.queued_tokens,
-            since.ttft_s(0.5),
-            since.ttft_s(0.99),
-        )
 
     def sampled(self, member: Member) -> Sampled | None:
         """The member at the last points; None if it joined later."""

@@ -24,7 +24,7 @@ FOR_ADMINISTRATORS: dict[str, Any] = {
 
 def replica_statuses(router: Router, members: Sequence[Member]) -> list[ReplicaStatus]:
     idle = idle_members(router, members)
-    return [_status_of(router, member, idle.get(member.name)) for member in members]
+    return [status_of(router, member, idle.get(member.name)) for member in members]
 
 
 def for_clients(status: ReplicaStatus) -> ReplicaStatus:
@@ -36,7 +36,8 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
     return replica_statuses(router, [member])[0]
 
 
-def _status_of(router: Router, member: Member, idle: str | None) -> ReplicaStatus:
+def status_of(router: Router, member: Member, idle: str | None) -> ReplicaStatus:
+    """`idle`: why it has nothing to do, as far as this worker knows."""
     candidate, spec, tallies = member.candidate, member.spec, member.tallies.values()
     feed = router.feeds.state(member.name)
     return ReplicaStatus(

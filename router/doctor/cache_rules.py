@@ -155,7 +155,10 @@ def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     hits, prompts_per_s = replica.hit_share, replica.prompts / figures.window_s
     if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_MISSES:
         return None
-    if _explains_low_hits(replica, figures):
+    lost, tails = lost_share(replica), tail_share(replica)
+    if is_off(replica) or salts_differ(replica) or is_billed(replica) or is_thrashing(replica, figures):
+        return None  # which other rules say
+    if (is_full(replica) and lost is not None and lost >= LOST) or (tails is not None and tails >= TAILS):
         return None
     evidence: dict[str, float | str] = {"prompts_per_s": prompts_per_s, "hit_share": hits}
     if replica.own is not None and replica.own.usage is not None:
@@ -175,18 +178,6 @@ def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
         "it is busy and has few cache hits: its prompts share no prefixes",
         "put shared content first (instructions, tools, documents), and changing content last (times, names, ids)",
         evidence,
-    )
-
-
-def _explains_low_hits(replica: ReplicaFigures, figures: Figures) -> bool:
-    lost, tails = lost_share(replica), tail_share(replica)
-    return (
-        is_off(replica)
-        or salts_differ(replica)
-        or is_billed(replica)
-        or is_thrashing(replica, figures)
-        or (is_full(replica) and lost is not None and lost >= LOST)
-        or (tails is not None and tails >= TAILS)
     )
 
 

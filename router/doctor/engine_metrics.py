@@ -3,6 +3,8 @@
 Add each metric that is read here to READ, if no profile has it.
 """
 
+from collections.abc import Iterable
+
 from engines import METRICS, NATIVE, PROFILES
 from engines.metrics import words_of
 from router.doctor.figures import EngineFigures
@@ -53,18 +55,24 @@ def engine_figures(
     change = MetricsDelta(first, now)
     if now.total(*METRICS.prompt_tokens) is None:
         return None  # not an engine
-    engine = _engine(now)
+    engine = NATIVE.name  # ours has names of others beside its own
+    if now.total("warmroute:num_blocks") is None:
+        others = (one for one in PROFILES.values() if one is not NATIVE)
+        engine = next(one.name for one in others if now.total(*one.metrics.prompt_tokens) is not None)
     block_tokens, total_blocks = _cache_size(now)
-    full = _full(now, total_blocks)
-    if full is None and index is not None and total_blocks:
+    free, reusable = now.total("warmroute:free_blocks"), now.total("warmroute:unreferenced_blocks")
+    full = None
+    if total_blocks and free is not None and reusable is not None:
+        full = 1 - (free - reusable) / total_blocks
+    elif total_blocks and index is not None:
         full = min(1.0, index[0] / total_blocks)
+    caching = next((found for info in METRICS.caching if (found := now.label(*info)) is not None), "").lower()
     queries, hits = change.grown(*METRICS.queries), change.grown(*METRICS.hits)
-    usages = [one for one in (first.most(*METRICS.usage), now.most(*METRICS.usage)) if one is not None]
     return EngineFigures(
         engine=engine,
         block_tokens=block_tokens,
         total_blocks=total_blocks,
-        usage=min(usages, default=None),
+        usage=_lowest(sample.most(*METRICS.usage) for sample in (first, now)),
         full=full,
         evicted_blocks=_evicted(change, block_tokens, index),
         query_tokens=queries,
@@ -74,34 +82,27 @@ def engine_figures(
         prompt_tokens=change.added(*METRICS.prompt_tokens),
         preemptions=change.grown(*METRICS.preemptions),
         refused=change.added("warmroute:requests_refused_total", reason="full"),
-        caching=_caching(now),
+        caching=caching == "true" if caching in ("true", "false") else None,
         cached_blocks=now.total("warmroute:cached_blocks"),
         prompt_tokens_ever=now.total(*METRICS.prompt_tokens) or 0.0,
         hit_tokens_ever=now.total(*METRICS.hits),
         events_ever=now.total("warmroute:kv_events_total"),
         draining=bool(now.total("warmroute:draining")),
         sends_events=sends_events,
-        running=min(
-            (one for one in (first.total(*METRICS.running), now.total(*METRICS.running)) if one is not None),
-            default=None,
-        ),
-        waiting=min((one for one in map(_waiting, (first, now)) if one is not None), default=None),
+        running=_lowest(sample.total(*METRICS.running) for sample in (first, now)),
+        waiting=_lowest(map(_waiting, (first, now))),
         cpu_wait_s=change.grown("warmroute:cpu_wait_seconds_total"),
     )
+
+
+def _lowest(readings: Iterable[float | None]) -> float | None:
+    return min((one for one in readings if one is not None), default=None)
 
 
 def _waiting(metrics: Samples) -> float | None:
     """Requests that wait for room, without those that an engine holds back for other reasons."""
     for_room = metrics.total(*METRICS.waiting_by_reason, reason="capacity")
     return metrics.total(*METRICS.waiting) if for_room is None else for_room
-
-
-def _engine(metrics: Samples) -> str:
-    """The engine whose metrics these are: ours has names of others beside its own."""
-    if metrics.total("warmroute:num_blocks") is not None:
-        return NATIVE.name
-    others = (one for one in PROFILES.values() if one is not NATIVE)
-    return next(one.name for one in others if metrics.total(*one.metrics.prompt_tokens) is not None)
 
 
 def _cache_size(metrics: Samples) -> tuple[int, int]:
@@ -119,13 +120,6 @@ def _count(value: float | None) -> int:
     return int(value) if value is not None and 0 <= value < MOST_COUNTED else 0
 
 
-def _full(metrics: Samples, total_blocks: int) -> float | None:
-    free, reusable = metrics.total("warmroute:free_blocks"), metrics.total("warmroute:unreferenced_blocks")
-    if free is None or reusable is None or not total_blocks:
-        return None
-    return 1 - (free - reusable) / total_blocks
-
-
 def _evicted(change: MetricsDelta, block_tokens: int, index: tuple[float, float] | None) -> float | None:
     """Evicted blocks. Without a counter, they are the stored blocks that did not make the cache grow."""
     counted = change.grown(*METRICS.evicted_blocks)
@@ -137,8 +131,3 @@ def _evicted(change: MetricsDelta, block_tokens: int, index: tuple[float, float]
     if index is None or queries is None:
         return None
     return max(0.0, (queries - change.added(*METRICS.hits)) / block_tokens - index[1])
-
-
-def _caching(metrics: Samples) -> bool | None:
-    said = next((found for info in METRICS.caching if (found := metrics.label(*info)) is not None), None)
-    return None if said is None or said.lower() not in ("true", "false") else said.lower() == "true"

@@ -122,8 +122,10 @@ def unknown_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
-    if routed is None or is_off(replica) or not _routed(replica) or _says_why_it_is_wrong(replica):
+    if routed is None or is_off(replica) or not _routed(replica) or _claims_falsely(replica):
         return None
+    if routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES:
+        return None  # which says why
     often = routed.predictions >= PREDICTIONS and routed.wrong_predictions >= WRONG * routed.predictions
     if not often and not routed.resyncs:
         return None
@@ -137,13 +139,6 @@ def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
             "resyncs": routed.resyncs,
         },
     )
-
-
-def _says_why_it_is_wrong(replica: ReplicaFigures) -> bool:
-    routed = replica.routed
-    if routed is None or _claims_falsely(replica):
-        return True
-    return routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES
 
 
 def approximate_prompts(figures: Figures) -> Diagnosis | None:

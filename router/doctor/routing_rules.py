@@ -113,7 +113,10 @@ def no_replicas(figures: Figures) -> Diagnosis | None:
 def requests_refused(figures: Figures) -> Diagnosis | None:
     router = figures.router
     by_code = {code: count for code, count in router.refused.items() if code in CROWDED and count} if router else {}
-    by_replica = {one.name: count for one in figures.replicas if (count := _refused(one))}
+    by_replica = {}  # refused to clients: a router retries at another replica in time
+    for one in figures.replicas:
+        if count := one.routed.refused if one.routed is not None else one.own.refused if one.own is not None else 0.0:
+            by_replica[one.name] = count
     refused = sum(by_code.values()) + sum(by_replica.values())
     answered = router.requests if router else sum(one.prompts for one in figures.replicas)
     if not refused or refused < REFUSED * (answered + refused):
@@ -126,13 +129,6 @@ def requests_refused(figures: Figures) -> Diagnosis | None:
         turn = "add replicas, or let more requests wait in each of them (max_waiting)"
     evidence: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
     return Diagnosis("requests are refused with status 429", turn, evidence)
-
-
-def _refused(replica: ReplicaFigures) -> float:
-    """Requests refused to clients: a router retries at another replica in time."""
-    if replica.routed is not None:
-        return replica.routed.refused
-    return replica.own.refused if replica.own is not None else 0.0
 
 
 def salt_per_request(figures: Figures) -> Diagnosis | None:

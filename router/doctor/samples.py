@@ -47,8 +47,10 @@ class Samples:
     def of_rank(self, rank: int) -> "Samples":
         """The samples of one data-parallel rank, and those that belong to none."""
         kept, wanted = Samples(), str(rank)
+        labels = METRICS.rank_labels[::-1]  # SGLang's samples may have an `engine`, too, which is no rank
         for name, samples in self._samples.items():
-            kept._samples[name] = [one for one in samples if one.labels.get(_rank_label(one), wanted) == wanted]
+            ranks = (next((one.labels[label] for label in labels if label in one.labels), wanted) for one in samples)
+            kept._samples[name] = [one for one, own in zip(samples, ranks, strict=True) if own == wanted]
         return kept
 
     def of_all_workers(self) -> "Samples":
@@ -96,11 +98,6 @@ class Samples:
             if found:
                 return found
         return []
-
-
-def _rank_label(sample: Sample) -> str:
-    # SGLang's samples may have an `engine`, too, which is no rank.
-    return next((label for label in reversed(METRICS.rank_labels) if label in sample.labels), "")
 
 
 def _unescaped(found: re.Match[str]) -> str:

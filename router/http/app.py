@@ -26,6 +26,7 @@ from router.proxy.admission import Admitted
 from router.records.access_log import line_of
 from router.workers.colleagues import Answer, Answering, Asked
 
+ERRORS: tuple[Any, ...] = (ApiError, HTTPException, ClientDisconnect, Exception)
 FROM_WORKER = "from_worker"  # in the scope of a request that another worker has admitted
 
 
@@ -106,7 +107,7 @@ def build_app(router: Router, upkeep: Upkeep, table: RouteTable, dashboard: Dash
         middleware.insert(
             0, Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         )
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=_error_answers())
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=dict.fromkeys(ERRORS, _refuse))
     app.router.redirect_slashes = False
     app.state.documenting = lambda: partial(document, APP_ROUTES, [*router.members.models])
     return app
@@ -146,22 +147,12 @@ async def _past_the_app(_: Request) -> Response:
     raise internal()
 
 
-def _error_answers() -> dict[type[Exception], Any]:
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error_response(error)
-
-    async def routing_error(_: Request, error: HTTPException) -> Response:
-        return error_response(ApiError(error.status_code, str(error.detail)))
-
-    async def client_left(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # never read: the client is gone
-
-    async def unexpected(_: Request, __: Exception) -> Response:
-        return error_response(internal())  # the server logs the exception, which Starlette raises again
-
-    return {
-        ApiError: api_error,
-        HTTPException: routing_error,
-        ClientDisconnect: client_left,
-        Exception: unexpected,
-    }
+async def _refuse(_: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            return error_response(error)
+        case HTTPException():
+            return error_response(ApiError(error.status_code, str(error.detail)))
+        case ClientDisconnect():
+            return Response(status_code=400)  # never read: the client is gone
+    return error_response(internal())  # the server logs the exception, which Starlette raises again

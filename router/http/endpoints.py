@@ -1,7 +1,7 @@
 """Endpoints that the router answers itself: models, health, metrics, replicas, decisions and the dashboard."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from itertools import islice
@@ -27,8 +27,7 @@ from router.dashboard.rows import query_of
 from router.dashboard.sharing import shared
 from router.dashboard.status import for_clients, index_status, not_ready, replica_status, replica_statuses
 from router.http import retaining
-from router.http.adapters import change_adapter
-from router.http.cache_resets import reset_caches
+from router.http.at_replicas import change_adapter, reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
 from router.http.metrics import metrics_text
@@ -59,18 +58,16 @@ class Endpoints:
     # ---- models
 
     async def models(self, request: Request) -> Response:
-        return json_response(listed([self._model(name) for name in self._names()], request.headers))
+        """The models that clients may ask for, under other names as well."""
+        served, others = self._router.members.models, self._router.model_rewrites.exact
+        names = [*served, *(name for name, target in others.items() if name not in served and target in served)]
+        return json_response(listed([self._model(name) for name in names], request.headers))
 
     async def model_named(self, request: Request) -> Response:
         name = request.path_params["model"]
         if not self._served(name).members:
             raise no_replica(f"the model {quoted(name)} has no replica at the moment")
         return json_response(shown(self._model(name), request.headers))
-
-    def _names(self) -> list[str]:
-        """The models that clients may ask for, under other names as well."""
-        served, others = self._router.members.models, self._router.model_rewrites.exact
-        return [*served, *(name for name, target in others.items() if name not in served and target in served)]
 
     def _served(self, name: str) -> ServedModel:
         """The model, or the one that stands for it."""
@@ -184,8 +181,10 @@ class Endpoints:
         return replica_status(self._router, member)
 
     def _no_replica(self, name: str) -> ApiError:
-        known = _some(self._router.members.by_name)
-        message = f"there is no replica named {name[:100]!r}; there are: {known}"
+        names = self._router.members.by_name
+        known = ", ".join(islice(names, MOST_NAMES)) or "none"
+        more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+        message = f"there is no replica named {name[:100]!r}; there are: {known}{more}"
         return ApiError(404, message, code="replica_not_found")
 
     async def load_adapter(self, request: Request) -> Response:
@@ -298,11 +297,6 @@ async def body_of(request: Request, limit: int, bodies: Bodies) -> AsyncIterator
         yield bytes(received)
     finally:
         bodies.release(held)
-
-
-def _some(names: Collection[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return (", ".join(islice(names, MOST_NAMES)) or "none") + (f" and {more:,} more" if more > 0 else "")
 
 
 def _file(request: Request, path: str) -> Response:

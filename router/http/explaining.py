@@ -57,7 +57,9 @@ async def explained(
     decision, matches = router.decide(model, prompt, None if session is None else session.key)
     prefill = _prefill(router, model, prompt, decision, None if session is None else session.key)
     decision, members = decision.at_rest(), list(model.members)
-    size = _main_size(model, prompt)
+    size = APPROXIMATE
+    if prompt.exact:  # the block size of most replicas
+        size = max(model.slots, key=lambda size: (model.slots[size].bit_count(), size), default=APPROXIMATE)
     keys = prompt.keys(size)
     hits = runs_of(router.placement.index_of(size).holders(keys))
     tokens = size or prompt.approximate_block_tokens
@@ -166,13 +168,6 @@ async def read_prompt(
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None, api: GenerationApi) -> Prompt:
     counts = TokenCounts()  # no request is served
     return model.tokens.draft(api.name, body, peek, model.lora, salt, model.max_model_len, counts).finish()
-
-
-def _main_size(model: ServedModel, prompt: Prompt) -> int:
-    """The block size of most replicas."""
-    if not prompt.exact:
-        return APPROXIMATE
-    return max(model.slots, key=lambda size: (model.slots[size].bit_count(), size), default=APPROXIMATE)
 
 
 def _sure(matches: Mapping[int, Matches], slot: int) -> int:

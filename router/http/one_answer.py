@@ -20,10 +20,6 @@ log = logging.getLogger(__name__)
 Merge: TypeAlias = Callable[[bytes, Mapping[int, bytes]], bytes]  # of a query's answers by worker, the own one first
 
 
-def _metrics(_: bytes, answers: Mapping[int, bytes]) -> bytes:
-    return metrics_of_all(answers)
-
-
 def _replicas(_: bytes, answers: Mapping[int, bytes]) -> bytes:
     """As the own worker knows them; what each worker has sent them is added up."""
     own, *others = (msgspec.json.decode(body, type=ReplicaList).replicas for body in answers.values())
@@ -64,7 +60,7 @@ def _retained(_: bytes, answers: Mapping[int, bytes]) -> bytes:
 
 
 MERGED: Mapping[tuple[str, str], Merge] = {
-    ("GET", "/metrics"): _metrics,
+    ("GET", "/metrics"): lambda _, answers: metrics_of_all(answers),
     ("GET", "/replicas"): _replicas,
     ("GET", "/decisions"): _decisions,
     ("GET", "/retain"): _retained,

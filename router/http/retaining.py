@@ -1,6 +1,5 @@
 """Has replicas give a prefix up last that they hold already; computes and moves nothing for it."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,10 +14,8 @@ from api.openai.requests import Identifier
 from api.reading import read
 from api.responses import RetainedPrefix as RetainedAtReplica
 from router.core import Router
-from router.http.adapters import BAD_GATEWAY, MOST_AT_ONCE, MOST_SHOWN, SUCCESS, Failure
+from router.http.at_replicas import BAD_GATEWAY, SUCCESS, Failure, at_all, say
 from router.http.explaining import read_prompt, runs_of
-from router.members.broken import Broken
-from router.members.fetch import fetch
 from router.members.members import Member
 from router.prompts.prefixes.retained import Full, RetainedPrefix
 from router.prompts.prompt import Prompt
@@ -81,17 +78,18 @@ async def end(router: Router, id: str) -> tuple[int, RetainReport]:
 
 def listed(router: Router) -> RetainedList:
     now_s = router.now_s()
-    return RetainedList([_shown(prefix, now_s) for prefix in router.history.retained.all(now_s)])
-
-
-def _shown(prefix: RetainedPrefix, now_s: float) -> Retained:
-    return Retained(
-        id=prefix.id,
-        model=prefix.model,
-        tokens=prefix.tokens,
-        ttl_s=prefix.ttl_s,
-        by="operator" if prefix.is_operators else "client",
-        replicas=[RetainedAt(name, left_s=round(until_s - now_s, 3)) for name, until_s in prefix.until_s.items()],
+    return RetainedList(
+        [
+            Retained(
+                id=prefix.id,
+                model=prefix.model,
+                tokens=prefix.tokens,
+                ttl_s=prefix.ttl_s,
+                by="operator" if prefix.is_operators else "client",
+                replicas=[RetainedAt(name, left_s=round(until - now_s, 3)) for name, until in prefix.until_s.items()],
+            )
+            for prefix in router.history.retained.all(now_s)
+        ]
     )
 
 
@@ -154,24 +152,16 @@ async def _ask_all(
     if salt is not None:
         fields["cache_salt"] = salt
     body = msgspec.json.encode(fields | {"prompt": unpack_ids(packed)}) if members else b""
-    at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def at(member: Member) -> RetainedAt:
-        async with at_once:
-            return await _ask(member, body, ttl_s)
+        said = await say(member.server, "/retain", body, RETAIN_S)
+        if said.status != SUCCESS:
+            return RetainedAt(member.name, error=said.message)
+        try:
+            found = _decode(said.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return RetainedAt(member.name, error=str(error))
+        left_s = ttl_s if found.retained_blocks else 0.0
+        return RetainedAt(member.name, found.cached_blocks, found.retained_blocks, left_s)
 
-    return list(await asyncio.gather(*map(at, members)))
-
-
-async def _ask(member: Member, body: bytes, ttl_s: float) -> RetainedAt:
-    server = member.server
-    try:
-        answer = await fetch(server.upstream, "/retain", body=body, lines=server.key_line, timeout_s=RETAIN_S)
-        if answer.status == SUCCESS:
-            found = _decode(answer.body)
-            left_s = ttl_s if found.retained_blocks else 0.0
-            return RetainedAt(member.name, found.cached_blocks, found.retained_blocks, left_s)
-        message = answer.body[: 4 * MOST_SHOWN].decode(errors="replace")[:MOST_SHOWN]
-    except (Broken, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        message = str(error)
-    return RetainedAt(member.name, error=message)
+    return await at_all(members, at)

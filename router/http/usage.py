@@ -87,15 +87,12 @@ def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:
             message = "a client sees only the usage of its own API key; send the admin key to see others"
             raise ApiError(403, message, code="admin_key_required")
         key = own.name
-    return Selection(first.isoformat(), last.isoformat(), key, model, _places(query))
-
-
-def _places(query: QueryParams) -> tuple[str, ...]:
     text = query.get("by", ",".join(PLACE))
     names = text.split(",")
     if not {*names} <= {*PLACE}:
         raise invalid(f"by is {quoted(text)}; write day, key or model, or several of them with commas between", "by")
-    return tuple(name for name in PLACE if name in names)
+    by = tuple(name for name in PLACE if name in names)
+    return Selection(first.isoformat(), last.isoformat(), key, model, by)
 
 
 def _day(query: QueryParams, name: str, usual: date) -> date:
@@ -119,14 +116,11 @@ def as_csv(rows: Sequence[Row], by: Collection[str] = PLACE) -> bytes:
     table = csv.writer(text, lineterminator="\r\n")
     table.writerow((*(name for name in PLACE if name in by), *COUNTED))
     for row in rows:
-        table.writerow((*map(_safe, _place(row, by).values()), *astuple(row.counts)))
+        place = (f"'{name}" if name.startswith(FORMULA) else name for name in _place(row, by).values())
+        table.writerow((*place, *astuple(row.counts)))
     return text.getvalue().encode()
 
 
 def _place(row: Row, by: Collection[str]) -> dict[str, str]:
     place = {"day": row.day, "key": row.key or NO_KEY, "model": row.model}
     return {name: text for name, text in place.items() if name in by}
-
-
-def _safe(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text

@@ -65,7 +65,13 @@ def line_of(scope: Any, *, status: int, duration_s: float, sent_bytes: int, requ
 def line_of_request(summary: "RequestSummary") -> Line:
     """The line of a request meant for a replica."""
     exchange, admitted, generation = summary.exchange, summary.admitted, summary.generation
-    line = line_of(
+    told: dict[str, Any] = {}
+    if generation is not None:
+        told["replica"] = generation.member.name if generation.member else None
+        told["prompt_tokens"] = summary.used.computed + summary.used.cached or generation.prompt.all_tokens
+        told["cached_tokens"] = generation.reported_tokens
+        told["output_tokens"] = summary.output_tokens
+    return line_of(
         exchange.scope,
         status=exchange.status,
         duration_s=summary.duration_s,
@@ -77,11 +83,5 @@ def line_of_request(summary: "RequestSummary") -> Line:
         ttft_s=None if summary.ttft_s is None else round(summary.ttft_s, 6),
         retries=summary.retries,
         resumes=summary.resumes,
+        **told,
     )
-    if generation is not None:
-        line.replica = generation.member.name if generation.member else None
-        used = summary.used
-        line.prompt_tokens = used.computed + used.cached or generation.prompt.all_tokens
-        line.cached_tokens = generation.reported_tokens
-        line.output_tokens = summary.output_tokens
-    return line

@@ -136,13 +136,25 @@ class GenaiMetrics:
         if summary.chat is None and summary.generation is None:
             return
         labels = Labels(operation(summary), self._model(summary), request_error(summary))
-        self._answer(summary, labels, now_ns)
+        generation, ttft_s, tokens = summary.generation, summary.ttft_s, summary.output_tokens
+        self.request_s.observe(labels, summary.duration_s, now_ns)
+        if labels.error is None and ttft_s is not None and generation is not None and generation.peek.stream:
+            self.first_token_s.observe(labels, ttft_s, now_ns)
+            if tokens is not None and tokens > 1 and generation.prompt.choices == 1:
+                self.token_s.observe(labels, (summary.duration_s - ttft_s) / (tokens - 1), now_ns)
         for attempt in summary.attempts:
             ended_s = attempt.ended_s or summary.ended_s
             asked = labels_at(attempt, labels, operation_error(summary, attempt))
             self.operation_s.observe(asked, ended_s - attempt.placed.sent_s, now_ns)
-        if summary.generation is not None and summary.attempts:
-            self._tokens_of(summary, summary.generation, labels, now_ns)
+        if generation is None or not summary.attempts:
+            return
+        last, prompt_tokens = summary.attempts[-1], summary.used.computed + summary.used.cached
+        if prompt_tokens and knows_prompt(summary, generation):  # estimates are left out
+            self.tokens.observe(labels_at(last, labels, token_type="input"), prompt_tokens, now_ns)
+        if tokens is not None:
+            self.tokens.observe(labels_at(last, labels, token_type="output"), tokens, now_ns)
+        if prompt_tokens and knows_cached(summary, generation):
+            self.cached_tokens.observe(labels_at(last, labels, modality="unknown"), summary.used.cached, now_ns)
 
     def _model(self, summary: RequestSummary) -> str | None:
         """The model's name, which a replica and no client has chosen."""
@@ -156,27 +168,6 @@ class GenaiMetrics:
         self._models.add(name)
         return name
 
-    def _answer(self, summary: RequestSummary, labels: Labels, now_ns: int) -> None:
-        """Count the times of the answer as the client sees them."""
-        self.request_s.observe(labels, summary.duration_s, now_ns)
-        generation, ttft_s = summary.generation, summary.ttft_s
-        if labels.error is not None or ttft_s is None or generation is None or not generation.peek.stream:
-            return
-        self.first_token_s.observe(labels, ttft_s, now_ns)
-        tokens = summary.output_tokens
-        if tokens is not None and tokens > 1 and generation.prompt.choices == 1:
-            self.token_s.observe(labels, (summary.duration_s - ttft_s) / (tokens - 1), now_ns)
-
-    def _tokens_of(self, summary: RequestSummary, generation: GenerationSummary, labels: Labels, now_ns: int) -> None:
-        """Count tokens at the last replica; estimates are left out."""
-        last, prompt_tokens = summary.attempts[-1], summary.used.computed + summary.used.cached
-        if prompt_tokens and knows_prompt(summary, generation):
-            self.tokens.observe(labels_at(last, labels, token_type="input"), prompt_tokens, now_ns)
-        if summary.output_tokens is not None:
-            self.tokens.observe(labels_at(last, labels, token_type="output"), summary.output_tokens, now_ns)
-        if prompt_tokens and knows_cached(summary, generation):
-            self.cached_tokens.observe(labels_at(last, labels, modality="unknown"), summary.used.cached, now_ns)
-
 
 def operation(summary: RequestSummary) -> str:
     return "text_completion" if summary.chat is False else "chat"
@@ -187,15 +178,9 @@ def attempt_error(attempt: Attempt) -> str:
     return str(attempt.status) if attempt.status >= 400 else "replica_lost"
 
 
-def labels_at(
-    attempt: Attempt,
-    labels: Labels,
-    error: str | None = None,
-    token_type: str | None = None,
-    modality: str | None = None,
-) -> Labels:
+def labels_at(attempt: Attempt, labels: Labels, error: str | None = None, **more: str) -> Labels:
     target = attempt.member.upstream.target
-    return Labels(labels.operation, labels.model, error, target.host, target.port, token_type, modality)
+    return labels._replace(error=error, host=target.host, port=target.port, **more)
 
 
 def request_error(summary: RequestSummary) -> str | None:

@@ -15,7 +15,7 @@ from router.records.line_file import LineFile
 if TYPE_CHECKING:
     from router.config import RouterConfig
     from router.proxy.attempt import Attempt
-    from router.proxy.request_summary import GenerationSummary, Notes, PrefillSummary, RequestSummary
+    from router.proxy.request_summary import GenerationSummary, Notes, RequestSummary
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,15 @@ class RequestLog(LineFile):
             self._lost_before += 1  # the file itself works
 
     def _line(self, summary: "RequestSummary", generation: "GenerationSummary", notes: "Notes") -> LogLine:
-        prompt, ttft_s = generation.prompt, summary.ttft_s
-        size = _block_tokens(summary, generation)
+        prompt, ttft_s, prefill = generation.prompt, summary.ttft_s, summary.prefill
+        size = generation.block_size  # of the chosen replica, else the model's largest
+        if prompt.exact and not size and summary.model is not None:
+            size = max(summary.model.slots, default=0)
+        prefilled = None
+        if prefill is not None and prefill.outcome is not None:
+            half, gain_s = prefill_record(prefill), round(prefill.split.gain_s, 6)
+            hits = half.predicted_cached_tokens, half.reported_cached_tokens
+            prefilled = Prefilled(half.replica or "", prefill.outcome, half.duration_s, gain_s, *hits)
         session, predicted = generation.decision.question.session, generation.prediction
         return LogLine(
             ts=round(time.time() - summary.duration_s, 6),
@@ -76,18 +83,9 @@ class RequestLog(LineFile):
             index_exact=generation.exactness.index,
             prediction_exact=generation.exactness.prediction,
             predicted_tokens=None if predicted is None else predicted.tokens,
-            prefill=_prefilled(summary.prefill),
+            prefill=prefilled,
             further_tokens=prompt.all_tokens - prompt.tokens,
         )
-
-
-def _block_tokens(summary: "RequestSummary", generation: "GenerationSummary") -> int:
-    """The block size of the chosen replica, else the model's largest; 0 for an approximate prompt."""
-    if not generation.prompt.exact:
-        return 0
-    if generation.block_size or summary.model is None:
-        return generation.block_size
-    return max(summary.model.slots, default=0)
 
 
 def _sending(attempt: "Attempt") -> Sending:
@@ -107,20 +105,6 @@ def _sending(attempt: "Attempt") -> Sending:
         placed.awaited_s,
         placed.fetched_tokens,
         placed.stands_back,
-    )
-
-
-def _prefilled(prefill: "PrefillSummary | None") -> Prefilled | None:
-    if prefill is None or prefill.outcome is None:
-        return None
-    half = prefill_record(prefill)
-    return Prefilled(
-        half.replica or "",
-        prefill.outcome,
-        half.duration_s,
-        round(prefill.split.gain_s, 6),
-        half.predicted_cached_tokens,
-        half.reported_cached_tokens,
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, ClassVar
 
+import click
 from rich.text import Text
 from textual import on, work
 from textual.app import App, ComposeResult
@@ -18,21 +19,25 @@ from textual.widgets import Input
 
 from events.tool.words import printable
 from router.responses import DecisionRecord
-from router.top import details
-from router.top.columns import decision_table, event_table, prefix_table, replica_table
+from router.top import details, tables
 from router.top.heading import empty_text, heading
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, Refused, RouterClient, Unreachable
-from router.top.rows import DRAINING, Branch, Row, branches_of, rows_of
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient
 from router.top.screens import ConfirmScreen, DetailsScreen, Heading, HelpScreen
 from router.top.table_view import HEAD, TableView
+from router.top.tables import DRAINING, Branch, Row, branches_of, rows_of
 
-VIEWS = ("replicas", "events", "prefixes", "decisions")
+VIEWS: dict[str, tuple[Callable[[], Any], str]] = {  # their tables, and the paths where these come from
+    "replicas": (tables.replica_table, REPLICAS),
+    "events": (tables.event_table, REPLICAS),
+    "prefixes": (tables.prefix_table, PREFIXES),
+    "decisions": (tables.decision_table, DECISIONS),
+}
 OVERVIEW = ("replicas", "prefixes", "decisions")  # shown together
 LEAST_LINES = 3  # of a table: titles and two rows
 HINT = "? help  1-4,0 tables  Enter details  / filter  <> sort  d drain  p pause  q quit"
+FILTERS = "show rows with this text; Enter keeps it, Esc drops it"
 BACK = "Esc back   up down scroll   q quit"
 HEADING_LINES, HINT_LINES = 3, 1
-PATHS = {"replicas": REPLICAS, "events": REPLICAS, "prefixes": PREFIXES, "decisions": DECISIONS}
 TABLE_ACTIONS = ("only", "overview", "leave", "filter", "sort", "reverse", "unsorted")  # not on the details screen
 DRAINED = "It gets no new requests. It finishes its running requests and keeps its cache."
 UNDRAINED = "It keeps its cache."
@@ -78,20 +83,11 @@ class Top(App[None]):
         self.poller = poller
         self.paused = False
         self.only: str | None = None  # the table that fills the screen
-        self.views: dict[str, TableView[Any]] = {
-            "replicas": TableView(replica_table(), "replicas"),
-            "events": TableView(event_table(), "events"),
-            "prefixes": TableView(prefix_table(), "prefixes"),
-            "decisions": TableView(decision_table(), "decisions"),
-        }
+        self.views = {name: TableView[Any](table(), name) for name, (table, _) in VIEWS.items()}
         self._interval_s = interval_s
         self._focused = "replicas"
-        self._details: DetailsScreen | None = None
-        self._heading = Heading(id="heading")
-        self._hint = Heading(id="hint")
-        self._filter = Input(
-            id="filter", placeholder="show rows with this text; Enter keeps it, Esc drops it", compact=True
-        )
+        self._heading, self._hint = Heading(id="heading"), Heading(id="hint")
+        self._filter = Input(id="filter", compact=True, placeholder=FILTERS)
         self._poll_now = asyncio.Event()
 
     def compose(self) -> ComposeResult:
@@ -104,7 +100,8 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.views["replicas"].focus()
         self.draw()
-        self.app_resume_signal.subscribe(self, self._resumed)
+        # After Ctrl-Z and `fg` the terminal is empty.
+        self.app_resume_signal.subscribe(self, lambda _: self.screen.refresh(layout=True))
         self.set_interval(min(1.0, self._interval_s), self._draw_heading)  # ages grow while nothing answers
         self.poll_forever()
 
@@ -121,21 +118,16 @@ class Top(App[None]):
 
     # ---- drawing
 
-    def _resumed(self, _: App[None]) -> None:
-        """Draw everything: after Ctrl-Z and `fg` the terminal is empty."""
-        self.screen.refresh(layout=True)
-
     def draw(self) -> None:
         """Fill and lay out the visible tables."""
-        names = OVERVIEW if self.only is None else (self.only,)
-        items = {name: self._items(name) for name in names}
+        items = {name: self._items(name) for name in (OVERVIEW if self.only is None else (self.only,))}
         self._arrange({name: HEAD + len(found) for name, found in items.items()})
         for name, found in items.items():
             if self.views[name].display:
                 self._fill(name, found)
         self._draw_heading()
-        if self._details is not None:
-            self._details.draw()
+        for screen in self._open_details():
+            screen.draw()
 
     def _items(self, name: str) -> Sequence[Any]:
         match name:
@@ -156,18 +148,17 @@ class Top(App[None]):
                 view.styles.max_height = highest
 
     def _fill(self, name: str, items: Sequence[Any]) -> None:
-        poller, path, view = self.poller, PATHS[name], self.views[name]
+        poller, path, view = self.poller, VIEWS[name][1], self.views[name]
         placeholder = empty_text(poller, path)
         if items and view.table.filter:
             placeholder = f"No row has the text {view.table.filter!r}; Esc shows all."
         view.show(items, placeholder, is_stale=poller.is_stale or path in poller.refused)
 
     def _draw_heading(self) -> None:
-        lines = heading(self.poller, paused=self.paused)
-        text = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+        text = Text("\n", no_wrap=True, overflow="ellipsis").join(heading(self.poller, paused=self.paused))
         self._heading.show(text)
-        if self._details is not None:
-            self._details.heading.show(text)
+        for screen in self._open_details():
+            screen.heading.show(text)
         table = self.current.table
         hint = Text(no_wrap=True, overflow="ellipsis")
         if table.filter:
@@ -254,22 +245,20 @@ class Top(App[None]):
         match event.view.table.current:
             case Row(replica=replica):
                 name = replica.name
-                self._open(partial(self._replica_lines, name), f"{BACK}  d drain", name)
+                screen = DetailsScreen(partial(self._replica_lines, name), f"{BACK}  d drain", drain=name)
             case Branch() as branch:
-                self._open(partial(details.prefix_lines, branch), BACK)
+                screen = DetailsScreen(partial(details.prefix_lines, branch), BACK)
             case DecisionRecord() as decision:
-                self._open(partial(details.decision_lines, decision), BACK)
-
-    def _open(self, lines: Callable[[int], list[Text] | None], hint: str, replica: str | None = None) -> None:
-        self._details = DetailsScreen(lines, hint, drain=replica)
-        self.push_screen(self._details, self._details_closed)
+                screen = DetailsScreen(partial(details.decision_lines, decision), BACK)
+            case _:
+                return
+        self.push_screen(screen)
         self._draw_heading()
 
-    def _details_closed(self, _: None) -> None:
-        self._details = None
+    def _open_details(self) -> list[DetailsScreen]:
+        return [screen for screen in self.screen_stack if isinstance(screen, DetailsScreen)]
 
-    def _replica_lines(self, name: str, width: int) -> list[Text] | None:
-        del width
+    def _replica_lines(self, name: str, _: int) -> list[Text] | None:
         row = next((row for row in rows_of(self.poller) if row.replica.name == name), None)
         return None if row is None else details.replica_lines(row, self.poller.decisions)
 
@@ -293,16 +282,15 @@ class Top(App[None]):
             return
         undo = replica.why == DRAINING[0]
         question = f"Let {replica.name} have requests again?" if undo else f"Drain {replica.name}?"
-        if await self.push_screen_wait(ConfirmScreen(printable(question), UNDRAINED if undo else DRAINED)):
-            await self._drain(replica.name, undo=undo)
-
-    async def _drain(self, name: str, *, undo: bool) -> None:
-        try:
-            await self.poller.client.drain(name, undo=undo)
-        except (Unreachable, Refused) as error:
-            self.notify(printable(str(error)), severity="error", timeout=10, markup=False)
+        if not await self.push_screen_wait(ConfirmScreen(printable(question), UNDRAINED if undo else DRAINED)):
             return
-        self.notify(f"{printable(name)} gets {'requests again' if undo else 'no new requests'}", markup=False)
+        try:
+            await self.poller.client.drain(replica.name, undo=undo)
+        except click.ClickException as error:
+            self.notify(printable(error.message), severity="error", timeout=10, markup=False)
+            return
+        what = "requests again" if undo else "no new requests"
+        self.notify(f"{printable(replica.name)} gets {what}", markup=False)
         self.poller.make_due()
         self._poll_now.set()
 

@@ -1,18 +1,18 @@
 """The lines above the tables: the router's state, totals, and whether the figures are stale."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from rich.text import Text
 
 from events.tool.words import printable
 from router.console.formatting import ago, count, duration, percent, rate, short, sparkline
-from router.top.columns import WARM
 from router.top.poller import DECISIONS, KEY_HINT, PREFIXES, REPLICAS, Poller
-from router.top.rows import STATES, STYLES, state_of
+from router.top.tables import STATES, STYLES, WARM, state_of
 
 GAP = "  "
 STALE = "bold black on yellow"
-ALARMING = ("gaps", "lost_batches", "restarts", "digest_mismatches")
+ALARM = "bold red"
 EVENTS = (  # summed over all streams
     ("lag", "lag_batches"),
     ("gaps", "gaps"),
@@ -21,6 +21,16 @@ EVENTS = (  # summed over all streams
     ("restarts", "restarts"),
     ("digests differed", "digest_mismatches"),
 )
+EMPTY = {
+    REPLICAS: "The router has no replicas yet; add one with `warmroute router --replica`.",
+    PREFIXES: "No recent prompts share a prefix.",
+    DECISIONS: "No decisions yet.",
+}
+
+
+def empty_text(poller: Poller, path: str) -> str:
+    """The placeholder of a table without rows."""
+    return poller.refused.get(path, EMPTY[path])
 
 
 def heading(poller: Poller, *, paused: bool = False) -> list[Text]:
@@ -30,11 +40,8 @@ def heading(poller: Poller, *, paused: bool = False) -> list[Text]:
 
 def _replicas(poller: Poller, *, paused: bool) -> Text:
     line = Text()
-    if poller.is_stale:
-        line.append(f" {stale_text(poller)} ", STALE)
-        line.append(GAP)
-    elif paused:
-        line.append(" paused, p continues ", STALE)
+    if poller.is_stale or paused:
+        line.append(f" {stale_text(poller) if poller.is_stale else 'paused, p continues'} ", STALE)
         line.append(GAP)
     line.append(printable(poller.client.router_url), "bold")
     line.append(f"{GAP}{count(len(poller.replicas), 'replica')}")
@@ -43,20 +50,14 @@ def _replicas(poller: Poller, *, paused: bool) -> Text:
         line.append(", " if number else ": ")
         line.append(f"{found[state]:,} {state}", STYLES[state])
     if poller.totals is not None and poller.totals.draining:
-        line.append(f"{GAP}the router drains", "bold red")
-    _trend(line, poller)
-    return line
-
-
-def _trend(line: Text, poller: Poller) -> None:
-    """Draw requests and hits of the last polls."""
+        line.append(f"{GAP}the router drains", ALARM)
     trend = poller.history.trend
-    if len(trend) < 2:
-        return
-    line.append(f"{GAP}req/s ")
-    line.append(sparkline(one.requests_per_s for one in trend), "green")
-    line.append(f"{GAP}hits ")
-    line.append(sparkline((one.hit or 0.0 for one in trend), top=1.0), WARM)
+    if len(trend) > 1:  # requests and hits of the last polls
+        line.append(f"{GAP}req/s ")
+        line.append(sparkline(one.requests_per_s for one in trend), "green")
+        line.append(f"{GAP}hits ")
+        line.append(sparkline((one.hit or 0.0 for one in trend), top=1.0), WARM)
+    return line
 
 
 def stale_text(poller: Poller) -> str:
@@ -72,24 +73,21 @@ def stale_text(poller: Poller) -> str:
 def _work(poller: Poller) -> Text:
     rates, totals = poller.history.total(), poller.totals
     figures = [
-        ("req/s", rate(rates.requests_per_s if rates else None)),
-        ("tokens/s", rate(rates.generated_tokens_per_s if rates else None)),
-        ("each", duration(rates.token_s if rates else None)),
-        ("prompt/s", rate(rates.prompt_tokens_per_s if rates else None)),
-        ("hits", percent(rates.hit if rates else None)),
+        ("req/s", rate(rates and rates.requests_per_s), "bold"),
+        ("tokens/s", rate(rates and rates.generated_tokens_per_s), "bold"),
+        ("each", duration(rates and rates.token_s), "bold"),
+        ("prompt/s", rate(rates and rates.prompt_tokens_per_s), "bold"),
+        ("hits", percent(rates and rates.hit), "bold"),
     ]
     if totals is not None:
         figures += [
-            ("TTFT", duration(poller.history.mean_ttft_s())),
-            ("open", short(totals.open_requests)),
-            ("waiting", short(totals.queue_length)),
+            ("TTFT", duration(poller.history.mean_ttft_s()), "bold"),
+            ("open", short(totals.open_requests), "bold"),
+            ("waiting", short(totals.queue_length), "bold"),
         ]
-        failures = (
-            ("retries", totals.retries_total),
-            ("resumes", totals.resumes_total),
-            ("refused", totals.refused_total),
-        )
-        figures += [(name, short(number)) for name, number in failures if number]
+        for name in ("retries", "resumes", "refused"):
+            if number := getattr(totals, f"{name}_total"):
+                figures.append((name, short(number), "bold"))
     return _joined(figures)
 
 
@@ -97,32 +95,18 @@ def _events(poller: Poller) -> Text:
     streams = [one.events for one in poller.replicas if one.events is not None]
     if not streams:
         return Text("no event streams" if poller.replicas else "", "dim")
-    risen = poller.history.any_risen()
-    rates = poller.history.total()
-    line = Text("events ")
-    line.append(f"{rate(rates.batches_per_s if rates else None)}/s", "bold")
+    rates, alarming = poller.history.total(), poller.history.any_risen() - {"repairs"}  # these mend
+    figures = [("events", f"{rate(rates and rates.batches_per_s)}/s", "bold")]
     for name, field in EVENTS:
         number = sum(getattr(stream, field) for stream in streams)
-        line.append(f"{GAP}{name} ")
-        line.append(f"{number:,}", "bold red" if field in risen and field in ALARMING else "bold")
-    return line
+        figures.append((name, f"{number:,}", ALARM if field in alarming else "bold"))
+    return _joined(figures)
 
 
-def _joined(figures: list[tuple[str, str]]) -> Text:
+def _joined(figures: Iterable[tuple[str, str, str]]) -> Text:
+    """Each figure has its name, its value and the value's style."""
     line = Text()
-    for number, (name, value) in enumerate(figures):
-        line.append(f"{GAP if number else ''}{name} ")
-        line.append(value, "bold")
+    for name, value, style in figures:
+        line.append(f"{GAP if line else ''}{name} ")
+        line.append(value, style)
     return line
-
-
-EMPTY = {
-    REPLICAS: "The router has no replicas yet; add one with `warmroute router --replica`.",
-    PREFIXES: "No recent prompts share a prefix.",
-    DECISIONS: "No decisions yet.",
-}
-
-
-def empty_text(poller: Poller, path: str) -> str:
-    """The placeholder of a table without rows."""
-    return poller.refused.get(path, EMPTY[path])

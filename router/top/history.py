@@ -4,8 +4,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from router.doctor.samples import Samples
 from router.responses import ReplicaStatus
-from router.top.responses import Totals
 
 WINDOW_S = 15.0
 TREND = 20  # polls that are drawn
@@ -13,6 +16,34 @@ RISEN_S = 60.0  # how long a counter that rose stays marked
 COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")
 
 Counts = tuple[float, ...]
+
+
+class Totals(Struct, frozen=True):
+    """Sums over all replicas and models from GET /metrics."""
+
+    open_requests: float = 0
+    queue_length: float = 0
+    draining: float = 0
+    retries_total: float = 0
+    resumes_total: float = 0
+    refused_total: float = 0
+    first_tokens: dict[str, tuple[float, float]] = {}  # by labels: count and total seconds
+
+
+PREFIX = "warmroute_router:"
+FIRST_TOKENS = f"{PREFIX}time_to_first_token_seconds_"
+SUMS = Totals.__struct_fields__[:-1]
+WANTED = {*(f"{PREFIX}{name}" for name in SUMS), f"{FIRST_TOKENS}count", f"{FIRST_TOKENS}sum"}
+
+
+def totals_of(metrics: str) -> Totals | None:
+    """Parse a router's /metrics; None if it is not one. Raises BadMetrics."""
+    samples = Samples(metrics, WANTED)
+    if samples.total(f"{PREFIX}open_requests") is None:
+        return None
+    counts, seconds = samples.each(f"{FIRST_TOKENS}count"), samples.each(f"{FIRST_TOKENS}sum")
+    first_tokens = {labels: (count, seconds.get(labels, 0.0)) for labels, count in counts.items()}
+    return Totals(**{name: samples.total(f"{PREFIX}{name}") or 0.0 for name in SUMS}, first_tokens=first_tokens)
 
 
 class Rates(NamedTuple):
@@ -47,14 +78,11 @@ class Window:
             # The last poll may lack it: a router that has just started knows no replicas yet.
             before = next((sample[name] for _, sample in reversed(self._samples) if name in sample), now)
             if any(new < old for new, old in zip(now, before, strict=True)):
-                self._forget(name)
+                for _, sample in self._samples:
+                    sample.pop(name, None)
         self._samples.append((now_s, dict(counts)))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - self._window_s:
             self._samples.popleft()
-
-    def _forget(self, name: str) -> None:
-        for _, sample in self._samples:
-            sample.pop(name, None)
 
     @property
     def names(self) -> Iterable[str]:
@@ -74,20 +102,26 @@ class Window:
 
 class History:
     def __init__(self, window_s: float = WINDOW_S) -> None:
-        self._served = Window(window_s)
-        self._batches = Window(window_s)
-        self._first_tokens = Window(window_s)
-        self._counters: dict[str, tuple[int, ...]] = {}
         self.trend: deque[Rates] = deque(maxlen=TREND)  # of all replicas, one for each poll
+        self._served, self._batches, self._first_tokens = Window(window_s), Window(window_s), Window(window_s)
+        self._counters: dict[str, Counts] = {}
         self._rose_s: dict[str, dict[str, float]] = {}
 
     def add(self, replicas: Iterable[ReplicaStatus], now_s: float) -> None:
         known = list(replicas)
-        self._served.add({one.name: _served(one) for one in known}, now_s)
-        self._batches.add({one.name: (one.events.seq,) for one in known if one.events is not None}, now_s)
-        self._note_rises(known, now_s)
+        streams = {one.name: one.events for one in known if one.events is not None}
+        self._served.add({one.name: astuple(one.served) for one in known}, now_s)
+        self._batches.add({name: (stream.seq,) for name, stream in streams.items()}, now_s)
         if (total := self.total()) is not None:
             self.trend.append(total)
+        before, rose_before, self._rose_s = self._counters, self._rose_s, {}
+        self._counters = {name: tuple(getattr(one, field) for field in COUNTERS) for name, one in streams.items()}
+        for name, values in self._counters.items():
+            compared = zip(COUNTERS, values, before.get(name, values), strict=True)
+            rose = {field: at_s for field, at_s in rose_before.get(name, {}).items() if at_s > now_s - RISEN_S}
+            rose |= {field: now_s for field, value, old in compared if value > old}
+            if rose:
+                self._rose_s[name] = rose
 
     def add_totals(self, totals: Totals, now_s: float) -> None:
         self._first_tokens.add(totals.first_tokens, now_s)
@@ -97,21 +131,6 @@ class History:
         rises = [found[0] for name in self._first_tokens.names if (found := self._first_tokens.rise(name)) is not None]
         begun = sum(count for count, _ in rises)
         return sum(seconds for _, seconds in rises) / begun if begun else None
-
-    def _note_rises(self, replicas: list[ReplicaStatus], now_s: float) -> None:
-        before, self._counters = self._counters, {}
-        rose_before, self._rose_s = self._rose_s, {}
-        for one in replicas:
-            if one.events is None:
-                continue
-            values = tuple(getattr(one.events, name) for name in COUNTERS)
-            self._counters[one.name] = values
-            rose = {name: at_s for name, at_s in rose_before.get(one.name, {}).items() if at_s > now_s - RISEN_S}
-            for name, value, old in zip(COUNTERS, values, before.get(one.name, values), strict=True):
-                if value > old:
-                    rose[name] = now_s
-            if rose:
-                self._rose_s[one.name] = rose
 
     def risen(self, replica: str) -> frozenset[str]:
         """The COUNTERS that rose in the last minute."""
@@ -124,24 +143,11 @@ class History:
         """Rates of one replica; None before its second sample."""
         if (served := self._served.rise(replica)) is None:
             return None
-        (requests, prompt, matched, generated, streamed, streaming_s), over_s = served
-        batches = self._batches.rise(replica)
-        return Rates(
-            requests_per_s=requests / over_s,
-            prompt_tokens_per_s=prompt / over_s,
-            prefill_tokens_per_s=max(0.0, prompt - matched) / over_s,
-            batches_per_s=batches[0][0] / batches[1] if batches is not None else 0.0,
-            generated_tokens_per_s=generated / over_s,
-            streamed_tokens_per_s=streamed / over_s,
-            streaming=streaming_s / over_s,
-        )
+        (requests, prompt, matched, *generated), over_s = served
+        batches, batches_s = self._batches.rise(replica) or ((0.0,), 1.0)
+        first = requests / over_s, prompt / over_s, max(0.0, prompt - matched) / over_s, batches[0] / batches_s
+        return Rates(*first, *(value / over_s for value in generated))
 
     def total(self) -> Rates | None:
         found = [rates for name in self._served.names if (rates := self.rates(name)) is not None]
         return Rates(*map(sum, zip(*found, strict=True))) if found else None
-
-
-def _served(replica: ReplicaStatus) -> Counts:
-    served = replica.served
-    prompts = (served.requests, served.prompt_tokens, served.matched_tokens)
-    return *prompts, served.generated_tokens, served.streamed_tokens, served.streaming_s

@@ -11,65 +11,54 @@ import httpx2
 import msgspec
 
 from events.tool.words import printable
-from router.console.asking import checked, options, reason_of
+from router.console import asking
+from router.console.asking import Unreachable
 from router.doctor.samples import BadMetrics
 from router.prompts.prefixes.tree import Shared
 from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
-from router.top.history import History
-from router.top.responses import Totals, totals_of
+from router.top.history import History, Totals, totals_of
 
 TIMEOUT_S = 10.0
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
+ROUTER = asking.ROUTER._replace(key=f"see {KEY_HINT}")
 
 T = TypeVar("T")
 
 
-class Unreachable(Exception):
-    """Nothing answers, or something other than a router."""
-
-
-class Refused(Exception):
-    """The router answers with an error, such as a missing key."""
-
-
 class RouterClient:
-    """Close it with `contextlib.aclosing`. Its methods raise Unreachable and Refused."""
+    """Close it with `contextlib.aclosing`. Its methods raise Unreachable, and Refused for a missing key, say."""
 
     def __init__(self, router_url: str, key: str | None) -> None:
         self.router_url = router_url
         self.round_trip_s = TIMEOUT_S  # the fastest answer so far: close to the network's round trip
-        self._http = httpx2.AsyncClient(base_url=router_url, **options(key, TIMEOUT_S))
+        self._http = httpx2.AsyncClient(base_url=router_url, **asking.options(key, TIMEOUT_S))
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
     async def get(self, path: str, kind: type[T]) -> T:
-        answer = await self._request("GET", path)
+        answer = await self.ask("GET", path)
         try:
             return msgspec.json.decode(answer, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreachable(f"no answer from a router: {path}: {error}") from error
-
-    async def text(self, path: str) -> str:
-        return (await self._request("GET", path)).decode(errors="replace")
+            raise self.no_answer(f"no answer from a router: {path}: {error}") from error
 
     async def drain(self, replica: str, *, undo: bool) -> None:
-        await self._request("POST", f"/replicas/{quote(replica, safe='')}/{'undrain' if undo else 'drain'}")
+        await self.ask("POST", f"/replicas/{quote(replica, safe='')}/{'undrain' if undo else 'drain'}")
 
-    async def _request(self, method: str, path: str) -> bytes:
+    async def ask(self, method: str, path: str) -> bytes:
         began_s = time.monotonic()
         try:
             response = await self._http.request(method, path)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Unreachable(reason_of(error)) from error
+            raise self.no_answer(asking.reason_of(error)) from error
         self.round_trip_s = min(self.round_trip_s, time.monotonic() - began_s)
         if response.status_code in (502, 504):  # from a proxy whose router is gone
-            raise Unreachable(f"status {response.status_code} for {path}")
-        try:
-            return checked(response, self.router_url)
-        except click.ClickException as error:
-            message = error.message.replace("see --admin-key", f"see {KEY_HINT}")
-            raise Refused(message) from error
+            raise self.no_answer(f"status {response.status_code} for {path}")
+        return asking.checked(response, self.router_url, ROUTER)
+
+    def no_answer(self, why: str) -> Unreachable:
+        return Unreachable(ROUTER, self.router_url, printable(why))
 
 
 REPLICAS, METRICS, PREFIXES, DECISIONS = "/replicas", "/metrics", "/prefixes", "/decisions"
@@ -123,9 +112,9 @@ class Poller:
         self.totals: Totals | None = None
         self.refused: dict[str, str] = {}  # reason by path
         self.unreachable: str | None = None  # reason
-        self.seen_s: float | None = None  # time of the last list of replicas
         self.history = History()
         self._clock = clock
+        self.seen_s: float | None = None  # time of the last list of replicas
         self._pending_since_s: float | None = None
         self._polls: dict[str, tuple[PollInterval, Callable[[], Awaitable[None]]]] = {
             REPLICAS: (PollInterval(interval_s), self._get_replicas),
@@ -152,43 +141,34 @@ class Poller:
         """Have the next `poll` ask for the replicas, after a change to one."""
         self._polls[REPLICAS][0].make_due()
 
-    async def poll(self) -> None:
-        """Ask for everything that is due. Failures go to `unreachable` and `refused`."""
-        try:
-            for path in self._polls:
-                if not await self._poll(path) and path == REPLICAS:
-                    break  # the other paths would be refused too
-            self.unreachable = None
-        except Unreachable as error:
-            self.unreachable = str(error)
-
     async def require(self) -> None:
         """Poll; raise ClickException unless the router lists its replicas."""
         await self.poll()
         if self.unreachable is not None:
-            message = f"no router answers at {self.client.router_url}: {printable(self.unreachable)}; see --router"
-            raise click.ClickException(message)
+            raise Unreachable(ROUTER, self.client.router_url, self.unreachable)
         if REPLICAS in self.refused:
             raise click.ClickException(self.refused[REPLICAS])
 
-    async def _poll(self, path: str) -> bool:
-        """Return False if the router refuses; raise Unreachable."""
-        interval, get = self._polls[path]
-        began_s = self._clock()
-        if not interval.is_due(began_s):
-            return path not in self.refused
-        self._pending_since_s = began_s
+    async def poll(self) -> None:
+        """Ask for everything that is due. Failures go to `unreachable` and `refused`."""
         try:
-            await get()
-        except Refused as error:
-            self.refused[path] = str(error)
-            interval.refused(began_s)
-            return False
+            for path, (interval, get) in self._polls.items():
+                began_s = self._pending_since_s = self._clock()
+                try:
+                    if interval.is_due(began_s):
+                        await get()
+                        interval.answered(began_s, self._clock() - began_s, self.client.round_trip_s)
+                        self.refused.pop(path, None)
+                except asking.Refused as error:
+                    self.refused[path] = error.message
+                    interval.refused(began_s)
+                if REPLICAS in self.refused:
+                    break  # the other paths would be refused too
+            self.unreachable = None
+        except click.ClickException as error:
+            self.unreachable = error.reason if isinstance(error, Unreachable) else error.message
         finally:
             self._pending_since_s = None
-        interval.answered(began_s, self._clock() - began_s, self.client.round_trip_s)
-        self.refused.pop(path, None)
-        return True
 
     async def _get_replicas(self) -> None:
         self.replicas = (await self.client.get(REPLICAS, ReplicaList)).replicas
@@ -204,9 +184,9 @@ class Poller:
 
     async def _get_metrics(self) -> None:
         try:
-            self.totals = totals_of(await self.client.text(METRICS))
+            self.totals = totals_of((await self.client.ask("GET", METRICS)).decode(errors="replace"))
         except BadMetrics as error:
-            raise Unreachable(f"no answer of a router: {METRICS}: {error}") from error
+            raise self.client.no_answer(f"no answer of a router: {METRICS}: {error}") from error
         if self.totals is None:
-            raise Unreachable(f"no answer of a router: its {METRICS} has no warmroute_router:open_requests")
+            raise self.client.no_answer(f"no answer of a router: its {METRICS} has no warmroute_router:open_requests")
         self.history.add_totals(self.totals, self._clock())

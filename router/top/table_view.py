@@ -93,12 +93,12 @@ class TableView(ScrollView, Generic[T], can_focus=True):
         base = TITLE if y < HEAD else CURSOR if segments and segments[-1] == ("", "cursor") else Style.null()
         if self.is_stale and y >= HEAD:
             base += STALE
-        drawn = [Segment(text, self._style(style, base)) for text, style in segments if text]
+        plain = self.is_stale
+        drawn = [
+            Segment(text, parsed(style) + base if style and not plain else base) for text, style in segments if text
+        ]
         # The cursor goes from edge to edge, also where the row is shorter.
         return Strip(drawn).adjust_cell_length(self.size.width, base).apply_style(self.rich_style)
-
-    def _style(self, style: str, base: Style) -> Style:
-        return base if not style or self.is_stale else parsed(style) + base
 
     # ---- the cursor
 

@@ -21,12 +21,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from lab.bench.conversations import replayed
 from lab.bench.figures import figures
-from lab.bench.load import Limits, WarmUp
+from lab.bench.load import LAG_LIMIT_S, Limits, WarmUp
 from lab.bench.measure import Plan, measured
-from lab.bench.overhead import LAG_LIMIT_S
 from lab.bench.probe import RequestSettings
+from lab.bench.workloads import replayed
 from lab.plots import drawing
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS
 from lab.trace.formats import read_trace

@@ -14,7 +14,7 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from lab.simulation.outcome import Outcome
+from lab.simulation.comparison import Outcome
 from lab.simulation.report import duration
 from lab.simulation.settings import Settings
 from replica.model.demo import TEXTS

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-from lab.bench.conversations import replayed
 from lab.bench.figures import figures
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import RequestSettings
+from lab.bench.workloads import replayed
 from lab.shadow.findings import Findings
 from lab.shadow.report import lines
 from lab.trace.requests import Trace

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from lab.simulation.outcome import Outcome
+from lab.simulation.comparison import Outcome
 from lab.simulation.report import duration
 from lab.simulation.settings import Settings
 from tests.bench.policies import Case, load_of, name_of, outcome, traces

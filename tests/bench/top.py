@@ -15,8 +15,8 @@ from router.dashboard.status import replica_status
 from router.http.metrics import metrics_text
 from router.responses import FeedState, Index, Load, ReplicaList, ReplicaStatus, Served
 from router.top.app import Top
+from router.top.history import totals_of
 from router.top.poller import Poller, RouterClient
-from router.top.responses import totals_of
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import REPLICAS, fleet
 

@@ -85,8 +85,15 @@ def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Pr
         body = _body.decode(packed)
     except msgspec.DecodeError:
         return
-    several = [[Piece(each.role, _text(each, known)) for each in body.messages]] if body.messages else []
-    several += [[Piece("prompt", known.setdefault(text, text))] for text in _texts(body.prompt)]
+    several = []
+    if body.messages:
+        pieces = []
+        for message in body.messages:
+            text = "\n".join([_content(message.content), *(bytes(call).decode() for call in message.tool_calls or ())])
+            pieces.append(Piece(message.role, known.setdefault(text, text)))
+        several.append(pieces)
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]  # of a completion, if they are no token ids
+    several += [[Piece("prompt", known.setdefault(text, text))] for text in texts if isinstance(text, str)]
     tools = [bytes(tool).decode() for tool in body.tools or ()]
     for pieces in several:
         leading = next((at for at, piece in enumerate(pieces) if not piece.is_leading), len(pieces))
@@ -103,25 +110,9 @@ def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Pr
         )
 
 
-def _texts(prompt: Any) -> list[str]:
-    """Return a completion request's texts; none if they are token ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    return [text for text in prompt if isinstance(text, str)] if isinstance(prompt, list) else []
-
-
-def _text(message: Message, known: dict[str, str]) -> str:
-    calls = [bytes(call).decode() for call in message.tool_calls or ()]
-    text = "\n".join([_content(message.content), *calls])
-    return known.setdefault(text, text)
-
-
 def _content(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(_part(part) for part in content)
-    return content if isinstance(content, str) else ""
-
-
-def _part(part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    return text if isinstance(text, str) else msgspec.json.encode(part).decode()
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    both = zip(texts, content, strict=True)
+    return "\n".join(text if isinstance(text, str) else msgspec.json.encode(part).decode() for text, part in both)

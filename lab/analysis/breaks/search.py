@@ -6,50 +6,50 @@ repaired is searched for conversations that changed and for constant text that c
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from lab.analysis.breaks.constants import late_constants
-from lab.analysis.breaks.documents import KEY_ORDER, with_one_key_order
-from lab.analysis.breaks.fields import (
+from lab.analysis.breaks.losses import changed_history, late_constants
+from lab.analysis.breaks.prompts import Prompt
+from lab.analysis.breaks.repairs import (
     CHANGE,
-    ORDER,
+    REPAIRS,
     SALT,
+    VOLATILE,
+    Values,
     salts_example,
     with_all_tools,
-    with_one_tool_order,
-    without_lone_salts,
+    without_ignored_lines,
+    without_volatile,
 )
-from lab.analysis.breaks.finding import Fault, Finding, Loss
-from lab.analysis.breaks.headers import HEADER, without_ignored_lines
-from lab.analysis.breaks.history import changed_history
-from lab.analysis.breaks.prompts import Prompt
-from lab.analysis.breaks.texts import computed_letters, example_of, shared_letters
-from lab.analysis.breaks.volatile import ADDRESS, IDENTIFIER, TIMESTAMP, Values, without_volatile
+from lab.analysis.breaks.texts import Fault, Finding, Loss, computed_letters, example_of, shared_letters
 
 WORTH = 0.005  # of all tokens; less is not said
 FEWEST_REQUESTS = 3
 UNKNOWN_TOKENS_PER_LETTER = 0.25
-
-REPAIRS: dict[Fault, Callable[[Sequence[Prompt]], list[Prompt]]] = {
-    SALT: without_lone_salts,
-    KEY_ORDER: with_one_key_order,
-    ORDER: with_one_tool_order,
-}
-VOLATILE = (HEADER, TIMESTAMP, IDENTIFIER, ADDRESS)
 
 
 def search(prompts: Sequence[Prompt]) -> list[Finding]:
     """The most expensive first."""
     prompts, values = without_ignored_lines(prompts), Values()
     repaired = _repaired(prompts, values)
-    found = [*_early_losses(prompts, repaired, values), *_tool_losses(repaired)]
+    found = list(_early_losses(prompts, repaired, values))
+    same = with_all_tools(repaired)
+    if same != repaired and (more := computed_letters(repaired) - computed_letters(same)) > 0:
+        found.append(_loss(CHANGE, repaired, same, more))
     losses = [loss for loss in (*found, changed_history(repaired), *late_constants(repaired)) if loss is not None]
     letters = sum(len(piece.text) for prompt in prompts for piece in prompt.pieces)
     tokens = sum(prompt.tokens for prompt in prompts)
     per_letter = tokens / letters if tokens and letters else UNKNOWN_TOKENS_PER_LETTER
     worth = [
-        _finding(loss, per_letter)
+        Finding(
+            loss.fault.name,
+            loss.requests,
+            round(loss.letters * per_letter),
+            loss.example,
+            loss.request_ids,
+            loss.fault.advice,
+        )
         for loss in _merged(losses)
         if loss.requests >= FEWEST_REQUESTS and loss.letters >= WORTH * letters
     ]
@@ -74,12 +74,6 @@ def _early_losses(prompts: Sequence[Prompt], repaired: Sequence[Prompt], values:
         if faulty == repaired or (letters := computed_letters(faulty) - best) <= 0:
             continue
         yield _loss(fault, faulty, repaired, letters)
-
-
-def _tool_losses(prompts: list[Prompt]) -> Iterator[Loss | None]:
-    same = with_all_tools(prompts)
-    if same != prompts and (letters := computed_letters(prompts) - computed_letters(same)) > 0:
-        yield _loss(CHANGE, prompts, same, letters)
 
 
 def _loss(fault: Fault, faulty: Sequence[Prompt], repaired: Sequence[Prompt], letters: int) -> Loss | None:
@@ -117,8 +111,3 @@ def _merged(losses: Sequence[Loss]) -> Iterator[Loss]:
         worst = max(some, key=lambda loss: loss.letters)
         requests, letters = sum(loss.requests for loss in some), sum(loss.letters for loss in some)
         yield Loss(fault, requests, letters, worst.example, worst.request_ids)
-
-
-def _finding(loss: Loss, tokens_per_letter: float) -> Finding:
-    lost_tokens = round(loss.letters * tokens_per_letter)
-    return Finding(loss.fault.name, loss.requests, lost_tokens, loss.example, loss.request_ids, loss.fault.advice)

@@ -70,3 +70,27 @@ def shared_letters(one: Sequence[Piece], other: Sequence[Piece]) -> int:
             return letters + (common(mine.text, yours.text) if mine.role == yours.role else 0)
         letters += len(mine.text)
     return letters
+
+
+class Fault(Struct, frozen=True):
+    name: str
+    advice: str  # one sentence
+
+
+class Finding(Struct, frozen=True):
+    name: str
+    requests: int
+    lost_tokens: int
+    example: Example
+    request_ids: tuple[str, str]  # of the example
+    advice: str
+
+
+class Loss(Struct, frozen=True):
+    """Before tokens are known: letters that would not have to be computed."""
+
+    fault: Fault
+    requests: int
+    letters: int
+    example: Example
+    request_ids: tuple[str, str]

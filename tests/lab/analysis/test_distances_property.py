@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from lab.analysis.accesses import accesses_of
 from lab.analysis.analysis import depth_first
-from lab.analysis.curve import curve_of
-from lab.analysis.distances import hits_by_capacity, smaller_before
+from lab.analysis.curve import curve_of, hits_by_capacity, smaller_before
 from lab.trace.requests import Trace
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of
 from lab.analysis.analysis import depth_first
-from lab.analysis.curve import curve_of, with_headroom
-from lab.analysis.distances import hits_by_capacity, segments_of
+from lab.analysis.curve import curve_of, hits_by_capacity, segments_of, with_headroom
 from lab.analysis.sharing import coarser, sharing_of
 from lab.trace.formats import beginnings_named
 from lab.trace.requests import Trace, TraceRequest

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of
 from lab.analysis.curve import curve_of
+from lab.simulation.comparison import outcome_of
 from lab.simulation.fleet import simulated
-from lab.simulation.outcome import outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lab.bench.conversations import Conversation, Turn, arriving, at_once
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.words import Passage
+from lab.bench.workloads import Conversation, Turn, arriving, at_once
 from router.members.spec import parse_target
 
 MODEL = "m"

@@ -6,8 +6,7 @@ import statistics
 
 import pytest
 
-from lab.bench.compare import FIGURES, Ratio, compare, ratio
-from lab.bench.figures import figures
+from lab.bench.figures import FIGURES, Ratio, compare, figures, ratio
 from lab.bench.outcome import Outcome
 
 Chance = random.Random

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.bench.conversations import arriving, limited, replayed
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
-from lab.bench.workloads import Shape, conversations
+from lab.bench.workloads import Shape, arriving, conversations, limited, replayed
 from lab.trace.requests import Trace, TraceRequest
 
 COUNT = 4000

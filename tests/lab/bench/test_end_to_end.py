@@ -103,7 +103,7 @@ def test_a_trace_is_replayed_at_its_times_with_its_blocks(running: tuple[Fleet, 
     trace = tmp_path / "t.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     output = tmp_path / "o.json"
-    how = ("--trace", trace, "--speed", 2, "--api", "completions", "--tokens-per-word", 5, "--seed", 5)
+    how = ("--trace", trace, "--speed", 2, "--api", "completions", "--seed", 5)
     figures = bench(running[0][0].url, *how, "--output", output)["endpoints"][0]["figures"]
     assert figures["asked_tokens"] == 8 * 544 and figures["input_tokens"] == pytest.approx(8 * 544, rel=0.01)
     assert figures["cached_tokens"] >= 7 * 512
@@ -172,11 +172,11 @@ def test_what_a_router_has_logged_can_be_asked_again(running: tuple[Fleet, Route
     replicas, _ = running
     log = tmp_path / "log.jsonl"
     with router(*replicas.as_options, "--log-level", "warning", "--request-log", log) as front:
-        bench(front.url, "--requests", 20, "--rate", 40, "--max-tokens", 2, "--tokens-per-word", 5)
+        bench(front.url, "--requests", 20, "--rate", 40, "--max-tokens", 2)
     logged = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(logged) == 21  # with the probe
-    how = ("--trace", log, "--api", "completions", "--tokens-per-word", 5, "--seed", 9)
+    assert len(logged) == 22  # with two probes
+    how = ("--trace", log, "--api", "completions", "--seed", 9)
     figures = bench(replicas[0].url, *how)["endpoints"][0]["figures"]
-    assert (figures["requests"], figures["failed"]) == (21, 0)
+    assert (figures["requests"], figures["failed"]) == (22, 0)
     assert figures["input_tokens"] == pytest.approx(sum(line["prompt_tokens"] for line in logged), rel=0.02)
     assert figures["hit_rate"] > 0.8  # the system prompt is shared again

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from lab.bench.conversations import Conversation, Turn
 from lab.bench.load import WarmUp
 from lab.bench.measure import Measured
 from lab.bench.outcome import Outcome
 from lab.bench.words import Passage
+from lab.bench.workloads import Conversation, Turn
 from tests.lab.bench.endpoints import Call, closed, endpoint, opened, singles
 
 

@@ -7,13 +7,12 @@ import time
 
 from msgspec.structs import replace
 
-from lab.bench.conversations import at_once
 from lab.bench.figures import figures
-from lab.bench.load import Limits, LoadGenerator
+from lab.bench.load import Limits, LoadGenerator, Overhead, OverheadMeter
 from lab.bench.measure import Plan, measured, summed_up
-from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.probe import Probe, RequestSettings
 from lab.bench.result import EndpointResult, warnings
+from lab.bench.workloads import at_once
 from lab.percentiles import spread
 from router.members.spec import Target, parse_target
 from tests.lab.bench.endpoints import Endpoint, endpoint, singles

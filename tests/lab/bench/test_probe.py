@@ -24,12 +24,6 @@ def test_the_only_model_and_the_tokens_of_a_word_are_found_out() -> None:
     assert (found.requests, found.prompt_tokens) == (2, 96 + 672)
 
 
-def test_what_is_known_is_not_measured() -> None:
-    with endpoint(tokens_per_word=1.5) as server:
-        found = probed(server.url, RequestSettings("m", "1", tokens_per_word=2.0))
-    assert (found.tokens_per_word, found.requests) == (2.0, 1)
-
-
 @pytest.mark.parametrize(
     ("refused", "ignores_eos", "tells_usage"),
     [

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 
-from lab.shadow.mirror import Mirror
+from lab.shadow.incoming import Mirror
 
 CHAT = "/v1/chat/completions"
 MOST_BODY, MOST, MOST_QUEUED = 100, 250, 3

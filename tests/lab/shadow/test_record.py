@@ -1,7 +1,6 @@
 """Records of requests: their misses, and how many are kept."""
 
-from lab.shadow.record import Miss, Records
-from lab.shadow.sums import AtOnceSums, Reported, at_once_sums, reported, sources
+from lab.shadow.record import AtOnceSums, Miss, Records, Reported, at_once_sums, reported, sources
 from tests.lab.shadow.records import record, seen
 
 HITS = {"a": 16.0, "b": 48.0}

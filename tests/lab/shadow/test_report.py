@@ -6,11 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from lab.shadow.cases import Speeds
 from lab.shadow.findings import Findings, Measured, Run, Sure
-from lab.shadow.record import Miss
+from lab.shadow.record import AtOnceSums, Miss
 from lab.shadow.report import lines
-from lab.shadow.speeds import Speeds
-from lab.shadow.sums import AtOnceSums
 
 SURE = Sure(
     exact_trees=1,

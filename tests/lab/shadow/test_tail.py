@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.process.settings import Unusable
-from lab.shadow.tail import Splitter, lines_of_file
+from lab.shadow.incoming import Splitter, lines_of_file
 
 MOST = 8
 WITHIN_S = 10.0

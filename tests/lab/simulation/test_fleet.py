@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from events.messages import BlockStored
-from lab.simulation.comparison import compared, ideal, pooled
+from lab.simulation.comparison import compared, ideal, outcome_of, pooled
 from lab.simulation.fleet import SimulatedFleet, simulated
 from lab.simulation.job import Job, jobs_of
-from lab.simulation.outcome import outcome_of
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest

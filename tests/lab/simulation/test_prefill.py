@@ -5,9 +5,9 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
+from lab.simulation.comparison import outcome_of
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
-from lab.simulation.outcome import outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
 from replica.cache.moves import PULLED

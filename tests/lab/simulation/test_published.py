@@ -6,8 +6,8 @@ Single runs near saturation differ by some per cent; the limits leave room for t
 import pytest
 from msgspec.structs import replace
 
+from lab.simulation.comparison import Outcome, outcome_of
 from lab.simulation.fleet import simulated
-from lab.simulation.outcome import Outcome, outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from lab.doctor.asking import Asking as Doctor
 from lab.doctor.comparing import Look, figures_of
-from router.dashboard import alerts, broadcast, replica_metrics
+from router.dashboard import alerts, broadcast
 from router.dashboard.alerts import Alerts
 from router.doctor.figures import Figures, RoutingFigures
 from router.doctor.findings import PAGE
@@ -136,7 +136,7 @@ async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
         running.router.history.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
         fleet = await running.front.dashboard.broadcast._view.look()
-        ours = await judging._figures(fleet, first, await judging._look(fleet.at_s))
+        ours = await judging.figures(fleet, first, await judging._look(fleet.at_s))
         theirs = figures_of(before, [], after)
         assert len(ours.replicas) == 3
         assert routed(ours) == routed(theirs)
@@ -224,7 +224,7 @@ async def test_one_that_says_nothing_of_use_is_judged_by_the_router_alone(replic
 
 
 async def test_a_large_fleet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_metrics, "MOST_REPLICAS", 0)
+    monkeypatch.setattr(alerts, "MOST_REPLICAS", 0)
     replica = says_of_itself(CACHING_OFF)
     async with served(replica) as running, watched(running) as page:
         report = {(await page.next("fleet"))["alerts"]["judged_at"] for _ in range(20)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dashboard.series import Series
+from router.dashboard.sampling import Series
 
 NAMES = ("one", "other")
 VALUE = st.one_of(st.none(), st.integers(-1000, 1000).map(float))

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from textual._compositor import LayoutUpdate
 
 from router.tenants.keys import keys_from_options
-from router.top.rows import rows_of
+from router.top.tables import rows_of
 from tests.router.loopback import Reply, Request, serving
 from tests.router.scripted import CHAT, MODEL, Script, Served, connect, says, served
 from tests.router.top.shown import SMALL, Shown, shown

@@ -3,8 +3,7 @@
 import pytest
 
 from router.responses import FeedState, ReplicaStatus, Served
-from router.top.history import RISEN_S, TREND, WINDOW_S, History
-from router.top.responses import Totals
+from router.top.history import RISEN_S, TREND, WINDOW_S, History, Totals
 from tests.router.top.samples import a_replica
 
 

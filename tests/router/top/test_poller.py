@@ -9,9 +9,10 @@ import click
 import pytest
 
 from events.publisher import Publisher
+from router.console.asking import Refused, Unreachable
 from router.http.metrics import metrics_text
-from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, PollInterval, Refused, RouterClient, Unreachable
-from router.top.responses import totals_of
+from router.top.history import totals_of
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, PollInterval, RouterClient
 from tests.router.dashboard.test_status import exact, ours
 from tests.router.loopback import Reply, Request, serving
 from tests.router.members.test_feeds import config
@@ -149,7 +150,7 @@ async def test_the_last_figures_stay_while_the_router_is_silent() -> None:
 async def test_a_silent_server_is_away() -> None:
     async with aclosing(RouterClient(f"http://127.0.0.1:{refused_port()}", None)) as client:
         with pytest.raises(Unreachable):
-            await client.text("/metrics")
+            await client.ask("GET", "/metrics")
 
 
 async def test_names_of_replicas_are_written_into_paths_as_they_are() -> None:

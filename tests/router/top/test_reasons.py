@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.responses import Considered
-from router.top.rows import reason_for
+from router.top.tables import reason_for
 from tests.router.top.samples import a_decision
 
 WARM, COLD = Considered("r0", 1024, 0.05), Considered("r1", 0, 0.25)

@@ -8,12 +8,24 @@ from router.placement.verdict import Portion
 from router.prompts.prefixes.tree import Prefix, Shared
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 from router.top import details
-from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
 from router.top.history import Rates
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient
-from router.top.rows import Branch, Row, branches_of, cached_tokens, natural, rows_of, saved_tokens
 from router.top.table import Table
+from router.top.tables import (
+    BAD,
+    Branch,
+    Row,
+    branches_of,
+    cached_tokens,
+    decision_table,
+    event_table,
+    natural,
+    prefix_table,
+    replica_table,
+    rows_of,
+    saved_tokens,
+)
 from tests.router.top.samples import a_decision, a_prefix, a_replica
 
 RATES = Rates(12.5, 18000.0, 1700.0, 26.0, 240.0, 200.0, 8.0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.responses import FeedState
-from router.top.rows import LAGGING_BATCHES, reason_of, state_of
+from router.top.tables import LAGGING_BATCHES, reason_of, state_of
 from tests.router.top.samples import a_replica
 
 

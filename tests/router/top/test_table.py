@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from router.console.formatting import Column
-from router.top.columns import decision_table, prefix_table, replica_table
 from router.top.table import Table
+from router.top.tables import decision_table, prefix_table, replica_table
 
 
 class Fruit(NamedTuple):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lab.analysis.breaks.prompts import Piece
-from lab.analysis.breaks.volatile import EARLY, KINDS, Values
+from lab.analysis.breaks.repairs import EARLY, KINDS, Values
 
 TIMES = (
     "2025-06-15",

@@ -189,13 +189,12 @@ class ReplicaPage {
 
   _showCache({ row, cache }) {
     const { blocks, block_size: blockSize, total_blocks: total } = cache;
-    const held = Object.values(blocks).reduce((sum, count) => sum + count, 0);
     const parts = Object.entries(blocks).map(([medium, count]) => `${whole(count)} in ${MEDIA[medium] ?? medium}`);
     const size = blockSize === null ? "" : ` of ${blockSize} tokens`;
     const used = row.cache_used ?? null;
     fill(
       this._fill,
-      el("p", {}, `${plural(held, "block")}${size}${parts.length > 0 ? `: ${parts.join(", ")}` : ""}.`),
+      el("p", {}, `${plural(row.blocks, "block")}${size}${parts.length > 0 ? `: ${parts.join(", ")}` : ""}.`),
       used !== null && el("p", { class: "row" }, meter(used), `${share(used)} of ${plural(total, "block")} taken`),
       cache.ages !== null && ageStrip(cache.ages),
     );

@@ -1,0 +1,301 @@
+"""Repairs of the beginnings of prompts, each of one fault: what they then share is what the fault costs.
+
+Header lines, times, ids and addresses are text that is another in every request. Claude Code writes a header line that
+our replicas and vLLM leave out; where hits show that, it is no fault.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple, TypeAlias
+
+from api.prompts.billing import BILLING_HEADER
+from lab.analysis.breaks.prompts import Piece, Prompt
+from lab.analysis.breaks.texts import Example, Fault
+
+HEADER = Fault(
+    "header line that changes with every request",
+    "Leave the line out of the prompt; Claude Code does so with CLAUDE_CODE_ATTRIBUTION_HEADER=0 in its environment.",
+)
+LINE = re.compile(r"\A[Xx]-[A-Za-z0-9-]{1,64}:[^\n]*")
+FEWEST_HITS = 3
+SURELY_BEYOND = 200  # letters that hit after the line and the tools, which some templates write first
+
+
+def without_ignored_lines(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Leave out the lines that the engines leave out, as their hits show."""
+    billed = [prompt for prompt in prompts if _is_billed(prompt) and prompt.cached_tokens]
+    beyond = sum(map(_hits_beyond, billed))
+    if beyond < FEWEST_HITS or 2 * beyond < len(billed):
+        return list(prompts)
+    found = []
+    for prompt in prompts:
+        if _is_billed(prompt):
+            first, *others = prompt.leading
+            prompt = prompt._replace(leading=(Piece(first.role, first.text.partition("\n")[2]), *others))
+        found.append(prompt)
+    return found
+
+
+def _is_billed(prompt: Prompt) -> bool:
+    return bool(prompt.leading) and prompt.leading[0].text.startswith(BILLING_HEADER)
+
+
+def _hits_beyond(prompt: Prompt) -> bool:
+    letters = sum(len(piece.text) for piece in prompt.pieces)
+    found = (prompt.cached_tokens or 0) / max(1, prompt.tokens) * letters
+    line = prompt.leading[0].text.partition("\n")[0]
+    return found > len(line) + sum(map(len, prompt.tools)) + SURELY_BEYOND
+
+
+ORDER = Fault(
+    "tools in another order",
+    "List the tools in one order every time, for example sorted by name.",
+)
+CHANGE = Fault(
+    "tools that change",
+    "Give every request of an application all of its tools, and say in the last message which to use.",
+)
+SALT = Fault(
+    "a cache_salt for each request",
+    "Give one cache_salt to all requests that may share, for example one for each tenant, or none.",
+)
+SHOWN = 8  # letters: a salt is a secret of a kind
+
+Tools: TypeAlias = tuple[str, ...]
+
+
+def with_one_tool_order(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """List each set of tools in its most frequent order."""
+    orders: defaultdict[Tools, Counter[Tools]] = defaultdict(Counter)
+    for prompt in prompts:
+        orders[tuple(sorted(prompt.tools))][prompt.tools] += 1
+    return [
+        prompt._replace(tools=orders[tuple(sorted(prompt.tools))].most_common(1)[0][0]) if prompt.tools else prompt
+        for prompt in prompts
+    ]
+
+
+def with_all_tools(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Every request with tools has those of all that begin like it."""
+    together: defaultdict[tuple[str, tuple[Piece, ...]], dict[str, None]] = defaultdict(dict)
+    for prompt in prompts:
+        together[prompt.model, prompt.leading].update(dict.fromkeys(prompt.tools))
+    return [
+        prompt._replace(tools=tuple(together[prompt.model, prompt.leading])) if prompt.tools else prompt
+        for prompt in prompts
+    ]
+
+
+def without_lone_salts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    users = {(prompt.salt, prompt.request_id) for prompt in prompts if prompt.salt is not None}
+    lone: set[str | None] = {salt for salt, count in Counter(salt for salt, _ in users).items() if count == 1}
+    if len(lone) < 2:  # a single such salt parts nothing
+        return list(prompts)
+    return [prompt._replace(salt=None) if prompt.salt in lone else prompt for prompt in prompts]
+
+
+def salts_example(one: Prompt, other: Prompt) -> Example:
+    return Example("cache_salt ", _shown(one), _shown(other))
+
+
+def _shown(prompt: Prompt) -> str:
+    salt = prompt.salt or ""
+    return salt[:SHOWN] + "..." * (len(salt) > SHOWN)
+
+
+KEY_ORDER = Fault(
+    "JSON with its keys in another order",
+    "Write JSON with sorted keys and the same separators every time (json.dumps(..., sort_keys=True)).",
+)
+MOST_TRIES = 64  # braces of one text that begin no JSON
+SHORTEST = 24  # letters
+
+_decoder = json.JSONDecoder()
+
+
+class Document(NamedTuple):
+    start: int
+    stop: int
+    meaning: str
+
+
+def with_one_key_order(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Replace every way of writing a document by the first one."""
+    texts = {piece.text for prompt in prompts for piece in (*prompt.leading, *prompt.rest)}
+    texts.update(tool for prompt in prompts for tool in prompt.tools)
+    found = {text: documents for text in texts if "{" in text and (documents := list(_documents(text)))}
+    forms: defaultdict[str, set[str]] = defaultdict(set)
+    for text, documents in found.items():
+        for document in documents:
+            forms[document.meaning].add(text[document.start : document.stop])
+    chosen = {meaning: min(ways) for meaning, ways in forms.items() if len(ways) > 1}
+    if not chosen:
+        return list(prompts)
+    rewritten = {text: _rewritten(text, documents, chosen) for text, documents in found.items()}
+
+    def repaired(piece: Piece) -> Piece:
+        return Piece(piece.role, rewritten.get(piece.text, piece.text))
+
+    return [
+        prompt._replace(
+            leading=tuple(map(repaired, prompt.leading)),
+            tools=tuple(rewritten.get(tool, tool) for tool in prompt.tools),
+            rest=tuple(map(repaired, prompt.rest)),
+        )
+        for prompt in prompts
+    ]
+
+
+def _documents(text: str) -> Iterator[Document]:
+    """The outermost objects in a text."""
+    at, tries = text.find("{"), 0
+    while at >= 0 and tries < MOST_TRIES:
+        try:
+            value, stop = _decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            tries += 1
+            stop = at + 1
+        else:
+            if stop - at >= SHORTEST and _has_order(value):
+                yield Document(at, stop, json.dumps(value, sort_keys=True))
+        at = text.find("{", stop)
+
+
+def _has_order(value: object) -> bool:
+    if isinstance(value, dict):
+        return len(value) > 1 or any(map(_has_order, value.values()))
+    return isinstance(value, list) and any(map(_has_order, value))
+
+
+def _rewritten(text: str, documents: Sequence[Document], chosen: dict[str, str]) -> str:
+    parts, end = [], 0
+    for document in documents:
+        parts += [text[end : document.start], chosen.get(document.meaning, text[document.start : document.stop])]
+        end = document.stop
+    return "".join([*parts, text[end:]])
+
+
+TIMESTAMP = Fault(
+    "timestamp early in the prompt",
+    "Move the time to the end of the prompt, or give only the date, so that all before it stays the same.",
+)
+IDENTIFIER = Fault(
+    "id early in the prompt",
+    "Leave request and session ids out of the prompt, or put them after everything that is always the same.",
+)
+ADDRESS = Fault(
+    "user data early in the prompt",
+    "Put what is about one user after everything that is the same for all, for example into the user's message.",
+)
+
+EARLY = 16_384  # letters of a message
+
+_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+_CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?: ?[AaPp]\.?[Mm]\b\.?)?"
+_TIMES = (
+    r"\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)?(?: ?(?:Z|UTC|[+-]\d{2}:?\d{2}))?\b",
+    r"\b\d{1,2}[./]\d{1,2}[./]\d{4}\b",
+    rf"\b{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?(?:,? \d{{4}})?\b",
+    rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.? {_MONTH}(?:,? \d{{4}})?\b",
+    r"\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b",
+    rf"\b{_CLOCK}",
+    r"\b1\d{9}(?:\d{3})?(?:\.\d+)?\b",  # seconds or milliseconds since 1970
+)
+_IDS = (
+    r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b",
+    r"\b\d{6,}\b",
+    r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b",
+    r"\b(?=[A-Za-z_-]{0,64}\d)(?=[0-9_-]{0,64}[A-Za-z])[A-Za-z0-9_-]{12,}\b",
+)
+_ADDRESSES = (r"\b[\w.+-]{1,64}@[\w-]+\.[\w.-]+\b",)
+PATTERNS = {"address": _ADDRESSES, "time": _TIMES, "id": _IDS}
+KINDS = {"header": HEADER, "address": ADDRESS, "time": TIMESTAMP, "id": IDENTIFIER}
+ANY = re.compile("|".join(f"(?P<{name}>{'|'.join(patterns)})" for name, patterns in PATTERNS.items()))
+
+SENTENCES = re.compile(r"((?<=[.!?]) |\n)")
+MAY_MATCH = re.compile(r"[0-9@]|day\b")  # every match of ANY has one of these
+
+
+class Part(NamedTuple):
+    text: str
+    kind: str | None = None  # of a value
+
+
+class Masked(NamedTuple):
+    """A text with values replaced by the names of their kinds."""
+
+    piece: Piece
+    values: tuple[str, ...]
+
+
+class Values:
+    """Remembers messages and sentences: most of them are in many prompts."""
+
+    def __init__(self) -> None:
+        self._of_sentence = cache(lambda sentence: tuple(_parts(sentence)))
+        self._of_piece = cache(self._parts)
+
+    def masked(self, piece: Piece, kinds: Collection[str]) -> Masked:
+        parts = self._of_piece(piece)
+        values = tuple(part.text for part in parts if part.kind in kinds)
+        if not values:
+            return Masked(piece, ())
+        text = "".join(f"<{part.kind}>" if part.kind in kinds else part.text for part in parts)
+        return Masked(Piece(piece.role, text), values)
+
+    def _parts(self, piece: Piece) -> tuple[Part, ...]:
+        line = LINE.match(piece.text, endpos=EARLY)
+        head, end = ([Part(line.group(), "header")], line.end()) if line is not None else ([], 0)
+        sentences = SENTENCES.split(piece.text[end:EARLY])
+        parts = [part for sentence in sentences for part in self._of_sentence(sentence)]
+        return (*head, *parts, Part(piece.text[EARLY:]))
+
+
+def _parts(sentence: str) -> Iterator[Part]:
+    end = 0
+    if MAY_MATCH.search(sentence):
+        for match in ANY.finditer(sentence):
+            yield Part(sentence[end : match.start()])
+            yield Part(match.group(), match.lastgroup)
+            end = match.end()
+    yield Part(sentence[end:])
+
+
+def without_volatile(prompts: Sequence[Prompt], faults: Collection[Fault], values: Values) -> list[Prompt]:
+    """Move values to the end, out of beginnings that differ only in such values."""
+    kinds = frozenset(name for name, fault in KINDS.items() if fault in faults)
+    masks = {piece: values.masked(piece, kinds) for prompt in prompts for piece in _early(prompt)}
+    alike: defaultdict[Piece, set[Piece]] = defaultdict(set)
+    for piece, masked in masks.items():
+        alike[masked.piece].add(piece)
+    changed = {piece: masked for piece, masked in masks.items() if len(alike[masked.piece]) > 1}
+    return [_repaired(prompt, changed) for prompt in prompts]
+
+
+def _early(prompt: Prompt) -> tuple[Piece, ...]:
+    return (*prompt.leading, *prompt.rest[:1])
+
+
+def _repaired(prompt: Prompt, changed: Mapping[Piece, Masked]) -> Prompt:
+    early = _early(prompt)
+    moved = [value for piece in early if piece in changed for value in changed[piece].values]
+    if not moved:
+        return prompt
+    pieces = [changed[piece].piece if piece in changed else piece for piece in early]
+    leading = len(prompt.leading)
+    return prompt._replace(
+        leading=tuple(pieces[:leading]),
+        rest=(*pieces[leading:], *prompt.rest[1:]),
+        moved=(*prompt.moved, *moved),
+    )
+
+
+REPAIRS: dict[Fault, Callable[[Sequence[Prompt]], list[Prompt]]] = {
+    SALT: without_lone_salts,
+    KEY_ORDER: with_one_key_order,
+    ORDER: with_one_tool_order,
+}
+VOLATILE = (HEADER, TIMESTAMP, IDENTIFIER, ADDRESS)
