@@ -44,12 +44,12 @@ COMMANDS = {
         "Show prefixes that recent prompts share, and the replicas that hold them.",
     ),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
-    "restart": ("fleet.commands.restart:restart", "Replace a model's replicas one by one, losing no request."),
+    "restart": ("fleet.commands.change:restart", "Replace a model's replicas one by one, losing no request."),
     "router": (
         "router.process.cli:router",
         "Answer the OpenAI API from many replicas, each request with a warm cache.",
     ),
-    "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
+    "scale": ("fleet.commands.change:scale", "Change how many replicas a model has."),
     "shadow": (
         "lab.commands.shadow:shadow",
         "Stand beside a router of any kind, and tell what warmroute would have gained.",

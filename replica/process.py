@@ -23,32 +23,13 @@ from api.process.lifeline import die_with_parent, orphaned
 from events.messages import KnownEvent
 from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import load_curve
+from replica import messages
 from replica.cache.lower import HOST
 from replica.config import EngineConfig
 from replica.disk.file import DiskFile, open_disk_file
 from replica.engine.engine import Engine
 from replica.grammar.compilations import Compilations
 from replica.lora.shelf import Shelf
-from replica.messages import (
-    AdapterChanged,
-    Cancel,
-    FromEngine,
-    Hello,
-    Learn,
-    LoadAdapter,
-    Loading,
-    Outputs,
-    Refused,
-    Reset,
-    ResetDone,
-    RetainPrefix,
-    Stats,
-    Stop,
-    SubmitAll,
-    UnloadAdapter,
-    decode_to_engine,
-    encode,
-)
 from replica.model.sizing import GIGABYTE
 from replica.neighbours.service import Neighbours
 from replica.runners.clock import Clock, WallClock
@@ -76,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         socket.set_hwm(0)  # the number of accepted requests bounds what can wait in it
         socket.linger = 1000
         socket.connect(endpoint)
-        socket.send(encode(Loading()))
+        socket.send(messages.encode(messages.Loading()))
         try:
             clock = WallClock()
             config = within_cache(config)
@@ -250,14 +231,14 @@ class Loop:
         self._send(self._hello())
         while not orphaned(self.parent_pid) and self._read():
             for compiled in self.compilations.take():
-                refused = compiled if isinstance(compiled, Refused) else self.engine.submit_all(*compiled)
+                refused = compiled if isinstance(compiled, messages.Refused) else self.engine.submit_all(*compiled)
                 if refused is not None:
                     self._send(refused)
             self._settle_adapters()
             if self.engine.busy:
                 outputs = self.engine.step()
                 if outputs:
-                    self._send(Outputs(outputs))
+                    self._send(messages.Outputs(outputs))
             else:
                 self.engine.settle()
             self._publish(self.engine.take_events())
@@ -304,36 +285,38 @@ class Loop:
         return not self.stopped
 
     def _obey(self, payload: bytes) -> None:
-        message = decode_to_engine(payload)
-        if isinstance(message, SubmitAll):
+        message = messages.decode_to_engine(payload)
+        if isinstance(message, messages.SubmitAll):
             submits = message.submits
             # Those of a request have the same form; none are left of one that another replica has finished.
             is_constrained = bool(submits) and submits[0].sampling.constraint is not None
             refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
             if refused is not None:
                 self._send(refused)
-        elif isinstance(message, Learn):
+        elif isinstance(message, messages.Learn):
             self.compilations.learn(message.vocabulary)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, messages.Cancel):
             for request_id in message.ids:
                 self.compilations.cancel(request_id)
                 self.engine.cancel(request_id)
-        elif isinstance(message, Reset):
+        elif isinstance(message, messages.Reset):
             done = self.engine.reset()
             self._publish(self.engine.take_events())
-            self._send(ResetDone(message.id, done))
-        elif isinstance(message, RetainPrefix):
+            self._send(messages.ResetDone(message.id, done))
+        elif isinstance(message, messages.RetainPrefix):
             self._send(self.engine.retain(message))
-        elif isinstance(message, LoadAdapter | UnloadAdapter):
+        elif isinstance(message, messages.LoadAdapter | messages.UnloadAdapter):
             self._settle_adapters()  # an adapter may have left in the last step
             shelf = self.engine.shelf
             if shelf is None:
-                changed: AdapterChanged | None = AdapterChanged(message.id, "this engine computes with no adapters")
+                changed: messages.AdapterChanged | None = messages.AdapterChanged(
+                    message.id, "this engine computes with no adapters"
+                )
             else:
-                changed = shelf.load(message) if isinstance(message, LoadAdapter) else shelf.unload(message)
+                changed = shelf.load(message) if isinstance(message, messages.LoadAdapter) else shelf.unload(message)
             if changed is not None:  # or when it has been read
                 self._send(changed)
-        elif isinstance(message, Stop):
+        elif isinstance(message, messages.Stop):
             self.stopped = True
 
     def _settle_adapters(self) -> None:
@@ -344,12 +327,12 @@ class Loop:
         if events and self.publisher is not None:
             self.publisher.publish(events)
 
-    def _send(self, message: FromEngine) -> None:
-        self.socket.send(encode(message))
+    def _send(self, message: messages.FromEngine) -> None:
+        self.socket.send(messages.encode(message))
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> messages.Hello:
         config, publisher, neighbours = self.engine.config, self.publisher, self.neighbours
-        return Hello(
+        return messages.Hello(
             model=config.model,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
@@ -371,7 +354,7 @@ def cpu_wait_s() -> float:
         return 0.0
 
 
-def describe(stats: Stats) -> str:
+def describe(stats: messages.Stats) -> str:
     """The line that the log gets every few seconds."""
     load, rates = stats.load, stats.rates
     return (

@@ -6,20 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Raw
 
-from api.messages.answers import (
-    Content,
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    Event,
-    InputJsonDelta,
-    SignatureDelta,
-    TextContent,
-    TextDelta,
-    ThinkingContent,
-    ThinkingDelta,
-    ToolUseContent,
-)
+from api.messages import answers
 from api.parsing.parsed import Parsed
 
 EMPTY = Raw(b"{}")
@@ -33,39 +20,39 @@ class Blocks:
 
     def __init__(self, message_id: str) -> None:
         self._message_id = message_id
-        self._blocks: list[tuple[Content, list[str]]] = []  # each as it was opened, and its text
+        self._blocks: list[tuple[answers.Content, list[str]]] = []  # each as it was opened, and its text
         self._open = False
         self._call: int | None = None  # the index of the open block's call
 
     @property
     def has_calls(self) -> bool:
-        return any(isinstance(block, ToolUseContent) for block, _ in self._blocks)
+        return any(isinstance(block, answers.ToolUseContent) for block, _ in self._blocks)
 
-    def add(self, parsed: Parsed) -> Iterator[Event]:
+    def add(self, parsed: Parsed) -> Iterator[answers.Event]:
         if parsed.reasoning:
-            yield from self._enter(ThinkingContent, ThinkingContent("", ""))
+            yield from self._enter(answers.ThinkingContent, answers.ThinkingContent("", ""))
             yield self._grow(parsed.reasoning)
         if parsed.content:
-            yield from self._enter(TextContent, TextContent(""))
+            yield from self._enter(answers.TextContent, answers.TextContent(""))
             yield self._grow(parsed.content)
         for call in parsed.calls:
             if call.name is not None:
-                yield from self._begin(ToolUseContent(call.id, call.name, EMPTY))
+                yield from self._begin(answers.ToolUseContent(call.id, call.name, EMPTY))
                 self._call = call.index
             assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
             if call.arguments:
                 yield self._grow(call.arguments)
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self) -> Iterator[answers.Event]:
         if not self._open:
             return
         block, _ = self._blocks[-1]
-        if isinstance(block, ThinkingContent):
-            yield ContentBlockDelta(self._last, SignatureDelta(self._signature(self._last)))
+        if isinstance(block, answers.ThinkingContent):
+            yield answers.ContentBlockDelta(self._last, answers.SignatureDelta(self._signature(self._last)))
         self._open, self._call = False, None
-        yield ContentBlockStop(self._last)
+        yield answers.ContentBlockStop(self._last)
 
-    def content(self) -> list[Content]:
+    def content(self) -> list[answers.Content]:
         """All blocks, whole."""
         return [self._whole(index) for index in range(len(self._blocks))]
 
@@ -73,38 +60,38 @@ class Blocks:
     def _last(self) -> int:
         return len(self._blocks) - 1
 
-    def _enter(self, kind: type[Content], block: Content) -> Iterator[Event]:
+    def _enter(self, kind: type[answers.Content], block: answers.Content) -> Iterator[answers.Event]:
         """Open a block unless one of its kind is open."""
         if self._open and isinstance(self._blocks[-1][0], kind):
             return
         yield from self._begin(block)
 
-    def _begin(self, block: Content) -> Iterator[Event]:
+    def _begin(self, block: answers.Content) -> Iterator[answers.Event]:
         yield from self.finish()
         self._blocks.append((block, []))
         self._open = True
-        yield ContentBlockStart(self._last, block)
+        yield answers.ContentBlockStart(self._last, block)
 
-    def _grow(self, text: str) -> Event:
+    def _grow(self, text: str) -> answers.Event:
         block, texts = self._blocks[-1]
         texts.append(text)
         match block:
-            case TextContent():
-                return ContentBlockDelta(self._last, TextDelta(text))
-            case ThinkingContent():
-                return ContentBlockDelta(self._last, ThinkingDelta(text))
-        return ContentBlockDelta(self._last, InputJsonDelta(text))
+            case answers.TextContent():
+                return answers.ContentBlockDelta(self._last, answers.TextDelta(text))
+            case answers.ThinkingContent():
+                return answers.ContentBlockDelta(self._last, answers.ThinkingDelta(text))
+        return answers.ContentBlockDelta(self._last, answers.InputJsonDelta(text))
 
-    def _whole(self, index: int) -> Content:
+    def _whole(self, index: int) -> answers.Content:
         block, texts = self._blocks[index]
         text = "".join(texts)
         match block:
-            case TextContent():
-                return TextContent(text)
-            case ThinkingContent():
-                return ThinkingContent(text, self._signature(index))
-        assert isinstance(block, ToolUseContent)
-        return ToolUseContent(block.id, block.name, _input(text))
+            case answers.TextContent():
+                return answers.TextContent(text)
+            case answers.ThinkingContent():
+                return answers.ThinkingContent(text, self._signature(index))
+        assert isinstance(block, answers.ToolUseContent)
+        return answers.ToolUseContent(block.id, block.name, _input(text))
 
     def _signature(self, index: int) -> str:
         """The signature that clients keep with thoughts. Nothing is checked with it; it is the same at any replica."""

@@ -7,23 +7,7 @@ import msgspec
 from msgspec import to_builtins
 
 from api.errors import invalid, quoted
-from api.messages.requests import (
-    Block,
-    ClientTool,
-    Conversation,
-    DocumentBlock,
-    ImageBlock,
-    MessagesRequest,
-    RedactedThinkingBlock,
-    ResultBlock,
-    TextBlock,
-    TextSource,
-    ThinkingBlock,
-    ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
+from api.messages import requests
 from api.openai.requests import ChatRequest, TextPart
 from api.prompts.billing import BILLING_HEADER
 from api.reading import converted
@@ -35,7 +19,7 @@ Fields: TypeAlias = dict[str, Any]
 encode_json = msgspec.json.Encoder().encode
 
 
-def chat_of(request: MessagesRequest) -> ChatRequest:
+def chat_of(request: requests.MessagesRequest) -> ChatRequest:
     fields = chat_fields(request)
     fields |= {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.stop_sequences:
@@ -43,12 +27,12 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
     return converted(fields | {"max_tokens": request.max_tokens, "stream": request.stream}, ChatRequest)
 
 
-def counted_chat_of(request: Conversation) -> ChatRequest:
+def counted_chat_of(request: requests.Conversation) -> ChatRequest:
     """The chat whose prompt is to be counted."""
     return converted(chat_fields(request), ChatRequest)
 
 
-def chat_fields(request: Conversation) -> Fields:
+def chat_fields(request: requests.Conversation) -> Fields:
     """The fields of the chat request that decide on its prompt."""
     made = list(_system(request.system))
     for i, message in enumerate(request.messages):
@@ -95,51 +79,51 @@ def _control(control: CacheControl | None) -> Fields:
     return {} if control is None else {"cache_control": to_builtins(control)}
 
 
-def _is_begun(last: Turn, made: Fields) -> bool:
+def _is_begun(last: requests.Turn, made: Fields) -> bool:
     """Tell whether the answer goes on with the last message, which is the assistant's and has text."""
     return last.role == "assistant" and bool(made.get("content")) and "tool_calls" not in made
 
 
-def _messages(message: Turn, where: str) -> Iterator[Fields]:
+def _messages(message: requests.Turn, where: str) -> Iterator[Fields]:
     """The chat's messages for one of these: results of tools become messages of their own, and come first."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     for i, block in enumerate(message.content):
         _check_role(message.role, block, f"{where}.content[{i}]")
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, requests.ToolResultBlock):
             yield _result(block, f"{where}.content[{i}]")
     made = _message(message, where)
     if made.keys() != {"role"} or message.role == "assistant":
         yield made
 
 
-def _check_role(role: str, block: Block, where: str) -> None:
-    if isinstance(block, TextBlock):
+def _check_role(role: str, block: requests.Block, where: str) -> None:
+    if isinstance(block, requests.TextBlock):
         return
-    is_users = isinstance(block, ToolResultBlock | ImageBlock | DocumentBlock)
+    is_users = isinstance(block, requests.ToolResultBlock | requests.ImageBlock | requests.DocumentBlock)
     if role == "system" or is_users != (role == "user"):
         tag = type(block).__struct_config__.tag
         raise invalid(f"{where} is of type {quoted(tag)}; a message of the role {quoted(role)} cannot have it", where)
 
 
-def _message(message: Turn, where: str) -> Fields:
+def _message(message: requests.Turn, where: str) -> Fields:
     made: Fields = {"role": message.role}
     parts: list[Fields] = []
     thoughts: list[str] = []
     calls: list[Fields] = []
     for i, block in enumerate(message.content):
         match block:
-            case ThinkingBlock(thinking=thought):
+            case requests.ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
-            case ToolUseBlock():
+            case requests.ToolUseBlock():
                 function = {"name": block.name, "arguments": encode_json(block.input).decode()}
                 calls.append({"id": block.id, "type": "function", "function": function})
-            case TextBlock() | ImageBlock() | DocumentBlock():
+            case requests.TextBlock() | requests.ImageBlock() | requests.DocumentBlock():
                 if text := _text(block, f"{where}.content[{i}]"):
-                    control = block.cache_control if not isinstance(block, ImageBlock) else None
+                    control = block.cache_control if not isinstance(block, requests.ImageBlock) else None
                     parts.append(_part(text, control if _may_end(message, i) else None))
-            case ToolResultBlock() | RedactedThinkingBlock():
+            case requests.ToolResultBlock() | requests.RedactedThinkingBlock():
                 pass
     if len(parts) == 1 and not (calls and "cache_control" in parts[0]):
         [part] = parts
@@ -151,17 +135,17 @@ def _message(message: Turn, where: str) -> Fields:
     if calls:
         made["tool_calls"] = calls
         last = message.content[-1]
-        if isinstance(last, ToolUseBlock):
+        if isinstance(last, requests.ToolUseBlock):
             made |= _control(last.cache_control)
     return made
 
 
-def _may_end(message: Turn, i: int) -> bool:
+def _may_end(message: requests.Turn, i: int) -> bool:
     """Tell whether all that the chat shows up to the end of a block stands before it in the message, too."""
-    return not any(isinstance(block, ToolResultBlock) for block in message.content[i + 1 :])
+    return not any(isinstance(block, requests.ToolResultBlock) for block in message.content[i + 1 :])
 
 
-def _result(block: ToolResultBlock, where: str) -> Fields:
+def _result(block: requests.ToolResultBlock, where: str) -> Fields:
     content = block.content
     if isinstance(content, list):
         content = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
@@ -169,17 +153,17 @@ def _result(block: ToolResultBlock, where: str) -> Fields:
     return made | _control(block.cache_control)
 
 
-def _text(block: ResultBlock | Block, where: str) -> str:
+def _text(block: requests.ResultBlock | requests.Block, where: str) -> str:
     match block:
-        case TextBlock(text=text):
+        case requests.TextBlock(text=text):
             return text
-        case DocumentBlock(source=TextSource(data=data), title=title):
+        case requests.DocumentBlock(source=requests.TextSource(data=data), title=title):
             return f"{title}\n{data}" if title else data
-    kind = "an image" if isinstance(block, ImageBlock) else "a document other than plain text"
+    kind = "an image" if isinstance(block, requests.ImageBlock) else "a document other than plain text"
     raise invalid(f"{where} is {kind}; the models served here read text only", where, "unsupported")
 
 
-def _tool(tool: ClientTool) -> Fields:
+def _tool(tool: requests.ClientTool) -> Fields:
     schema = tool.input_schema or {}
     function: Fields = {"name": tool.name}
     if tool.description is not None:
@@ -190,7 +174,7 @@ def _tool(tool: ClientTool) -> Fields:
     return {"type": "function", "function": function} | _control(tool.cache_control)
 
 
-def _choice(choice: ToolChoice) -> Any:
+def _choice(choice: requests.ToolChoice) -> Any:
     match choice.type:
         case "any":
             return "required"

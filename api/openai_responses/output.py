@@ -8,16 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct
 
-from api.openai_responses.answers import (
-    CustomToolCallItem,
-    FunctionCallItem,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    Status,
-)
+from api.openai_responses import answers
 from api.openai_responses.tools import Called, InputText
 from api.parsing.parsed import Parsed
 from api.responses import encode
@@ -41,30 +32,30 @@ class GrowingItem(Struct):
     call_id: str = ""
     called: Called = _NO_TOOL
 
-    def shown(self, status: Status, text: str | None = None) -> OutputItem:
+    def shown(self, status: answers.Status, text: str | None = None) -> answers.OutputItem:
         """The item with all its text, or with none yet."""
         text = "".join(self.texts) if text is None else text
         match self.kind:
             case "message":
-                content = [OutputText(text=text)] if status != "in_progress" else []
-                return MessageItem(id=self.id, status=status, content=content)
+                content = [answers.OutputText(text=text)] if status != "in_progress" else []
+                return answers.MessageItem(id=self.id, status=status, content=content)
             case "reasoning":
-                thoughts = [ReasoningText(text)] if status != "in_progress" else []
-                return ReasoningItem(id=self.id, status=status, content=thoughts)
+                thoughts = [answers.ReasoningText(text)] if status != "in_progress" else []
+                return answers.ReasoningItem(id=self.id, status=status, content=thoughts)
         return self._call(status, text)
 
-    def _call(self, status: Status, text: str) -> OutputItem:
+    def _call(self, status: answers.Status, text: str) -> answers.OutputItem:
         name, namespace = self.called.name, UNSET if self.called.namespace is None else self.called.namespace
         if self.called.is_custom:
-            return CustomToolCallItem(
+            return answers.CustomToolCallItem(
                 id=self.id, status=status, call_id=self.call_id, name=name, namespace=namespace, input=text
             )
-        return FunctionCallItem(
+        return answers.FunctionCallItem(
             id=self.id, status=status, call_id=self.call_id, name=name, namespace=namespace, arguments=text
         )
 
-    def part(self, text: str) -> OutputText | ReasoningText:
-        return OutputText(text=text) if self.kind == "message" else ReasoningText(text)
+    def part(self, text: str) -> answers.OutputText | answers.ReasoningText:
+        return answers.OutputText(text=text) if self.kind == "message" else answers.ReasoningText(text)
 
 
 class Output:
@@ -93,7 +84,7 @@ class Output:
             assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
             yield from self._grow(call.arguments if self._input is None else self._input.feed(call.arguments))
 
-    def finish(self, status: Status = "completed") -> Iterator[Event]:
+    def finish(self, status: answers.Status = "completed") -> Iterator[Event]:
         """Close the open item; `status` says whether it is whole."""
         if not self._open:
             return
@@ -113,7 +104,7 @@ class Output:
         self._open, self._call, self._input = False, None, None
         yield "response.output_item.done", {"output_index": self._last, "item": item.shown(status)}
 
-    def items(self, last: Status = "completed") -> list[OutputItem]:
+    def items(self, last: answers.Status = "completed") -> list[answers.OutputItem]:
         """All items, whole; `last` is the status of the last one."""
         return [item.shown(last if place == self._last else "completed") for place, item in enumerate(self._items)]
 

@@ -10,30 +10,8 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
+from events.analysis import points
 from events.analysis.history import History
-from events.analysis.points import (
-    BATCH_CHECKS,
-    FRAMES,
-    HOLES,
-    LIVE_CHECKS,
-    OK,
-    ORDER,
-    POINTS,
-    READABLE,
-    REMOVAL_CHECKS,
-    REPLAY_ANSWERED,
-    REPLAY_EQUAL,
-    REPLAY_LAYOUT,
-    REPLAY_ORDER,
-    REPLAY_START,
-    SEQUENCE_FRAME,
-    SKIP,
-    STORE_CHECKS,
-    UNKNOWN_FIELDS,
-    Point,
-    Verdict,
-    readable,
-)
 from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 
 MAX_WAITING_BATCHES = 20_000
@@ -43,7 +21,7 @@ State = Literal["pass", "fail", "not seen"]
 
 
 class Finding(NamedTuple):
-    point: Point
+    point: points.Point
     state: State
     checked: int
     failed: int
@@ -72,7 +50,7 @@ class Conformance:
         self.batches = 0
         self.events = 0
         self.notes: list[str] = []
-        self._grades = {point: _Grade() for point in POINTS}
+        self._grades = {point: _Grade() for point in points.POINTS}
         self._topic: bytes | None = None
         self._replay_frames: int | None = None
         self._begin()
@@ -90,7 +68,7 @@ class Conformance:
         self._replay: _Replay | None = None
         self._buffered: tuple[int, int] | None = None  # the oldest and the newest number of the last replay
         # What a restart would explain: it is a failure only if the next live batch shows that there was none.
-        self._suspected: list[tuple[Point, Verdict, str | None]] = []
+        self._suspected: list[tuple[points.Point, points.Verdict, str | None]] = []
 
     # ---- facts
 
@@ -98,10 +76,10 @@ class Conformance:
         self.messages += 1
         if self._topic is None and len(frames) == 3:
             self._topic = frames[0]
-        verdicts = {point: check(frames, self._topic or b"") for point, check in LIVE_CHECKS}
+        verdicts = {point: check(frames, self._topic or b"") for point, check in points.LIVE_CHECKS}
         for point, verdict in verdicts.items():
             self._grade(point, verdict, f"after batch {self._last_live}" if self._last_live is not None else None)
-        if verdicts[FRAMES] is OK and verdicts[SEQUENCE_FRAME] is OK:
+        if verdicts[points.FRAMES] is points.OK and verdicts[points.SEQUENCE_FRAME] is points.OK:
             seq = int.from_bytes(frames[1], "big")
             if self._in_order(seq, frames[2]):
                 self._take(seq, frames[2])
@@ -114,8 +92,8 @@ class Conformance:
         if self._replay is None:
             self.replay_asked(None)
         verdict = self._layout(frames)
-        self._grade(REPLAY_LAYOUT, verdict)
-        if verdict is not OK:
+        self._grade(points.REPLAY_LAYOUT, verdict)
+        if verdict is not points.OK:
             return False
         if frames[-2] == END_SEQ:
             self._end_replay()
@@ -125,7 +103,9 @@ class Conformance:
         replay = self._replay
         assert replay is not None
         if replay.last is not None:
-            self._grade(REPLAY_ORDER, OK if seq == replay.last + 1 else f"batch {seq} after {replay.last}")
+            self._grade(
+                points.REPLAY_ORDER, points.OK if seq == replay.last + 1 else f"batch {seq} after {replay.last}"
+            )
         replay.first = seq if replay.first is None else replay.first
         replay.last = seq
         self._compare(seq, payload)
@@ -136,7 +116,7 @@ class Conformance:
         """The replay socket does not answer, or stopped before the end marker."""
         replay = self._replay or _Replay(None, None)
         got = "nothing came" if replay.last is None else f"batch {replay.last} was the last to come"
-        self._grade(REPLAY_ANSWERED, f"asked for batches from {replay.start or 0}: {got}, and no end marker")
+        self._grade(points.REPLAY_ANSWERED, f"asked for batches from {replay.start or 0}: {got}, and no end marker")
         self.can_replay = False
         self._replay = None
         self._synchronized = True
@@ -187,16 +167,16 @@ class Conformance:
         if last is None or first is None or seq > last:
             self._last_live = seq
             self._first_live = seq if first is None else first
-            self._grade(ORDER, SKIP if last is None else OK)
+            self._grade(points.ORDER, points.SKIP if last is None else points.OK)
             self._confirm()
             self._compare(seq, payload)
             return True
         known = self._digests.get(seq)
         if known == xxh3_64_intdigest(payload):
-            self._grade(ORDER, f"batch {seq} came again after {last}")
+            self._grade(points.ORDER, f"batch {seq} came again after {last}")
             return False
         if known is None and seq > first:
-            self._grade(ORDER, f"batch {seq} came after {last}")
+            self._grade(points.ORDER, f"batch {seq} came after {last}")
             return True
         self.notes.append(f"a restart: the sequence went back from {last} to {seq} with other content")
         self._begin()
@@ -209,7 +189,11 @@ class Conformance:
         if self._replay is not None or known != digest:
             live = self._first_live is not None and seq >= self._first_live
             other = "other bytes live and replayed (or the publisher restarted unseen)"
-            self._suspect(REPLAY_EQUAL, SKIP if not live else OK if known == digest else other, f"batch {seq}")
+            self._suspect(
+                points.REPLAY_EQUAL,
+                points.SKIP if not live else points.OK if known == digest else other,
+                f"batch {seq}",
+            )
         if len(self._digests) > REMEMBERED_BATCHES:
             del self._digests[next(iter(self._digests))]
 
@@ -234,16 +218,16 @@ class Conformance:
                     return
                 missing = f"batch {seq - 1}" if seq - self._next == 1 else f"batches {self._next} to {seq - 1}"
                 how = "live or replayed" if self.can_replay else "and there is no replay socket to ask"
-                self._grade(HOLES, f"{missing} never came, {how}")
+                self._grade(points.HOLES, f"{missing} never came, {how}")
                 self._history.complete = False
             else:
-                self._grade(HOLES, OK)
+                self._grade(points.HOLES, points.OK)
             self._next = seq + 1
             self._judge(seq, self._waiting.pop(seq))
 
     # ---- replay
 
-    def _layout(self, frames: list[bytes]) -> Verdict:
+    def _layout(self, frames: list[bytes]) -> points.Verdict:
         sizes = [len(frame) for frame in frames]
         if len(frames) not in (3, 4) or frames[0] != b"" or sizes[-2] != 8:
             return f"frames of {sizes} bytes"
@@ -255,43 +239,47 @@ class Conformance:
             return f"{len(frames)} frames, and {self._replay_frames} in those before"
         if frames[-2] == END_SEQ:
             marker = frames[-1] == b"" and (len(frames) == 3 or frames[1] == b"")
-            return OK if marker else f"the end marker's other frames are not empty: frames of {sizes} bytes"
+            return points.OK if marker else f"the end marker's other frames are not empty: frames of {sizes} bytes"
         if len(frames) == 4 and self._topic is not None and frames[1] != self._topic:
             return f"the reply's topic is {frames[1]!r}, live it is {self._topic!r}"
-        return OK
+        return points.OK
 
     def _end_replay(self) -> None:
         replay = self._replay
         assert replay is not None
-        self._grade(REPLAY_ANSWERED, OK)
-        self._suspect(REPLAY_START, self._honoured(replay))
+        self._grade(points.REPLAY_ANSWERED, points.OK)
+        self._suspect(points.REPLAY_START, self._honoured(replay))
         if replay.first is not None and replay.last is not None:
             self._buffered = (replay.first, replay.last)
         self._replay = None
         self._synchronized = True
         self._release(-1 if replay.newest is None else replay.newest)
 
-    def _honoured(self, replay: _Replay) -> Verdict:
+    def _honoured(self, replay: _Replay) -> points.Verdict:
         start, first, newest = replay.start, replay.first, replay.newest
         if start is None:
-            return SKIP
+            return points.SKIP
         if first is None:
             empty = newest is not None and start <= newest
-            return f"asked for {start}: nothing came, though {newest} had been sent" if empty else OK
+            return f"asked for {start}: nothing came, though {newest} had been sent" if empty else points.OK
         assert replay.last is not None
         if first < start:
             return f"asked for {start}: the first reply is {first}"
         if newest is not None and replay.last < newest:
             return f"asked for {start}: the last reply is {replay.last}, though {newest} had been sent"
-        return OK if first == start else self._too_late(start, first, newest)
+        return points.OK if first == start else self._too_late(start, first, newest)
 
-    def _too_late(self, start: int, first: int, newest: int | None) -> Verdict:
+    def _too_late(self, start: int, first: int, newest: int | None) -> points.Verdict:
         """A replay may start later than asked if earlier batches are no longer buffered."""
         if self._buffered is None or newest is None:
-            return SKIP
+            return points.SKIP
         oldest, last = self._buffered
         oldest += max(0, newest - last)  # as many may have been pushed out as have come since
-        return f"asked for {start}: the first reply is {first}, though {oldest} is buffered" if first > oldest else SKIP
+        return (
+            f"asked for {start}: the first reply is {first}, though {oldest} is buffered"
+            if first > oldest
+            else points.SKIP
+        )
 
     # ---- content
 
@@ -301,13 +289,13 @@ class Conformance:
         try:
             batch = self._decoder.decode(payload, where)
         except BadBatch as error:
-            self._grade(READABLE, readable(error))
+            self._grade(points.READABLE, points.readable(error))
             self._history.complete = False
             return
-        self._grade(READABLE, readable(batch))
+        self._grade(points.READABLE, points.readable(batch))
         strange = self._decoder.unknown_fields - fields_before
-        self._grade(UNKNOWN_FIELDS, f"field {next(iter(strange))}" if strange else OK, where)
-        for point, check in BATCH_CHECKS:
+        self._grade(points.UNKNOWN_FIELDS, f"field {next(iter(strange))}" if strange else points.OK, where)
+        for point, check in points.BATCH_CHECKS:
             self._grade(point, check(self._history, batch), where)
         self._history.add_batch(batch)
         self.batches += 1
@@ -318,16 +306,16 @@ class Conformance:
 
     def _judge_event(self, event: Event, where: str) -> None:
         if isinstance(event, BlockStored):
-            for point, check in STORE_CHECKS:
+            for point, check in points.STORE_CHECKS:
                 self._grade(point, check(self._history, event), where)
         elif isinstance(event, BlockRemoved):
-            for point, check_removal in REMOVAL_CHECKS:
+            for point, check_removal in points.REMOVAL_CHECKS:
                 self._grade(point, check_removal(self._history, event), where)
         elif isinstance(event, RejectedEvent | UnknownEvent):
             self._history.complete = False
 
-    def _suspect(self, point: Point, verdict: Verdict, where: str | None = None) -> None:
-        if verdict in (OK, SKIP):
+    def _suspect(self, point: points.Point, verdict: points.Verdict, where: str | None = None) -> None:
+        if verdict in (points.OK, points.SKIP):
             self._grade(point, verdict, where)
         else:
             self._suspected.append((point, verdict, where))
@@ -337,11 +325,11 @@ class Conformance:
         for point, verdict, where in suspected:
             self._grade(point, verdict, where)
 
-    def _grade(self, point: Point, verdict: Verdict, where: str | None = None) -> None:
-        if verdict == SKIP:
+    def _grade(self, point: points.Point, verdict: points.Verdict, where: str | None = None) -> None:
+        if verdict == points.SKIP:
             return
         grade = self._grades[point]
         grade.checked += 1
-        if verdict is not OK:
+        if verdict is not points.OK:
             grade.failed += 1
             grade.example = grade.example or (f"{where}: {verdict}" if where else verdict)

@@ -4,9 +4,8 @@ import click
 
 from events.analysis.compare import compare
 from events.analysis.tree import Tree
-from events.source import Source
 from events.tool.comparison import show_comparison
-from events.tool.options import StreamOptions, Target, json_option, open_targets, stream_options, timeout_option
+from events.tool.options import StreamOptions, json_option, open_targets, stream_options, timeout_option
 from events.tool.output import Output
 from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option
 
@@ -58,8 +57,8 @@ def diff(
     opened = open_targets([left, right], stream)
     tree = Tree()
     sides = [
-        Watch(_chosen(opened[0], replica_a, "--replica-a"), name="A", tree=tree),
-        Watch(_chosen(opened[1], replica_b, "--replica-b"), name="B", tree=tree),
+        Watch(opened[0].chosen(replica_a, "--replica-a"), name="A", tree=tree),
+        Watch(opened[1].chosen(replica_b, "--replica-b"), name="B", tree=tree),
     ]
     load([(opened[0], [sides[0]], at_a), (opened[1], [sides[1]], at_b)], timeout_s, output.note)
     for target, side in zip(opened, sides, strict=True):
@@ -68,12 +67,3 @@ def diff(
     found = compare(tree, "A", "B")
     show_comparison(output, found, {"A": opened[0].name, "B": opened[1].name}, decode, top)
     click.get_current_context().exit(EQUAL if found.equal else DIFFERENT)
-
-
-def _chosen(target: Target, wanted: str | None, option: str) -> Source:
-    names = [source.name for source in target.sources]
-    if wanted is None and len(names) == 1:
-        return target.sources[0]
-    if wanted not in names:
-        raise click.UsageError(f"{target.name} holds {', '.join(names)}: choose one with {option}")
-    return target.sources[names.index(wanted)]

@@ -16,7 +16,7 @@ from events.recording.recording import Recording
 from events.source import Source
 from events.tool.options import StreamOptions, checked_endpoint, json_option, open_target
 from events.tool.output import Output, count, plain
-from events.tool.watch import Moment, MomentType
+from events.tool.watch import Moment, MomentType, note_damage
 
 
 def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
@@ -82,10 +82,11 @@ def replay(
       warmroute events replay incident.wre --bind tcp://127.0.0.1:5557 --speed max --no-wait --stay 0
     """
     output = Output(as_json)
-    recording = open_target(file, StreamOptions()).recording
+    opened = open_target(file, StreamOptions())
+    recording = opened.recording
     if recording is None:
         raise click.UsageError(f"{file} is an endpoint; replay publishes a recording")
-    source = _source(recording, name)
+    source = opened.chosen(name, "--source")
     binds = {
         "--bind": bind,
         "--replay-bind": replay_bind,
@@ -102,8 +103,7 @@ def replay(
         player = Player(recording, source, PlayerConfig(bind, replay_bind, status_bind, snapshot_bind, speed))
     except zmq.ZMQError as error:
         raise click.ClickException(str(error)) from error
-    for damage in recording.damage:
-        output.note(f"{file}: {damage}")
+    note_damage(opened, output.note)
     with player:
         finished = _play(player, offset, wait, loop, stay, output)
         _report(player, finished, output)
@@ -157,16 +157,6 @@ def _progress(player: Player, output: Output) -> Iterator[Callable[[], None] | N
                 bar.update(task, completed=player.position)
 
         yield progress
-
-
-def _source(recording: Recording, name: str | None) -> Source:
-    names = [source.name for source in recording.sources]
-    if name is None and len(names) == 1:
-        return recording.sources[0]
-    if name in names:
-        return recording.sources[names.index(name)]
-    problem = f"there is no source {name!r}" if name else "the recording has several sources"
-    raise click.UsageError(f"{problem}; choose one with --source: {', '.join(names)}")
 
 
 def _offset(recording: Recording, source: Source, start: Moment) -> int:

@@ -9,16 +9,7 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from fleet.commands.addresses.local_fleets import (
-    LocalFleet,
-    Where,
-    clean_up,
-    find,
-    is_running,
-    record_fleet,
-    recorded_fleets,
-    running_fleets,
-)
+from fleet.commands.addresses import local_fleets
 from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_argument
 from fleet.commands.view import View
@@ -54,24 +45,24 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     """
     if everything and which is not None:
         raise click.UsageError("--all means all fleets of this machine; give either --all or FLEET")
-    killed = [fleet for fleet in recorded_fleets() if not is_running(fleet)]
-    living = running_fleets()  # which removes what was left, and says so
+    killed = [fleet for fleet in local_fleets.recorded_fleets() if not local_fleets.is_running(fleet)]
+    living = local_fleets.running_fleets()  # which removes what was left, and says so
     if everything and not living and not killed:
         raise click.ClickException("no fleet runs on this machine")
     if everything:
         end_here(living, now)
     elif not was_meant(which, killed) or was_meant(which, living):
-        end_one(find(which), which, fleet_key, now)
+        end_one(local_fleets.find(which), which, fleet_key, now)
 
 
-def was_meant(which: str | None, fleets: Sequence[LocalFleet]) -> bool:
+def was_meant(which: str | None, fleets: Sequence[local_fleets.LocalFleet]) -> bool:
     return any(which in (None, str(fleet.port)) for fleet in fleets)
 
 
 # ---- of this machine
 
 
-def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -> None:
+def end_one(where: local_fleets.Where, which: str | None, fleet_key: str | None, now: bool) -> None:
     here = where.local
     if here is not None and not (here.found and which == here.controller):
         end_here([here], now)
@@ -82,7 +73,7 @@ def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -
             end_there(fleet)
 
 
-def end_here(fleets: Sequence[LocalFleet], now: bool) -> None:
+def end_here(fleets: Sequence[local_fleets.LocalFleet], now: bool) -> None:
     for fleet in fleets:
         ask_to_end(fleet, now)
     try:
@@ -93,11 +84,13 @@ def end_here(fleets: Sequence[LocalFleet], now: bool) -> None:
         raise
 
 
-def ask_to_end(fleet: LocalFleet, now: bool) -> None:
+def ask_to_end(fleet: local_fleets.LocalFleet, now: bool) -> None:
     """Send SIGTERM. A second one means at once, so a second `down` only waits, unless with --now."""
     if not fleet.ending:
-        if is_running(fleet):
-            record_fleet(msgspec.structs.replace(fleet, ending=True))  # before: asked, it removes this file in the end
+        if local_fleets.is_running(fleet):
+            local_fleets.record_fleet(
+                msgspec.structs.replace(fleet, ending=True)
+            )  # before: asked, it removes this file in the end
         send_signal(fleet)
         if now:  # two signals that arrive together are one
             time.sleep(BETWEEN_SIGNALS_S)
@@ -105,32 +98,32 @@ def ask_to_end(fleet: LocalFleet, now: bool) -> None:
         send_signal(fleet)
 
 
-def send_signal(fleet: LocalFleet) -> None:
+def send_signal(fleet: local_fleets.LocalFleet) -> None:
     """Signal the process that wrote the fleet's file, unless its id has been reused."""
-    if is_running(fleet):
+    if local_fleets.is_running(fleet):
         os.kill(fleet.pid, signal.SIGTERM)
 
 
-def wait_here(fleet: LocalFleet, now: bool) -> None:
+def wait_here(fleet: local_fleets.LocalFleet, now: bool) -> None:
     title = f"Ending port {fleet.port}"
     began_s, said = time.monotonic(), False
     with FleetClient(fleet.controller, fleet.key) as controller, Display(title) as display:
         display.line(f"{title}, pid {fleet.pid}")
         running = DownProgress(controller, display)
-        while is_running(fleet):
+        while local_fleets.is_running(fleet):
             if not fleet.found:
                 running.look()
             if now and not said and time.monotonic() - began_s > STUCK_S:
                 display.line(f"It does not end. Kill it with: kill -9 {fleet.pid}; warmroute down")
                 said = True
             time.sleep(LOOK_S)
-    killed = any(each.pid == fleet.pid for each in recorded_fleets())  # it has not removed its file
+    killed = any(each.pid == fleet.pid for each in local_fleets.recorded_fleets())  # it has not removed its file
     if killed:
-        clean_up(fleet)
+        local_fleets.clean_up(fleet)
     click.echo(ended(fleet, killed))
 
 
-def ended(fleet: LocalFleet, killed: bool) -> str:
+def ended(fleet: local_fleets.LocalFleet, killed: bool) -> str:
     how = "was killed; its files are removed" if killed else "has ended"
     if not fleet.found:
         return f"The fleet of port {fleet.port} {how}"

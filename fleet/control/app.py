@@ -15,13 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from api.errors import ApiError, invalid, unauthorized
 from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import error_response, json_response
-from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, guarded
+from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, served
 from api.reading import read
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
@@ -188,10 +187,7 @@ def build_app(controller: Controller, key: str) -> Starlette:
     holders = KeyCheck(key)
     endpoints = Endpoints(controller, holders)
     app = Starlette(
-        routes=[
-            StarletteRoute(route.template, guarded(route, route.endpoint.__get__(endpoints)), methods=[*route.methods])
-            for route in ROUTES
-        ],
+        routes=served(ROUTES, endpoints),
         exception_handlers={
             ApiError: _answering(error_response),
             UnknownName: _answering(lambda error: error_response(ApiError(404, str(error), code="not_found"))),

@@ -7,18 +7,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from fleet.plan import (
-    MOST_MODELS,
-    MOST_RANKS,
-    Amount,
-    Autoscale,
-    Count,
-    Engine,
-    Name,
-    Role,
-    Seconds,
-    SomeSeconds,
-)
+from fleet import plan
 from fleet.toml.lines import Lines, Path
 from fleet.toml.options import ENGINES, nearest, shown
 
@@ -38,36 +27,36 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class FleetTable(Struct, kw_only=True):
-    models: Annotated[list[dict[str, Any]], Meta(max_length=MOST_MODELS)] = []
+    models: Annotated[list[dict[str, Any]], Meta(max_length=plan.MOST_MODELS)] = []
     router: dict[str, Any] = {}
 
 
 class ResourcesTable(Struct, frozen=True, kw_only=True):
     # Those of engines that compute there follow tensor_parallel.
-    cpus: Amount | UnsetType = UNSET
-    gpus: Amount | UnsetType = UNSET
+    cpus: plan.Amount | UnsetType = UNSET
+    gpus: plan.Amount | UnsetType = UNSET
     custom: dict[str, Any] = {}
 
 
 class ModelTable(Struct, kw_only=True):
     model: Text
     name: Text | UnsetType = UNSET
-    engine: Engine = "native"
-    replicas: Count | UnsetType = UNSET
-    autoscale: Autoscale | None = None
+    engine: plan.Engine = "native"
+    replicas: plan.Count | UnsetType = UNSET
+    autoscale: plan.Autoscale | None = None
     resources: ResourcesTable = ResourcesTable()
-    tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    tensor_parallel: Annotated[int, Meta(ge=1, le=plan.MOST_RANKS)] = 1
     environment: dict[str, Any] = {}
     options: dict[str, Any] | list[Any] = {}
-    drain_timeout: Seconds = 60.0
-    wedged_after: SomeSeconds = 20.0
+    drain_timeout: plan.Seconds = 60.0
+    wedged_after: plan.SomeSeconds = 20.0
     tokenizer: Text | None = None
     chat_template: Text | None = None
     adapters: tuple[Text, ...] = ()
     resume: bool | UnsetType = UNSET
     api_key_env: Text | None = None
-    serves: Name | None = None
-    role: Role | None = None
+    serves: plan.Name | None = None
+    role: plan.Role | None = None
 
 
 class Mistakes:

@@ -148,13 +148,16 @@ class BlockPool:
 
     def take(self, hits: Sequence[int], new: int) -> list[int] | None:
         """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
-        # A hit that waits in the free queue cannot also be handed out as a new block.
-        references = self._references
-        if self.free - len({block for block in hits if not references[block]}) < new:
+        if not self._has_room(hits, new):
             return None
         if hits:
             self.touch(hits)
         return [*hits, *self._hand_out(new)]
+
+    def _has_room(self, hits: Sequence[int], new: int) -> bool:
+        """A hit that waits in the free queue cannot also be handed out as a new block."""
+        references = self._references
+        return self.free - len({block for block in hits if not references[block]}) >= new
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Add a reference to each block, and take it out of the free queue."""

@@ -18,34 +18,9 @@ import zmq
 
 from api.process.own_folder import OwnFolder
 from events.native import Load
+from replica import messages
 from replica.config import EngineConfig
 from replica.http.held_answers import HeldAnswer, HeldAnswers, NoRoom
-from replica.messages import (
-    AdapterChanged,
-    Cancel,
-    FromEngine,
-    Hello,
-    Learn,
-    LoadAdapter,
-    Loading,
-    Output,
-    Outputs,
-    PoolSnapshot,
-    PrefixRetained,
-    Rates,
-    Refused,
-    Reset,
-    ResetDone,
-    RetainPrefix,
-    Stats,
-    Stop,
-    Submit,
-    SubmitAll,
-    ToEngine,
-    UnloadAdapter,
-    decode_from_engine,
-    encode,
-)
 
 LOADING_LIMIT_S = 1800.0  # a large model from a slow disk
 STOPPING_LIMIT_S = 5.0
@@ -59,7 +34,7 @@ class EngineDied(Exception):
 class EngineRefused(Exception):
     """The engine did not take the request: it is full, or the request can never fit."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: messages.Refused) -> None:
         super().__init__(refused.message)
         self.reason = refused.reason
         self.message = refused.message
@@ -72,13 +47,13 @@ class OutputStream:
     def __init__(self, engine: "EngineClient", ids: Iterable[int], *, whole: bool) -> None:
         self.open = set(ids)  # those that more can come for
         self._engine = engine
-        self._arrived: list[Output] = []
+        self._arrived: list[messages.Output] = []
         self._held = HeldAnswer(engine.held_answers)
         self._whole = whole
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[Output]:
+    async def next(self) -> list[messages.Output]:
         """Wait for outputs; return all there are, or none once every submit has ended."""
         while not self._arrived:
             if self._failure is not None:
@@ -110,7 +85,7 @@ class OutputStream:
         self._held.release()
         self.cancel(*self.open)
 
-    def arrive(self, output: Output) -> None:
+    def arrive(self, output: messages.Output) -> None:
         try:
             self._held.add(output)
         except NoRoom as failure:
@@ -136,8 +111,8 @@ class EngineClient:
 
     def __init__(self, process: asyncio.subprocess.Process, socket: "zmq.Socket[bytes]", folder: OwnFolder) -> None:
         loop = asyncio.get_running_loop()
-        self.hello: Hello | None = None
-        self.stats = Stats(load=Load(), pool=PoolSnapshot(), rates=Rates())
+        self.hello: messages.Hello | None = None
+        self.stats = messages.Stats(load=Load(), pool=messages.PoolSnapshot(), rates=messages.Rates())
         self._process = process
         self._socket = socket
         self._folder = folder
@@ -146,7 +121,7 @@ class EngineClient:
         self._streams: dict[int, OutputStream] = {}
         self.held_answers = HeldAnswers()
         self._asked: dict[int, asyncio.Future[Any]] = {}  # questions that are answered once
-        self._greeted: asyncio.Future[Hello] = loop.create_future()
+        self._greeted: asyncio.Future[messages.Hello] = loop.create_future()
         self._heard_s = loop.time()
         self._read_soon = False
         self._has_vocabulary = False
@@ -195,7 +170,7 @@ class EngineClient:
         """Since the last Stats; a running engine sends them four times a second."""
         return self._loop.time() - self._heard_s
 
-    async def ready(self, limit_s: float = LOADING_LIMIT_S) -> Hello:
+    async def ready(self, limit_s: float = LOADING_LIMIT_S) -> messages.Hello:
         """Wait for the engine's Hello; raise EngineDied if it ends first or is silent for too long."""
         try:
             async with asyncio.timeout(limit_s):
@@ -214,47 +189,49 @@ class EngineClient:
         """Give the engine the vocabulary that constraints are compiled for; the first time alone."""
         if not self._has_vocabulary:
             self._has_vocabulary = True
-            self._send(Learn(vocabulary))
+            self._send(messages.Learn(vocabulary))
 
-    def submit(self, submits: Sequence[Submit], *, whole: bool = False) -> OutputStream:
+    def submit(self, submits: Sequence[messages.Submit], *, whole: bool = False) -> OutputStream:
         """Submit one HTTP request's work to the engine; the ids are from `new_id`."""
         stream = OutputStream(self, (submit.id for submit in submits), whole=whole)
         if self._death.done():
             stream.fail(EngineDied(self._death.result()))
             return stream
         self._streams.update(dict.fromkeys((submit.id for submit in submits), stream))
-        self._send(SubmitAll(list(submits)))
+        self._send(messages.SubmitAll(list(submits)))
         return stream
 
     def forget(self, ids: Iterable[int]) -> None:
         running = [id for id in ids if self._streams.pop(id, None) is not None]
         if running:
-            self._send(Cancel(running))
+            self._send(messages.Cancel(running))
 
     async def reset(self) -> bool:
         """Empty the cache; return False if blocks are in use."""
-        answer: ResetDone = await self._ask(Reset(self.new_id()))
+        answer: messages.ResetDone = await self._ask(messages.Reset(self.new_id()))
         return answer.done
 
     async def retain(
         self, prompt: bytes, ttl_s: float, lora_name: str | None, cache_salt: str | None
-    ) -> PrefixRetained:
+    ) -> messages.PrefixRetained:
         """Have the cached blocks of a prompt given up last for this time; 0 ends it."""
-        asked = RetainPrefix(self.new_id(), prompt, ttl_s, lora_name=lora_name, cache_salt=cache_salt)
-        found: PrefixRetained = await self._ask(asked)
+        asked = messages.RetainPrefix(self.new_id(), prompt, ttl_s, lora_name=lora_name, cache_salt=cache_salt)
+        found: messages.PrefixRetained = await self._ask(asked)
         return found
 
     async def load_adapter(self, name: str, folder: str) -> str:
         """Load a LoRA adapter; return why it could not be, or nothing."""
-        answer: AdapterChanged = await self._ask(LoadAdapter(self.new_id(), name, folder))
+        answer: messages.AdapterChanged = await self._ask(messages.LoadAdapter(self.new_id(), name, folder))
         return answer.error
 
     async def unload_adapter(self, name: str) -> str:
         """Let no more requests have this adapter; return why not, or nothing."""
-        answer: AdapterChanged = await self._ask(UnloadAdapter(self.new_id(), name))
+        answer: messages.AdapterChanged = await self._ask(messages.UnloadAdapter(self.new_id(), name))
         return answer.error
 
-    async def _ask(self, question: Reset | RetainPrefix | LoadAdapter | UnloadAdapter) -> Any:
+    async def _ask(
+        self, question: messages.Reset | messages.RetainPrefix | messages.LoadAdapter | messages.UnloadAdapter
+    ) -> Any:
         if self._death.done():
             raise EngineDied(self._death.result())
         answer = self._asked[question.id] = self._loop.create_future()
@@ -264,7 +241,7 @@ class EngineClient:
     async def close(self) -> None:
         """End the process, and wait for it."""
         if not self._death.done():
-            self._send(Stop())
+            self._send(messages.Stop())
             try:
                 # While it loads the model it hears nothing, and has nothing to finish.
                 await asyncio.wait_for(self.died(), 0 if self.hello is None else STOPPING_LIMIT_S)
@@ -278,11 +255,11 @@ class EngineClient:
             self._socket.context.term()
         self._folder.close()
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: messages.ToEngine) -> None:
         if self._socket.closed:
             return
         with contextlib.suppress(zmq.Again):  # nobody connected: the process is gone, `_watch` tells everyone
-            self._socket.send(encode(message), zmq.NOBLOCK)
+            self._socket.send(messages.encode(message), zmq.NOBLOCK)
         # Sending may swallow the edge that would have announced a message: look once more.
         if not self._read_soon:
             self._read_soon = True
@@ -297,35 +274,35 @@ class EngineClient:
                 raw = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(decode_from_engine(raw))
+            self._take(messages.decode_from_engine(raw))
         self._read_soon = True
         self._loop.call_soon(self._read)
 
-    def _take(self, message: FromEngine) -> None:
+    def _take(self, message: messages.FromEngine) -> None:
         match message:
-            case Outputs(outputs):
+            case messages.Outputs(outputs):
                 self._hand_out(outputs)
-            case Stats():
+            case messages.Stats():
                 self.stats = message
                 self._heard_s = self._loop.time()
-            case Refused(id):
+            case messages.Refused(id):
                 stream = self._streams.pop(id, None)
                 if stream is not None:
                     stream.open.discard(id)
                     stream.fail(EngineRefused(message))
-            case ResetDone(id) | PrefixRetained(id) | AdapterChanged(id):
+            case messages.ResetDone(id) | messages.PrefixRetained(id) | messages.AdapterChanged(id):
                 asked = self._asked.pop(id, None)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
-            case Loading():
+            case messages.Loading():
                 self._folder.close()  # the connected sockets live on, and nothing is left behind whoever dies how
-            case Hello():
+            case messages.Hello():
                 self.hello = message
                 self._heard_s = self._loop.time()
                 if not self._greeted.done():
                     self._greeted.set_result(message)
 
-    def _hand_out(self, outputs: list[Output]) -> None:
+    def _hand_out(self, outputs: list[messages.Output]) -> None:
         for output in outputs:
             stream = self._streams.get(output.id)
             if stream is None:  # cancelled meanwhile

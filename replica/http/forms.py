@@ -11,32 +11,11 @@ from typing import Any, ClassVar, cast
 
 from msgspec import UNSET, UnsetType
 
+from api import responses
 from api.errors import ApiError
 from api.openai.requests import ChatRequest, CompletionRequest
 from api.parsing.answer import named_function
 from api.parsing.parsed import AnswerParser, Parsed, merged
-from api.responses import (
-    DONE,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    FinishReason,
-    PromptLogprobs,
-    Usage,
-    chat_delta,
-    chat_logprobs,
-    chat_message,
-    completion_logprobs,
-    encode,
-    event,
-    prompt_logprob,
-    usage,
-)
-from api.responses import Delta as ChatDelta
 from api.tokens.detokenize import Detokenizer
 from api.tokens.tokenizer import Tokenizer
 from replica.http.echo import echoed_logprobs, echoed_text, joined
@@ -50,7 +29,7 @@ AT_ONCE = 1000  # log probabilities of prompts that are put into words before ot
 class Form(ABC):
     """The common part of the four forms."""
 
-    kind: ClassVar[type[Completion | ChatChunk | ChatCompletion]]
+    kind: ClassVar[type[responses.Completion | responses.ChatChunk | responses.ChatCompletion]]
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         self.work = work
@@ -98,9 +77,9 @@ class Form(ABC):
         """Cached tokens of the first choice that has begun; the choices of one prompt begin together."""
         return self._cached_tokens[min(self._cached_tokens)] if self._cached_tokens else 0
 
-    def usage(self) -> Usage:
+    def usage(self) -> responses.Usage:
         """A prompt counts once, however many choices it has."""
-        return usage(self._prompt_tokens, self._completion_tokens, self._cached_in_prompts)
+        return responses.usage(self._prompt_tokens, self._completion_tokens, self._cached_in_prompts)
 
     def stop_reason(self, choice: Choice) -> str | int | UnsetType | None:
         """vLLM's addition: which stop string or stop token of the client's it was."""
@@ -122,9 +101,9 @@ class Form(ABC):
             return None
         pairs = zip(delta.token_ids, delta.logprobs, strict=True)
         chosen = [(token_id, logprobs.logprob, logprobs.top) for token_id, logprobs in pairs]
-        if self.kind is not Completion:
-            return chat_logprobs(self.tokenizer, chosen)
-        shown = completion_logprobs(self.tokenizer, chosen, 0)
+        if self.kind is not responses.Completion:
+            return responses.chat_logprobs(self.tokenizer, chosen)
+        shown = responses.completion_logprobs(self.tokenizer, chosen, 0)
         shown.text_offset = list(delta.offsets)
         return shown
 
@@ -155,7 +134,7 @@ class ChatForm(Form):
             self._called.add(choice.index)
         return said
 
-    def finish_reason(self, choice: Choice, delta: Delta) -> FinishReason:
+    def finish_reason(self, choice: Choice, delta: Delta) -> responses.FinishReason:
         """An answer with calls is one that ends because of them, unless it was cut short."""
         reason = finish_reason(delta)
         return "tool_calls" if reason == "stop" and self._calls_end and choice.index in self._called else reason
@@ -180,25 +159,27 @@ class StreamedForm(Form):
         """Half a character, or a text that may become a stop string or a call."""
         return not (shown or delta.finish_reason or self._always_show)
 
-    def usage_so_far(self) -> Usage | UnsetType | None:
+    def usage_so_far(self) -> responses.Usage | UnsetType | None:
         """Every event has the field when the last one will have it filled."""
         if self._always_usage:
             return self.usage()
         return None if self.request.include_usage else UNSET
 
     def end(self) -> bytes:
-        return (event(encode(self.answer([], self.usage()))) if self.request.include_usage else b"") + DONE
+        return (
+            responses.event(responses.encode(self.answer([], self.usage()))) if self.request.include_usage else b""
+        ) + responses.DONE
 
 
 class StreamedCompletion(StreamedForm):
-    kind = Completion
+    kind = responses.Completion
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
         first = self.is_first(choice)
         echo = echo_of(self, choice.index) if first else ""
         if self.is_silent(bool(delta.text or echo), delta):
             return b""
-        shown = CompletionChoice(
+        shown = responses.CompletionChoice(
             index=choice.index,
             text=echo + delta.text,
             logprobs=self.logprobs(delta),
@@ -207,11 +188,11 @@ class StreamedCompletion(StreamedForm):
             token_ids=self.token_ids(delta),
             prompt_token_ids=self.prompt_token_ids(choice.index) if first else UNSET,
         )
-        return event(encode(self.answer([shown], self.usage_so_far())))
+        return responses.event(responses.encode(self.answer([shown], self.usage_so_far())))
 
 
 class StreamedChat(ChatForm, StreamedForm):
-    kind = ChatChunk
+    kind = responses.ChatChunk
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(work, model, tokenizer)
@@ -223,21 +204,21 @@ class StreamedChat(ChatForm, StreamedForm):
         said = self.parsed(choice, delta)
         if self.is_silent(any(said), delta):
             return opening
-        shown = ChatChunkChoice(
+        shown = responses.ChatChunkChoice(
             index=choice.index,
-            delta=chat_delta(said),
+            delta=responses.chat_delta(said),
             logprobs=self.logprobs(delta),
             finish_reason=self.finish_reason(choice, delta),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(delta),
         )
-        return opening + event(encode(self.answer([shown], self.usage_so_far())))
+        return opening + responses.event(responses.encode(self.answer([shown], self.usage_so_far())))
 
     def _opening(self, index: int) -> bytes:
-        role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+        role = responses.ChatChunkChoice(index=index, delta=responses.Delta(role="assistant", content=""))
         chunk = self.answer([role], self.usage_so_far())
         chunk.prompt_token_ids = self.prompt_token_ids(index)
-        return event(encode(chunk))
+        return responses.event(responses.encode(chunk))
 
 
 class WholeForm(Form):
@@ -246,7 +227,7 @@ class WholeForm(Form):
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(work, model, tokenizer)
         self._said = [[part.resumed] for part in work.parts]
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self._prompt_logprobs: dict[int, responses.PromptLogprobs] = {}
 
     @property
     def pause_every(self) -> int:
@@ -256,15 +237,15 @@ class WholeForm(Form):
     def prepare(self) -> Iterator[None]:
         wanted = self.request.prompt_logprobs
         for index, told in self._told.items() if wanted is not None else ():
-            shown: PromptLogprobs = [None]
+            shown: responses.PromptLogprobs = [None]
             self._prompt_logprobs[index] = shown
             for token_id, of_token in zip(self.work.prompts[index][1:], told, strict=True):
                 top = of_token.top[:wanted]
-                shown.append(prompt_logprob(self.tokenizer, token_id, of_token.logprob, of_token.rank, top))
+                shown.append(responses.prompt_logprob(self.tokenizer, token_id, of_token.logprob, of_token.rank, top))
                 if len(shown) % self.pause_every == 0:
                     yield
 
-    def prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
+    def prompt_logprobs(self, index: int) -> responses.PromptLogprobs | UnsetType:
         return self._prompt_logprobs.get(index // self.request.candidates, UNSET)
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
@@ -297,15 +278,15 @@ class WholeForm(Form):
 
 
 class WholeCompletion(WholeForm):
-    kind = Completion
+    kind = responses.Completion
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(work, model, tokenizer)
-        self._echoed: dict[int, CompletionLogprobs] = {}  # by prompt
+        self._echoed: dict[int, responses.CompletionLogprobs] = {}  # by prompt
 
     def end(self) -> bytes:
         choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]
-        return encode(self.answer(choices, self.usage()))
+        return responses.encode(self.answer(choices, self.usage()))
 
     def prepare(self) -> Iterator[None]:
         yield from super().prepare()
@@ -318,12 +299,12 @@ class WholeCompletion(WholeForm):
                 self.tokenizer, self.work.prompts[index], told, request.logprobs, detokenizer, self.pause_every
             )
 
-    def _choice(self, choice: Choice, index: int) -> CompletionChoice:
+    def _choice(self, choice: Choice, index: int) -> responses.CompletionChoice:
         said = self.joined(choice.index)
         echo, logprobs = echo_of(self, choice.index), self.logprobs(said)
         if (echoed := self._echoed.get(choice.index // self.request.candidates)) is not None:
             logprobs = joined(echoed, logprobs, len(echo))
-        return CompletionChoice(
+        return responses.CompletionChoice(
             index=index,
             text=echo + said.text,
             logprobs=logprobs,
@@ -336,19 +317,19 @@ class WholeCompletion(WholeForm):
 
 
 class WholeChat(ChatForm, WholeForm):
-    kind = ChatCompletion
+    kind = responses.ChatCompletion
 
     def end(self) -> bytes:
         choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]
         answer = self.answer(choices, self.usage())
         answer.prompt_token_ids, answer.prompt_logprobs = self.prompt_token_ids(0), self.prompt_logprobs(0)
-        return encode(answer)
+        return responses.encode(answer)
 
-    def _choice(self, choice: Choice, index: int) -> ChatChoice:
+    def _choice(self, choice: Choice, index: int) -> responses.ChatChoice:
         said = self.joined(choice.index)
-        return ChatChoice(
+        return responses.ChatChoice(
             index=index,
-            message=chat_message(self.parsed(choice, said)),
+            message=responses.chat_message(self.parsed(choice, said)),
             logprobs=self.logprobs(said),
             finish_reason=self.finish_reason(choice, said),
             stop_reason=self.stop_reason(choice),
@@ -377,5 +358,7 @@ def echo_of(form: Form, index: int) -> str:
     return echoed_text(form.tokenizer, given, request.skip_special_tokens)
 
 
-def finish_reason(delta: Delta) -> FinishReason:
-    return cast(FinishReason, delta.finish_reason)  # a client that is gone is told nothing: there is no "abort" here
+def finish_reason(delta: Delta) -> responses.FinishReason:
+    return cast(
+        responses.FinishReason, delta.finish_reason
+    )  # a client that is gone is told nothing: there is no "abort" here

@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from replica.messages import reason_of
+from replica.parallel import messages
 from replica.parallel.followers import Followers
-from replica.parallel.messages import (
-    AdapterRead,
-    AddAdapter,
-    DropAdapter,
-    OfAdapters,
-    ReadAdapter,
-    Ready,
-    decode_read,
-    encode,
-)
 
 if TYPE_CHECKING:  # torch
     from replica.lora.adapter import Adapter, Adapters
@@ -30,12 +21,12 @@ if TYPE_CHECKING:  # torch
 CHANGED = "the files of the adapter {!r} changed while they were read; try again"
 
 
-def loaded_with(adapters: "Adapters") -> Ready:
+def loaded_with(adapters: "Adapters") -> messages.Ready:
     """Tell the engine which files this rank has read at the start."""
-    return Ready({name: adapter.digest for name, adapter in adapters.loaded.items()})
+    return messages.Ready({name: adapter.digest for name, adapter in adapters.loaded.items()})
 
 
-def refuse_other_files(adapters: "Adapters", others: Iterable[Ready]) -> None:
+def refuse_other_files(adapters: "Adapters", others: Iterable[messages.Ready]) -> None:
     """ValueError: other ranks have read something else at the start."""
     for other in others:
         for name, adapter in adapters.loaded.items():
@@ -47,7 +38,7 @@ class Reading(NamedTuple):
     """An adapter that followers read, and those that have."""
 
     number: int
-    answers: list[AdapterRead]
+    answers: list[messages.AdapterRead]
 
 
 class OthersAdapters:
@@ -62,12 +53,12 @@ class OthersAdapters:
         """Let them begin to read an adapter."""
         self._numbered += 1
         self._reading[name] = Reading(self._numbered, [])
-        self._followers.tell(ReadAdapter(self._numbered, name, str(folder)))
+        self._followers.tell(messages.ReadAdapter(self._numbered, name, str(folder)))
 
     def have_read(self, name: str) -> bool:
         """Tell whether all are done, without waiting for them."""
         by_number = {reading.number: reading for reading in self._reading.values()}
-        for answer in self._followers.new_answers(decode_read):
+        for answer in self._followers.new_answers(messages.decode_read):
             if (reading := by_number.get(answer.number)) is not None:  # not of one that has been dropped
                 reading.answers.append(answer)
         return len(self._reading[name].answers) == len(self._followers.pids)
@@ -79,12 +70,12 @@ class OthersAdapters:
                 return answer.failure
             if answer.digest != digest:
                 return CHANGED.format(name)
-        self._followers.tell(AddAdapter(name))
+        self._followers.tell(messages.AddAdapter(name))
         return ""
 
     def drop(self, name: str) -> None:
         self._reading.pop(name, None)
-        self._followers.tell(DropAdapter(name))
+        self._followers.tell(messages.DropAdapter(name))
 
 
 class OwnAdapters:
@@ -96,10 +87,10 @@ class OwnAdapters:
         self._reading: dict[str, Future[Adapter | None]] = {}  # by name
         self._thread = ThreadPoolExecutor(1, "adapters")
 
-    def obey(self, order: OfAdapters) -> None:
-        if isinstance(order, ReadAdapter):
+    def obey(self, order: messages.OfAdapters) -> None:
+        if isinstance(order, messages.ReadAdapter):
             self._reading[order.name] = self._thread.submit(self._read, order)
-        elif isinstance(order, AddAdapter):
+        elif isinstance(order, messages.AddAdapter):
             adapter = self._reading.pop(order.name).result()
             assert adapter is not None, "the engine adds only what all have read"
             self._adapters.loaded[order.name] = adapter
@@ -108,11 +99,11 @@ class OwnAdapters:
             if (reading := self._reading.pop(order.name, None)) is not None:
                 reading.cancel()
 
-    def _read(self, order: ReadAdapter) -> "Adapter | None":
+    def _read(self, order: messages.ReadAdapter) -> "Adapter | None":
         try:
             adapter = self._adapters.read(order.name, Path(order.folder))
         except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
-            self._channel.send_bytes(encode(AdapterRead(order.number, failure=reason_of(error))))
+            self._channel.send_bytes(messages.encode(messages.AdapterRead(order.number, failure=reason_of(error))))
             return None
-        self._channel.send_bytes(encode(AdapterRead(order.number, adapter.digest)))
+        self._channel.send_bytes(messages.encode(messages.AdapterRead(order.number, adapter.digest)))
         return adapter

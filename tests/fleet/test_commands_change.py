@@ -15,13 +15,12 @@ import click
 import msgspec
 import pytest
 
+from fleet.commands import change
 from fleet.commands import drain as drain_module
-from fleet.commands import progress
 from fleet.commands.addresses.local_fleets import Where
+from fleet.commands.change import restart, scale
 from fleet.commands.client import CONTROLLER, FleetClient, Poller
 from fleet.commands.drain import drain
-from fleet.commands.restart import restart
-from fleet.commands.scale import scale
 from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.control.controller import PER_CPU, room_here
@@ -36,7 +35,7 @@ DEADLINE_S = 50.0
 
 @pytest.fixture(autouse=True)
 def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(progress, "LOOK_S", 0.001)
+    monkeypatch.setattr(change, "LOOK_S", 0.001)
     return machine_without_fleets(tmp_path, monkeypatch)
 
 
@@ -461,7 +460,7 @@ def test_waiting_continues_when_the_controller_is_back(script: Script, monkeypat
 
 
 def test_a_controller_that_stays_away_ends_the_waiting(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MISSING_S", -1.0)
+    monkeypatch.setattr(change, "MISSING_S", -1.0)
     monkeypatch.setattr(Poller, "look", lambda _: None)
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert ran.status == 1

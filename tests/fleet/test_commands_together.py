@@ -14,14 +14,13 @@ import pytest
 
 from api.http.server import listen
 from events.native import Load
+from fleet.commands import change
 from fleet.commands import down as down_module
-from fleet.commands import progress
+from fleet.commands.change import restart, scale
 from fleet.commands.client import FleetClient
 from fleet.commands.down import down
 from fleet.commands.drain import drain
 from fleet.commands.logs import logs
-from fleet.commands.restart import restart
-from fleet.commands.scale import scale
 from fleet.commands.status import status
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone
@@ -133,7 +132,7 @@ class Controlled:
 
 @pytest.fixture(autouse=True)
 def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(progress, "LOOK_S", 0.01)
+    monkeypatch.setattr(change, "LOOK_S", 0.01)
     monkeypatch.setattr(down_module, "LOOK_S", 0.01)
     monkeypatch.setattr(down_module, "GONE_S", 0.2)
     return machine_without_fleets(tmp_path, monkeypatch)

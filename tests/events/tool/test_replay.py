@@ -90,7 +90,7 @@ def run(*arguments: object) -> Result:
         (["--bind", FREE, "--speed", "0"], "'0' is neither a number above 0 nor 'max'"),
         (["--bind", FREE, "--from", "5000"], "--from is after the end of the recording"),
         (["--bind", FREE, "--from", "noon"], "'noon' is not a moment"),
-        (["--bind", FREE, "--source", "b"], "there is no source 'b'; choose one with --source: a"),
+        (["--bind", FREE, "--source", "b"], "holds a, not 'b'; choose one with --source"),
         ([], "Missing option '--bind'"),
     ],
 )

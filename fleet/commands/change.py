@@ -1,0 +1,175 @@
+"""`warmroute scale` and `warmroute restart`: change a model's replicas, and follow the change until it is done."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import click
+
+from fleet.commands.client import CONTROLLER, Poller
+from fleet.commands.options import fleet_options, locate
+from fleet.commands.view import View
+from fleet.commands.words import changes
+from fleet.display import Display
+from router.console.asking import Unreachable
+from router.console.formatting import count
+
+LOOK_S = 0.25
+MISSING_S = 60.0  # a controller that was restarted has answered by then
+
+
+class Step(NamedTuple):
+    done: int
+    of: int
+    is_over: bool
+
+
+def follow(poller: Poller, before: View, model: str, title: str, step: Callable[[View], Step]) -> None:
+    """Show a model's progress until `step` reports the end; Ctrl-C stops waiting, not the change."""
+    try:
+        with Display(title) as display:
+            _follow(poller, before, model, display, step)
+    except KeyboardInterrupt:
+        click.echo("Stopped waiting; the change stays in effect. See `warmroute status`.", err=True)
+        raise
+
+
+def _follow(poller: Poller, seen: View, model: str, display: Display, step: Callable[[View], Step]) -> None:
+    while True:
+        view = poller.look()
+        if view is None:
+            if poller.away_s > MISSING_S:
+                raise Unreachable(CONTROLLER, poller.fleet.url, poller.why)
+            if poller.is_news:
+                display.line(f"The controller does not answer ({poller.why}); retrying")
+        else:
+            for line in changes(seen, view, model):
+                display.line(line)
+            if view.ending:
+                raise click.ClickException("the fleet is ending")
+            done, of, is_over = step(view)
+            display.step(done, of)
+            if is_over:
+                return
+            seen = view
+        time.sleep(LOOK_S)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("replicas", metavar="N", type=click.IntRange(min=0))
+@click.option("--no-wait", is_flag=True, help="Do not wait for the replicas.")
+@click.option("--yes", is_flag=True, help="Scale to 0 without a question; needed where nobody can answer one.")
+@click.option("--force", is_flag=True, help="Start more replicas than fit on this machine.")
+@fleet_options
+def scale(
+    model: str, replicas: int, no_wait: bool, yes: bool, force: bool, which: str | None, fleet_key: str | None
+) -> None:
+    """Set the number of MODEL's replicas to N, and wait until they are ready.
+
+    New replicas get requests when they are ready. When scaling down, those with the least valuable caches leave; their
+    running requests finish within the model's drain timeout. For a model with autoscaling, N must be between its
+    bounds, and autoscaling continues from there. A single machine takes 8 replicas for each of its CPUs.
+
+    \b
+    Examples:
+      warmroute scale demo 4
+      warmroute scale demo 0 --yes --no-wait
+      warmroute scale llama-3.1-8b 6 --fleet 10.0.0.5:8790
+
+    Ctrl-C stops waiting, not the change. Exit status: 0 done (with --no-wait: accepted), 1 refused, or changed by
+    someone else meanwhile.
+    """
+    with Poller(lambda: locate(which, fleet_key)) as poller:
+        before = poller.fleet.view()
+        if not force:
+            refuse_too_many(before, model, replicas)
+        if replicas == 0 and not yes:
+            confirm_none(before, model)
+        poller.fleet.scale(model, replicas)
+        if no_wait:
+            click.echo(f"{model} is set to {replicas} replicas; see `warmroute status`")
+            return
+        follow(poller, before, model, f"Scaling {model}", lambda view: scaled_so_far(before, view, model, replicas))
+    click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas")
+
+
+def refuse_too_many(view: View, name: str, wanted: int) -> None:
+    """Refuse to add replicas beyond the machine's room; fewer than now are always fine."""
+    now = view.model(name)
+    if view.room is None or now is None or wanted <= now.wanted:
+        return
+    others = sum(model.wanted for model in view.models) - now.wanted
+    fit = max(0, view.room - others)
+    if wanted > fit:
+        beside = f" beside the {count(others, 'replica')} of other models" if others else ""
+        raise click.ClickException(
+            f"{wanted} replicas of {name} are too many: {fit} fit on this machine{beside}; give fewer, or --force"
+        )
+
+
+def confirm_none(view: View, name: str) -> None:
+    now = view.model(name)
+    if now is None or now.wanted == 0:  # unknown to the controller, which says so, or nothing would end
+        return
+    effect = f"this ends {count(now.wanted, 'replica')} of {name}, and requests for it fail until you scale it up"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{effect}; give --yes")
+    click.confirm(f"{effect[0].upper()}{effect[1:]}. Go on?", abort=True, err=True)
+
+
+def scaled_so_far(before: View, now: View, name: str, wanted: int) -> Step:
+    """Scaling up, count the ready replicas; scaling down, those that have left."""
+    model = now.model(name)
+    if model is None:
+        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
+    if model.wanted != wanted:
+        why = f": {model.autoscale_why}" if model.autoscale_why else ""
+        raise click.ClickException(f"{name} was set to {model.wanted} replicas meanwhile, instead of {wanted}{why}")
+    is_over = model.ready == wanted == model.replicas
+    were = len(before.of(name))
+    if were > wanted:
+        return Step(max(0, were - model.replicas), were - wanted, is_over)
+    return Step(min(model.ready, wanted), wanted, is_over)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--surge", is_flag=True, help="Start a new one before an old one leaves; needs room for it.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all are new.")
+@fleet_options
+def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key: str | None) -> None:
+    """Replace all replicas of MODEL, one after the other, and wait until all are new.
+
+    Each waits until all others are ready. Replicas with the least valuable caches go first; each finishes
+    its running requests, for as long as the model's drain timeout says. A new one has an empty cache.
+
+    \b
+    Examples:
+      warmroute restart demo
+      warmroute restart demo --surge
+      warmroute restart demo --no-wait && warmroute status --watch
+
+    Ctrl-C stops waiting, not the restart. Exit status: 0 all are new and ready (with --no-wait: it has begun), 1 it
+    cannot be done.
+    """
+    with Poller(lambda: locate(which, fleet_key)) as poller:
+        before = poller.fleet.view()
+        generation = poller.fleet.restart(model, int(surge)).generation
+        if no_wait:
+            click.echo(f"Replacing the replicas of {model} one by one; see `warmroute status`")
+            return
+        follow(poller, before, model, f"Restarting {model}", lambda view: renewed_so_far(view, model, generation))
+    click.echo(f"All replicas of {model} are new")
+
+
+def renewed_so_far(now: View, name: str, generation: int) -> Step:
+    """Count the replicas of this generation, or a later one, that are ready."""
+    model = now.model(name)
+    if model is None:
+        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
+    mine = now.of(name)
+    renewed = sum(replica.generation >= generation and replica.life in ("ready", "draining") for replica in mine)
+    old = any(replica.generation < generation for replica in mine)
+    return Step(min(renewed, model.wanted), model.wanted, not old and renewed >= model.wanted)
