@@ -261,10 +261,10 @@ class Prefill:
         hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
         self._prompt, decision, profile = prompt, found.prefill, member.profile
         assert profile.hand_over is not None, "its engine was asked"
-        enveloped = profile.takes_envelope
+        enveloped, speed = profile.takes_envelope, member.candidate.prefill_tokens_per_s  # before it is sent
         attempt = self._attempt = router.sent(self, member, decision, prompt, True, envelope=enveloped)
         attempt.half = "prefill"
-        if member.candidate.prefill_tokens_per_s:  # else the estimate is a guess
+        if speed:  # else the estimate is a guess
             attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
         self._prefills += 1
         self.outcome = None
