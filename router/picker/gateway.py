@@ -29,7 +29,7 @@ Opening: TypeAlias = Callable[[Exchange], None]
 
 
 class Openings(Protocol):
-    """What begins requests of clients, too (`router.http.opening`)."""
+    """Begins requests of clients, too (`router.http.opening`)."""
 
     by_route: dict[Route, Opening]
 

@@ -24,13 +24,7 @@ from router.proxy.attempt import Attempt, Report
 from router.proxy.events import ABORTED, aborted_event, is_aborted, is_servers_error, mark_of, with_lf
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
-from router.proxy.headers import (
-    FROM_FRAMES,
-    TO_CLIENT,
-    length_of,
-    lines,
-    value_of,
-)
+from router.proxy.headers import FROM_FRAMES, TO_CLIENT, length_of, lines, value_of
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.prefill import Beginning, Prefill
 from router.proxy.repetition import FIELD, Repetition, without_tokens

@@ -274,7 +274,7 @@ class Attempt(Struct, eq=False):
 
 
 def used_by(attempts: Sequence[Attempt]) -> tuple[int, int | None, PromptsTold | None]:
-    """What these attempts have generated: tokens, counted by events where no engine says so, and without those.
+    """The tokens that these attempts have generated, counted by events where no engine says so, and without those.
 
     And the figures of the replica that has told most prompts: what others computed before it was lost is not charged.
     """

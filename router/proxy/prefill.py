@@ -116,23 +116,6 @@ def why_whole(api: str, prompt: Prompt, body: bytes | bytearray, *, needs_tokens
     return None if name is None else f"{name} needs all of it at one replica"
 
 
-def prefill_body(api: str, body: bytes, hand_over: bytes) -> bytes:
-    """The client's request, for its first token alone."""
-    return body.rstrip()[:-1] + _ONE_TOKEN[api] + hand_over
-
-
-def prefill_envelope(prompt: Prompt, decision: Decision, now_s: float) -> bytes:
-    """The bytes before that request for a replica of ours, which may read a part of the prompt from neighbours, too."""
-    sources = [KvSource(one.endpoint, one.tokens) for one in decision.neighbours]
-    priority = decision.priority_s(now_s)
-    return envelope(Native(prompts=prompt.packed, priority=priority, cache_salt=prompt.salt, kv_sources=sources))
-
-
-def with_handed(body: bytes, handed: Handed) -> bytes:
-    """The client's request for the replica that generates: with the parameters of the one that computed."""
-    return body.rstrip()[:-1] + b',"kv_transfer_params":' + handed.params + b"}"
-
-
 def handed_in(answer: bytes, now_s: float) -> Handed | None:
     """The parameters in a prefill replica's answer; None if it hands nothing over."""
     try:
@@ -274,28 +257,26 @@ class Prefill:
         hit.member, hit.reported_tokens, hit.index_doubt = member, None, router.doubt(member)
         hit.prediction = predict(prompt, found.prefill, member.block_size, matches)
         hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
-        self._prompt = prompt
-        return self._send(member, found.prefill, prompt, body)
-
-    def _send(self, member: Member, decision: Decision, prompt: Prompt, body: bytes) -> Attempt:
-        speed, profile = member.candidate.prefill_tokens_per_s, member.profile
+        self._prompt, decision, profile = prompt, found.prefill, member.profile
         assert profile.hand_over is not None, "its engine was asked"
-        enveloped = profile.takes_envelope
-        attempt = self._attempt = self.router.sent(self, member, decision, prompt, True, envelope=enveloped)
+        enveloped, speed = profile.takes_envelope, member.candidate.prefill_tokens_per_s  # before it is sent
+        attempt = self._attempt = router.sent(self, member, decision, prompt, True, envelope=enveloped)
         attempt.half = "prefill"
         if speed:  # else the estimate is a guess
             attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
         self._prefills += 1
         self.outcome = None
         self._answer.clear()
-        passed, types, envelope = TO_READ, JSON_LINE, b""
-        if enveloped:
-            types = NATIVE_TYPE
-            envelope = prefill_envelope(prompt, decision, self.router.now_s())
+        passed, types, before = TO_READ, JSON_LINE, b""
+        if enveloped:  # it may read a part of the prompt from neighbours, too
+            types, priority = NATIVE_TYPE, decision.priority_s(router.now_s())
+            sources = [KvSource(one.endpoint, one.tokens) for one in decision.neighbours]
+            native = Native(prompts=prompt.packed, priority=priority, cache_salt=prompt.salt, kv_sources=sources)
+            before = envelope(native)
         if self.trace is not None:
             passed, types = TRACED[passed], types + self.trace.line()
-        whole = prefill_body(self.api, body, profile.hand_over)
-        request, rest = request_to(member, self.exchange, self.admitted, passed, types, whole, envelope=envelope)
+        first_token = body.rstrip()[:-1] + _ONE_TOKEN[self.api] + profile.hand_over
+        request, rest = request_to(member, self.exchange, self.admitted, passed, types, first_token, envelope=before)
         attempt.sending = member.upstream.send(request, attempt, body=rest)
         return attempt
 
@@ -378,7 +359,7 @@ class Prefill:
         handed, self._handed = self._handed, None
         assert handed is not None, "it is held"
         self._sent = handed
-        return with_handed(body, handed)
+        return body.rstrip()[:-1] + b',"kv_transfer_params":' + handed.params + b"}"
 
     def give_back(self) -> None:
         """Keep the parameters for another replica: the last one was not reached."""
