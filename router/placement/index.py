@@ -113,7 +113,7 @@ class PrefixIndex:
 
     def lookahead(self, slot: int) -> int:
         """Tokens after a block that the replica's keys cover, too."""
-        layout = self._layout(slot)
+        layout = self._layout(slot) if self._grouped >> slot & 1 else None
         return 0 if layout is None else layout.lookahead
 
     def longest_hit(self, slot: int, blocks: int) -> int:
