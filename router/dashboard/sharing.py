@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -90,20 +90,14 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, f
             time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
-    retained = _retained(trees.values(), until_s) if until_s else {}
+    retained: dict[Run, float] = {}  # until when: a run that ends in one, and those that go on below it
+    for run in chain.from_iterable(tree.runs() for tree in trees.values()) if until_s else ():
+        for key in until_s.keys() & run.keys:
+            for each in run.path():
+                retained[each] = max(retained.get(each, 0.0), until_s[key])
     for tree in trees.values():
         tree.release()
     return Told(routed, kinds, runs, retained)
-
-
-def _retained(trees: Iterable[Tree], until_s: Mapping[int, float]) -> dict[Run, float]:
-    """When the retention of each run ends: of one that ends in it, and of those that go on below it."""
-    found: dict[Run, float] = {}
-    for run in chain.from_iterable(tree.runs() for tree in trees):
-        for key in until_s.keys() & run.keys:
-            for each in run.path():
-                found[each] = max(found.get(each, 0.0), until_s[key])
-    return found
 
 
 def prefix_of(
