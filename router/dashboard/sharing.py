@@ -105,7 +105,17 @@ def prefix_of(
 ) -> Prefix:
     run = path[-1]
     before = sum(len(each.keys) for each in path[:-1])
-    holders = _holders(router, kind, list(chain.from_iterable(each.keys for each in path)))
+    keys = list(chain.from_iterable(each.keys for each in path))
+    holders: list[tuple[str, str]] = []  # by their events or by the prompts sent to them, with the slowest source
+    if (model := router.members.models.get(kind.model)) is not None:
+        slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
+        matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
+        held = matches.lower
+        holders = sorted(
+            (one.name, matches.source(one.slot))
+            for one in model.members
+            if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
+        )
     return Prefix(
         model=kind.model,
         exact=kind.block_size != APPROXIMATE,
@@ -120,21 +130,6 @@ def prefix_of(
         id=f"{kind.model} {run.keys[0]:016x}",
         sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
         retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
-    )
-
-
-def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[tuple[str, str]]:
-    """The replicas that hold the prefix, by their events or by the prompts sent to them, and the slowest source."""
-    model = router.members.models.get(kind.model)
-    if model is None:
-        return []
-    slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
-    matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
-    held = matches.lower
-    return sorted(
-        (one.name, matches.source(one.slot))
-        for one in model.members
-        if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
     )
 
 
