@@ -33,16 +33,12 @@ def ask(router_url: str, fields: dict[str, Any], key: str | None) -> bytes:
     """The router's response to POST /explain, for its only model unless the fields name one."""
     with Client(router_url, key) as client:
         if "model" not in fields:
-            fields = {"model": _only_model(client), **fields}
+            models = [model.id for model in client.get("/v1/models", _Models).data]
+            if len(models) != 1:
+                served = f"serves {', '.join(map(printable, models))}" if models else "serves no model yet"
+                raise click.ClickException(f"the router at {client.url} {served}; name one with --model")
+            fields = {"model": models[0], **fields}
         return client.ask("POST", "/explain", fields)
-
-
-def _only_model(client: Client) -> str:
-    models = [model.id for model in client.get("/v1/models", _Models).data]
-    if len(models) != 1:
-        served = f"serves {', '.join(map(printable, models))}" if models else "serves no model yet"
-        raise click.ClickException(f"the router at {client.url} {served}; name one with --model")
-    return models[0]
 
 
 # ---- drawing

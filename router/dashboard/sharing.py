@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -90,20 +90,14 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, f
             time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
-    retained = _retained(trees.values(), until_s) if until_s else {}
+    retained: dict[Run, float] = {}  # until when: a run that ends in one, and those that go on below it
+    for run in chain.from_iterable(tree.runs() for tree in trees.values()) if until_s else ():
+        for key in until_s.keys() & run.keys:
+            for each in run.path():
+                retained[each] = max(retained.get(each, 0.0), until_s[key])
     for tree in trees.values():
         tree.release()
     return Told(routed, kinds, runs, retained)
-
-
-def _retained(trees: Iterable[Tree], until_s: Mapping[int, float]) -> dict[Run, float]:
-    """When the retention of each run ends: of one that ends in it, and of those that go on below it."""
-    found: dict[Run, float] = {}
-    for run in chain.from_iterable(tree.runs() for tree in trees):
-        for key in until_s.keys() & run.keys:
-            for each in run.path():
-                found[each] = max(found.get(each, 0.0), until_s[key])
-    return found
 
 
 def prefix_of(
@@ -111,7 +105,17 @@ def prefix_of(
 ) -> Prefix:
     run = path[-1]
     before = sum(len(each.keys) for each in path[:-1])
-    holders = _holders(router, kind, list(chain.from_iterable(each.keys for each in path)))
+    keys = list(chain.from_iterable(each.keys for each in path))
+    holders: list[tuple[str, str]] = []  # by their events or by the prompts sent to them, with the slowest source
+    if (model := router.members.models.get(kind.model)) is not None:
+        slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
+        matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
+        held = matches.lower
+        holders = sorted(
+            (one.name, matches.source(one.slot))
+            for one in model.members
+            if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
+        )
     return Prefix(
         model=kind.model,
         exact=kind.block_size != APPROXIMATE,
@@ -126,21 +130,6 @@ def prefix_of(
         id=f"{kind.model} {run.keys[0]:016x}",
         sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
         retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
-    )
-
-
-def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[tuple[str, str]]:
-    """The replicas that hold the prefix, by their events or by the prompts sent to them, and the slowest source."""
-    model = router.members.models.get(kind.model)
-    if model is None:
-        return []
-    slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
-    matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
-    held = matches.lower
-    return sorted(
-        (one.name, matches.source(one.slot))
-        for one in model.members
-        if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
     )
 
 

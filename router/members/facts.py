@@ -70,24 +70,19 @@ def _rank(spec: ReplicaSpec, name: str, number: int, sources: Sources, typed_off
         replay = None if spec.replay is None else offset_port(spec.replay, typed_offset)
         return Rank(msgspec.structs.replace(named, events=offset_port(spec.events, typed_offset), replay=replay))
     try:
-        events, replay, topic = _found(spec, sources, number)
+        publisher = sources.publishers.get(number)
+        if publisher is None:
+            raise BadSpec(sources.why_not)
+        if not publisher.enable_kv_cache_events or publisher.publisher != "zmq" or not publisher.endpoint:
+            raise BadSpec(NO_EVENTS)
+        replay = None
+        with suppress(BadSpec):  # the stream itself can be followed; its state says what is missing
+            replay = publisher.replay_endpoint and reachable(spec, publisher.replay_endpoint, binds_all=True)
+        events, topic = reachable(spec, publisher.endpoint), spec.topic or publisher.topic
         Source(name, events, replay).check()
     except ValueError as error:
         return Rank(msgspec.structs.replace(named, events=OFF, replay=None), why_no_events=str(error))
     return Rank(msgspec.structs.replace(named, events=events, replay=replay, topic=topic))
-
-
-def _found(spec: ReplicaSpec, sources: Sources, number: int) -> tuple[str, str | None, str]:
-    """A rank's sockets and topic by the engine's word; raise BadSpec with the reason if they cannot be followed."""
-    publisher = sources.publishers.get(number)
-    if publisher is None:
-        raise BadSpec(sources.why_not)
-    if not publisher.enable_kv_cache_events or publisher.publisher != "zmq" or not publisher.endpoint:
-        raise BadSpec(NO_EVENTS)
-    replay = None
-    with suppress(BadSpec):  # the stream itself can be followed; its state says what is missing
-        replay = publisher.replay_endpoint and reachable(spec, publisher.replay_endpoint, binds_all=True)
-    return reachable(spec, publisher.endpoint), replay, spec.topic or publisher.topic
 
 
 def reachable(spec: ReplicaSpec, endpoint: str, *, binds_all: bool = False) -> str:

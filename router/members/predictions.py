@@ -98,27 +98,21 @@ class Predictions:
             if self._open[0].due_s > now_s:
                 return
             one = self._open.popleft()
-            if not self._judged(one, now_s):
+            blocks, reported = one.prediction.blocks, one.reported_blocks
+            changed: bool | None = True
+            if not one.is_awaited:
+                changed = self._feeds.has_changed(one.name, one.since, one.keys, stored=reported > blocks)
+            if changed:
+                one.accuracy.compare(blocks, reported, explained=True)
+                one.judge(explained=True)
+            elif changed is None:  # the cache was read again, or much has happened
+                continue
+            elif self._feeds.is_settled(one.name, one.ended_s):
+                one.judge()
+                same = one.accuracy.compare(blocks, reported)
+                if not same and one.prediction.sure and one.prediction.alone:
+                    self._on_wrong(one.name)
+            elif now_s - one.ended_s <= JUDGED_WITHIN_S:
                 self._open.append(replace(one, due_s=now_s + JUDGED_AFTER_S))
-
-    def _judged(self, one: Difference, now_s: float) -> bool:
-        stored = one.reported_blocks > one.prediction.blocks
-        changed: bool | None = False
-        if not one.is_awaited:
-            changed = self._feeds.has_changed(one.name, one.since, one.keys, stored=stored)
-        if one.is_awaited or changed:
-            one.accuracy.compare(one.prediction.blocks, one.reported_blocks, explained=True)
-            one.judge(explained=True)
-            return True
-        if changed is None:  # the cache was read again, or much has happened
-            return True
-        if not self._feeds.is_settled(one.name, one.ended_s):
-            if now_s - one.ended_s <= JUDGED_WITHIN_S:
-                return False
-            one.judge()  # silence explains nothing
-            return True
-        one.judge()
-        same = one.accuracy.compare(one.prediction.blocks, one.reported_blocks)
-        if not same and one.prediction.sure and one.prediction.alone:
-            self._on_wrong(one.name)
-        return True
+            else:
+                one.judge()  # silence explains nothing

@@ -64,7 +64,12 @@ class Verification:
         assert shapes is not None and name is not None, "only such prompts come here"
         about, now_s = (name, member.server.process), self._now_s()
         if not shapes.has_date(member.server.process, prompt.dated_s, time.time()):
-            self._ask_for_date(member, model.tokens, shapes, now_s)
+            # Ask for a prompt of our own, unless that is known: no client has a say in what date a replica shows.
+            about, quarter = ("", member.server.process), dates.quarter(time.time())
+            if quarter is None or shapes.date(member.server.process, quarter) is not None or about in self._under_way:
+                return
+            if self._may_ask(now_s):
+                self._begin(about, self._verify_date(member, model.tokens, shapes, quarter))
             return
         odd = partial(model.tokens.odd, prompt)
         if not shapes.may_ask(name, member.server.process, odd, now_s) or about in self._under_way:
@@ -80,14 +85,6 @@ class Verification:
     def _begin(self, about: tuple[str, str], asking: Coroutine[Any, Any, None]) -> None:
         task = self._under_way[about] = asyncio.get_running_loop().create_task(asking)
         task.add_done_callback(lambda _: self._under_way.pop(about, None))
-
-    def _ask_for_date(self, member: Member, tokens: Tokens, shapes: Shapes, now_s: float) -> None:
-        """Ask for a prompt of our own, unless that is known: no client has a say in what date a replica shows."""
-        about, quarter = ("", member.server.process), dates.quarter(time.time())
-        if quarter is None or shapes.date(member.server.process, quarter) is not None or about in self._under_way:
-            return
-        if self._may_ask(now_s):
-            self._begin(about, self._verify_date(member, tokens, shapes, quarter))
 
     def probed(
         self, server: Server, tokens: Tokens, asked: Sequence[Probe], answers: Sequence[tuple[int, bytes]]

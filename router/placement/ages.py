@@ -99,17 +99,13 @@ SHORTEST_S = 1.0
 
 def pages_of(keys: Sequence[int], block_tokens: int) -> Sequence[int]:
     """The sample of a prompt's blocks that stands for all of them."""
-    blocks = _blocks_in_page(block_tokens)
-    return keys if blocks == 1 else [key for key in keys if not key & (blocks - 1)]
+    mask = page_tokens(block_tokens) // block_tokens - 1
+    return [key for key in keys if not key & mask] if mask else keys
 
 
 def page_tokens(block_tokens: int) -> int:
-    return block_tokens * _blocks_in_page(block_tokens)
-
-
-def _blocks_in_page(block_tokens: int) -> int:
-    """Blocks in a page: a power of two."""
-    return 1 << max(0, (PAGE_TOKENS // block_tokens).bit_length() - 1)
+    """The tokens of a page: its blocks are a power of two."""
+    return block_tokens << max(0, (PAGE_TOKENS // block_tokens).bit_length() - 1)
 
 
 class Group(Struct, gc=False):

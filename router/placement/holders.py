@@ -99,13 +99,6 @@ def slots_of(mask: int) -> tuple[int, ...]:
 
 # ---- blocks routed to a replica, and not yet confirmed by its events
 
-QUEUE_MARGIN = 2.0  # actual waits occasionally reach this multiple of the estimate
-
-
-def awaited_s(ttl_s: float, ttft_s: float, most_ttft_s: float = math.inf) -> float:
-    """Seconds to wait for a prompt's events, given the expected and the longest time to its first token."""
-    return ttl_s + QUEUE_MARGIN * min(ttft_s, most_ttft_s)
-
 
 class Entry(NamedTuple):
     """An unconfirmed key: its deadline and its latest `add`."""

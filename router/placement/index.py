@@ -87,15 +87,14 @@ class PrefixIndex:
         elif isinstance(change, Grouped):
             self.arrange(slot, change.layout)
         else:
-            self._discard(slot, change.keys, change.medium, change.group)
+            self.remove(slot, change.keys, change.medium, change.group)
 
     def store(self, slot: int, keys: Collection[int], medium: str = GPU) -> None:
         self._add(slot, keys, medium)
         if medium == GPU:
             self.optimistic.confirm(slot, keys)
 
-    def remove(self, slot: int, keys: Iterable[int], medium: str = GPU) -> None:
-        self._discard(slot, keys, medium)
+
 
     def clear(self, slot: int, held: Iterable[tuple[str, int, Iterable[int]]] = ()) -> None:
         """Forget every key of the replica: those that the caller gives by medium and group.
@@ -103,17 +102,17 @@ class PrefixIndex:
         Search the whole index for any others that are still counted.
         """
         for medium, group, keys in held:
-            self._discard(slot, keys, medium, group)
+            self.remove(slot, keys, medium, group)
         if any(self._blocks[slot].values()):
             for medium in list(self._media):
-                self._discard(slot, self._media[medium].of(slot), medium)
+                self.remove(slot, self._media[medium].of(slot), medium)
             for medium, group in list(self._groups):
-                self._discard(slot, self._groups[medium, group].of(slot), medium, group)
+                self.remove(slot, self._groups[medium, group].of(slot), medium, group)
         self._blocks[slot].clear()
 
     def lookahead(self, slot: int) -> int:
         """Tokens after a block that the replica's keys cover, too."""
-        layout = self._layout(slot)
+        layout = self._layout(slot) if self._grouped >> slot & 1 else None
         return 0 if layout is None else layout.lookahead
 
     def longest_hit(self, slot: int, blocks: int) -> int:
@@ -156,7 +155,7 @@ class PrefixIndex:
         pool = medium, group
         blocks[pool] = blocks.get(pool, 0) + holders.add(slot, keys)
 
-    def _discard(self, slot: int, keys: Iterable[int], medium: str, group: int = 0) -> None:
+    def remove(self, slot: int, keys: Iterable[int], medium: str = GPU, group: int = 0) -> None:
         holders = self._groups.get((medium, group)) if group else self._media.get(medium)
         if holders is None:
             return

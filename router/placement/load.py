@@ -186,7 +186,7 @@ class ReplicaLoad:
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Take out of the queue all requests without streaming whose prefill should be done by now."""
+        """Take all requests without streaming out of the queue whose prefill should be done; update the candidate."""
         unstreamed = self._unstreamed
         while unstreamed and (not unstreamed[0].queued or unstreamed[0].due_s <= now_s):
             one = unstreamed.popleft()
@@ -195,7 +195,24 @@ class ReplicaLoad:
         candidate = self.candidate
         if candidate.running + candidate.waiting > candidate.all_in_flight and now_s - self._counted_s > STALE_S:
             candidate.running, candidate.waiting = candidate.all_in_flight, 0
-        self._publish()
+        report = self._report
+        candidate.is_crowded = bool(candidate.queue_positions.waiting) or (
+            candidate.ages is not None and candidate.ages.may_evict
+        )
+        if report is None:
+            candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens
+            candidate.prefill_tokens_per_s = self._speed.tokens_per_s
+            candidate.empty_tokens = None
+            return
+        left = self._reported_tokens - self._drained
+        candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued * self._crowd
+        candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
+        if self.block_size:
+            # Blocks are named as they fill, so nearly all blocks held by requests are cached.
+            blocks = min(report.free_blocks, self.total_blocks - report.cached_blocks)
+            taken = report.queued_prefill_tokens + report.loading_tokens + self._fresh_given
+            empty = blocks * self.block_size - taken
+            candidate.empty_tokens = empty if empty > 0 else 0.0
 
     def _leaves_queue(self, one: Sent) -> None:
         one.queued = False
@@ -235,7 +252,7 @@ class ReplicaLoad:
             self._host_blocks = load.host_blocks
             self._tell_size()
         self.candidate.running, self.candidate.waiting, self._counted_s = load.running, load.waiting, now_s
-        self._publish()
+        self.tick(now_s)
 
     def scraped(self, running: int, waiting: int, now_s: float) -> None:
         """Take the load from the /metrics of an engine without statuses; it counts our waiting requests, too."""
@@ -256,29 +273,7 @@ class ReplicaLoad:
         self.total_blocks = self._declared_blocks
         self._tell_size()
         self._start()
-        self._publish()
-
-    # ---- the candidate's numbers
-
-    def _publish(self) -> None:
-        candidate, report = self.candidate, self._report
-        candidate.is_crowded = bool(candidate.queue_positions.waiting) or (
-            candidate.ages is not None and candidate.ages.may_evict
-        )
-        if report is None:
-            candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens
-            candidate.prefill_tokens_per_s = self._speed.tokens_per_s
-            candidate.empty_tokens = None
-            return
-        left = self._reported_tokens - self._drained
-        candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued * self._crowd
-        candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
-        if self.block_size:
-            # Blocks are named as they fill, so nearly all blocks held by requests are cached.
-            blocks = min(report.free_blocks, self.total_blocks - report.cached_blocks)
-            taken = report.queued_prefill_tokens + report.loading_tokens + self._fresh_given
-            empty = blocks * self.block_size - taken
-            candidate.empty_tokens = empty if empty > 0 else 0.0
+        self.tick(0.0)
 
     def check(self) -> None:
         queued = [one for one in self._sent.values() if one.queued]

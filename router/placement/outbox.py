@@ -7,6 +7,7 @@ now and then puts it right. Block keys travel, prompts do not.
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from math import inf
 from typing import Annotated, TypeAlias
 
@@ -65,7 +66,7 @@ class Outbox:
         self._begun: list[int] = []
         self._ended: list[int] = []
         self._running: dict[int, None] = {}
-        self._number = 0
+        self._numbers = count()
         self._list_after_s = 0.0
 
     def sent(self, request: PeerRequest, now_s: float) -> None:
@@ -107,14 +108,10 @@ class Outbox:
         self._sent, self._begun, self._ended = [], [], []
         batches = []
         while len(sent) > MOST_SENT:
-            batches.append(PeerBatch(self.router, self._next_number(), at_s, sent[:MOST_SENT]))
+            batches.append(PeerBatch(self.router, next(self._numbers), at_s, sent[:MOST_SENT]))
             sent = sent[MOST_SENT:]
-        batches.append(PeerBatch(self.router, self._next_number(), at_s, sent, begun, ended, running))
+        batches.append(PeerBatch(self.router, next(self._numbers), at_s, sent, begun, ended, running))
         return batches
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number - 1
 
 
 # ---- turns

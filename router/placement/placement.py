@@ -15,13 +15,14 @@ from router.placement.ages import CacheAges, Reuse, pages_of
 from router.placement.classes import Objectives, Outlook
 from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Half, Prompt, Question, Tenant
 from router.placement.decision import Decision
-from router.placement.elsewhere import Transfers, fetches
-from router.placement.holders import awaited_s
+from router.placement.elsewhere import Transfers
 from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Matches, PrefixIndex
 from router.placement.load import Placed, ReplicaLoad
 from router.placement.outbox import Outbox, PeerRequest, Turns
 from router.placement.policy import SEED_BITS, Ring, TieBreak, place
 from router.placement.shares import Shares
+
+QUEUE_MARGIN = 2.0  # requests occasionally wait for this multiple of the estimate
 
 
 class Placement:
@@ -230,13 +231,13 @@ class Placement:
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
         question, slot, fetched_tokens = decision.question, load.candidate.slot, 0
-        if fetches(question, load.candidate):
+        if question.is_fetched and load.candidate.role is not None:
             fetched_tokens = max(1, question.tokens - int(question.matched.get(slot, 0)))
         if not prompt.exact or block_size == APPROXIMATE:
             block_size, keys, wait_s = APPROXIMATE, prompt.keys(APPROXIMATE), 0.0
         else:
             keys = prompt.keys(block_size, self.index.lookahead(slot))
-            wait_s = awaited_s(self._optimistic_ttl_s, decision.ttft_s, self._first_token_timeout_s)
+            wait_s = self._optimistic_ttl_s + QUEUE_MARGIN * min(decision.ttft_s, self._first_token_timeout_s)
         tokens = 1 if fetched_tokens else ceil(decision.uncached_tokens)
         priority_s = decision.priority_s(now_s) if ranked else None
         placed = self.sent_as(

@@ -132,13 +132,11 @@ def choose(
 # ---- policies: each returns the index of its choice; at least one cost is finite
 
 
-def _cheapest(decision: Decision, rng: Draws, _: Ring | None) -> int:
-    return _lowest(decision, decision.costs, rng)
-
-
-def _lowest(decision: Decision, costs: list[float], rng: Draws) -> int:
+def _cheapest(decision: Decision, rng: Draws, _: Ring | None, costs: list[float] | None = None) -> int:
     """The lowest cost, near-equals at random; cold prompts on idle replicas go where the most cache is empty."""
     candidates = decision.candidates
+    if costs is None:
+        costs = decision.costs
     best = min(costs)
     index = costs.index(best)
     # The prompt's own cost is certain; only the queue is an old estimate.
@@ -171,7 +169,7 @@ def _longest_prefix(decision: Decision, rng: Draws, _: Ring | None) -> int:
     ]
     longest = max(held)
     costs = [cost if tokens == longest else INFINITE for cost, tokens in zip(decision.costs, held, strict=True)]
-    return _lowest(decision, costs, rng)
+    return _cheapest(decision, rng, None, costs)
 
 
 def _next_in_turn(decision: Decision, _: Draws, __: Ring | None) -> int:
@@ -190,7 +188,7 @@ def _by_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
             index = able.get(name)
             if index is not None and decision.candidates[index].all_in_flight < most:
                 return index
-    return _lowest(decision, decision.costs, rng)
+    return _cheapest(decision, rng, None)
 
 
 def _able(decision: Decision) -> list[int]:

@@ -4,7 +4,7 @@ Reading refuses nothing that an engine might accept: unknown fields stay unread,
 by a lenient engine, or treated as absent. The client's bytes go on to the replica as they came.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -207,7 +207,12 @@ def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_
     prompt = Prompt(model, tokens, [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
     prompt.all_tokens = tokens
     if peek.prompt is not None and _is_batch(peek):
-        prompt.all_tokens += sum(map(_estimated_further, peek.prompt[1:]))
+        for further in peek.prompt[1:]:
+            if isinstance(further, Raw):  # of a body that is read apart
+                raw = bytes(further)
+                prompt.all_tokens += raw.count(b",") + 1 if raw.startswith(b"[") else estimated(raw)
+            else:
+                prompt.all_tokens += estimated(_prompt_text(further))
     return prompt
 
 
@@ -220,13 +225,6 @@ def by_text(model: str, peek: Peek, lora: str | None, text: bytes) -> Prompt:
 def estimated(text: bytes) -> int:
     """The tokens of a text that no tokenizer has seen."""
     return max(1, len(text) // BYTES_PER_TOKEN)
-
-
-def _estimated_further(prompt: Any) -> int:
-    if isinstance(prompt, Raw):  # of a body that is read apart
-        raw = bytes(prompt)
-        return raw.count(b",") + 1 if raw.startswith(b"[") else estimated(raw)
-    return estimated(_prompt_text(prompt))
 
 
 def count_choices(peek: Peek) -> int:
@@ -274,18 +272,13 @@ def beginning_of(peek: Peek, most_bytes: int) -> bytes:
     for message in peek.messages:
         begun += f"\0{str(message.role)[:ROLE_CHARACTERS]}\0"
         content = message.content
-        for text in (content,) if isinstance(content, str) else _texts(content):
-            begun += text[:most_bytes]
+        for part in content if isinstance(content, list) else (content,) if isinstance(content, str) else ():
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                begun += text[:most_bytes]
             if len(begun) >= most_bytes:
                 return begun.encode()[:most_bytes]
     return begun.encode()[:most_bytes]
-
-
-def _texts(content: Any) -> Iterator[str]:
-    for part in content if isinstance(content, list) else ():
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
-            yield text
 
 
 def _conversation_text(messages: Iterable[PeekMessage], tools: Raw) -> bytes:
@@ -303,14 +296,15 @@ def _message_text(message: PeekMessage) -> str:
     calls = _json(message.tool_calls) if message.tool_calls else ""
     content = message.content
     if isinstance(content, list):
-        return "\n".join(map(_part_text, content)) + calls
+        texts = ((part, part.get("text") if isinstance(part, dict) else None) for part in content)
+        # Of an image only a digest: its megabytes are not tokens.
+        return (
+            "\n".join(
+                text if isinstance(text, str) else xxh3_64_hexdigest(msgspec.json.encode(part)) for part, text in texts
+            )
+            + calls
+        )
     return ("" if content is None else content if isinstance(content, str) else _json(content)) + calls
-
-
-def _part_text(part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    # Of an image only a digest: its megabytes are not tokens.
-    return text if isinstance(text, str) else xxh3_64_hexdigest(msgspec.json.encode(part))
 
 
 def _prompt_text(prompt: Any) -> bytes:

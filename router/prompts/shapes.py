@@ -212,22 +212,6 @@ def oddities(peek: Peek, special: Sequence[str], *, read_apart: bool) -> Odditie
     """Return the oddities of a request; `special`: the texts of special tokens."""
     if read_apart:
         return LARGE
-    texts, found = _texts(peek)
-    whole = "\n".join(texts)
-    found |= {name for name, pattern in CHARACTERS.items() if pattern.search(whole)}
-    if any(token in whole for token in special):
-        found.add("special tokens")
-    if "" in texts:
-        found.add("empty texts")
-    if any(text != text.strip() for text in texts):
-        found.add("spaces at an end")
-    if BILLING_HEADER in whole:
-        found.add("a billing line")
-    return frozenset(found)
-
-
-def _texts(peek: Peek) -> tuple[list[str], set[str]]:
-    """All texts of a request, and oddities of the values around them."""
     texts, found = [bytes(peek.tools).decode(errors="replace")] if peek.tools else [], set[str]()
     messages = peek.messages or ()
     left: list[Any] = [peek.prompt, *(one.content for one in messages), *(one.tool_calls for one in messages)]
@@ -245,4 +229,14 @@ def _texts(peek: Peek) -> tuple[list[str], set[str]]:
                 found.add("null")
         elif isinstance(value, float):
             found.add("odd numbers")
-    return texts, found
+    whole = "\n".join(texts)
+    found |= {name for name, pattern in CHARACTERS.items() if pattern.search(whole)}
+    if any(token in whole for token in special):
+        found.add("special tokens")
+    if "" in texts:
+        found.add("empty texts")
+    if any(text != text.strip() for text in texts):
+        found.add("spaces at an end")
+    if BILLING_HEADER in whole:
+        found.add("a billing line")
+    return frozenset(found)

@@ -45,26 +45,24 @@ class Tokenizers:
         about = model, engine, tokenizer
         tokens = self._known.get(about)
         if tokens is None:
-            tokens = self._known[about] = self._made(*about)
+            strict, folder = profile_of(engine).takes_envelope, self._folder(model)
+            found: Tokenizer | None = None
+            if folder is not None:
+                found = self._read[folder]
+            elif tokenizer == ByteTokenizer.name:
+                found = ByteTokenizer()
+            if found is None:
+                fix = "give its folder with --model-dir"
+                log.warning("%s: no tokenizer, matching its prompts approximately; %s", model, fix)
+                tokens = Tokens(model, None, cache_bytes=self._cache_bytes, strict=strict)
+            else:
+                path, template = self._templates.get(model, ("", None))
+                name = path or "the chat template"
+                prompts = Prompts(found, template, ANY_TOKEN_ID, name, self._special_tokens_in_text)
+                tokens = Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=strict, engine=engine)
+            self._known[about] = tokens
             self._newest.append(tokens)
         return tokens
-
-    def _made(self, model: str, engine: str, tokenizer: str | None) -> Tokens:
-        native = profile_of(engine).takes_envelope
-        folder = self._folder(model)
-        if folder is not None:
-            prompts = self._prompts(model, self._read[folder])
-        elif tokenizer == ByteTokenizer.name:
-            prompts = self._prompts(model, ByteTokenizer())
-        else:
-            log.warning("%s: no tokenizer, matching its prompts approximately; give its folder with --model-dir", model)
-            return Tokens(model, None, cache_bytes=self._cache_bytes, strict=native)
-        return Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=native, engine=engine)
-
-    def _prompts(self, model: str, tokenizer: Tokenizer) -> Prompts:
-        path, template = self._templates.get(model, ("", None))
-        name = path or "the chat template"
-        return Prompts(tokenizer, template, ANY_TOKEN_ID, name, self._special_tokens_in_text)
 
     def _folder(self, model: str) -> str | None:
         """The folder given for the model; else one given as `--model-dir DIR` that has its name, or is the only one."""

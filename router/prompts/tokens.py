@@ -268,68 +268,61 @@ def ready(prompt: Prompt) -> Draft:
     return Draft(True, lambda: prompt)
 
 
-class Encoding:
+class Encoding(Struct):
     """The texts of one request on their way to token ids."""
 
-    __slots__ = (
-        *("_asked", "_cache", "_chat", "_compare", "_ended", "_found", "_named", "_prompts", "_tokens"),
-        "unknown_bytes",
-    )
+    tokens: Tokens
+    prompts: Prompts
+    named: Named
+    asked: Asked
+    chat: bool
+    cache: PieceCache | None
+    compare: bool
+    found: list[Found] = []
+    ended: dict[Breakpoint, Found] = {}
+    unknown_bytes: int = 0
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        prompts: Prompts,
-        named: Named,
-        asked: Asked,
-        chat: bool,
-        cache: PieceCache | None,
-        compare: bool,
-    ) -> None:
-        self._tokens = tokens
-        self._prompts = prompts
-        self._named = named
-        self._asked = asked
-        self._chat = chat
-        self._compare = compare
-        self._cache = None if asked.special_tokens and tokens.special_ids is None else cache
-        self._found = [self._look_up(text) for text in asked.texts]
-        self._ended = {point: self._look_up(text) for point, text in asked.ended.items()}
+    def __post_init__(self) -> None:
+        asked, counts = self.asked, self.named.counts
+        if asked.special_tokens and self.tokens.special_ids is None:
+            self.cache = None
+        self.found = [self._look_up(text) for text in asked.texts]
+        self.ended = {point: self._look_up(text) for point, text in asked.ended.items()}
         self.unknown_bytes = sum(
             found.unknown_bytes if isinstance(found, LookUp) else len(found) if isinstance(found, str) else 0
-            for found in (*self._found, *self._ended.values())
+            for found in (*self.found, *self.ended.values())
         )
         text_bytes = sum(len(text) for text in asked.texts if isinstance(text, str))
-        named.counts.text_bytes += text_bytes
-        named.counts.encoded_bytes += self.unknown_bytes
-        if compare:
+        counts.text_bytes += text_bytes
+        counts.encoded_bytes += self.unknown_bytes
+        if self.compare:
             self.unknown_bytes += text_bytes
 
     def _look_up(self, text: Text) -> Found:
-        return self._cache.look_up(text) if self._cache is not None and isinstance(text, str) else text
+        return self.cache.look_up(text) if self.cache is not None and isinstance(text, str) else text
 
     def finish(self) -> Prompt:
-        packed = [self._packed(found) for found in self._found]
-        if self._compare:  # encode each text as a whole; on a difference, use that and stop using the cache
-            self._named.counts.compared += 1
-            for i, text in enumerate(self._asked.texts):
+        packed = [self._packed(found) for found in self.found]
+        if self.compare:  # encode each text as a whole; on a difference, use that and stop using the cache
+            self.named.counts.compared += 1
+            for i, text in enumerate(self.asked.texts):
                 if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
                     packed[i] = whole
-                    self._tokens.distrust_cache(self._prompts.tokenizer, text)
+                    self.tokens.distrust_cache(self.prompts.tokenizer, text)
         if not all(packed):
             where = f"prompt[{packed.index(b'')}]" if len(packed) > 1 else "prompt"
-            param = "messages" if self._chat else where
-            return self._tokens.refused(self._named, invalid(f"{param} is empty; send at least one token", param))
-        prompt = self._tokens.made(self._named, packed, self._asked)
-        if prompt.exact and self._asked.retaining is not None:
-            prompt.retain = retained(self._asked.retaining, prompt.tokens, partial(self._tokens_before, packed[0]))
+            param = "messages" if self.chat else where
+            return self.tokens.refused(self.named, invalid(f"{param} is empty; send at least one token", param))
+        prompt = self.tokens.made(self.named, packed, self.asked)
+        if prompt.exact and self.asked.retaining is not None:
+            prompt.retain = retained(self.asked.retaining, prompt.tokens, partial(self._tokens_before, packed[0]))
         return prompt
 
     def _tokens_before(self, packed: bytes, point: Breakpoint) -> int:
         """Count the prompt's tokens that stand before a breakpoint."""
-        found = self._ended[point]
+        found = self.ended[point]
         if isinstance(found, str):
-            return tokens_within(self._prompts.tokenizer, unpack_ids(packed), found)
+            return tokens_within(self.prompts.tokenizer, unpack_ids(packed), found)
         return common_packed(packed, self._packed(found))
 
     def _packed(self, found: Found) -> bytes:
@@ -337,13 +330,13 @@ class Encoding:
             return self._whole(found)
         if isinstance(found, list):
             return pack_tokens(found)
-        assert self._cache is not None, "it was looked up there"
-        packed = self._cache.encode(found)
-        around = self._tokens.special_ids if self._asked.special_tokens else None
+        assert self.cache is not None, "it was looked up there"
+        packed = self.cache.encode(found)
+        around = self.tokens.special_ids if self.asked.special_tokens else None
         return packed if around is None else b"".join((around[0], packed, around[1]))
 
     def _whole(self, text: str) -> bytes:
-        return pack_tokens(self._prompts.tokenizer.encode(text, add_special_tokens=self._asked.special_tokens))
+        return pack_tokens(self.prompts.tokenizer.encode(text, add_special_tokens=self.asked.special_tokens))
 
 
 def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_model_len: int | None) -> Asked:

@@ -224,23 +224,22 @@ def parse_keys(path: str, text: str) -> list[Key]:
         raise ValueError(f"{path} is not TOML: {error}") from error
     try:
         file = msgspec.convert(content, KeysFile)
-        return _keys_from(file)
+        names: dict[bytes, str] = {}
+        for name, table in file.keys.items():
+            table.check(name)
+            other = names.setdefault(table.digest(name), name)
+            if other != name:
+                raise ValueError(f"keys.{other} and keys.{name} are the same key; give each its own")
+        secrets: dict[str, bytes] = {}  # of each group: the digests of all its members' keys
+        for digest, name in sorted(names.items()):
+            if (group := file.keys[name].group) is not None:
+                secrets[group] = secrets.get(group, b"") + digest
+        services = file.services()
+        return [_key(name, digest, file, secrets, services) for digest, name in names.items()]
     except msgspec.ValidationError as error:
         raise ValueError(f"{path}: {_explained(error)}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _keys_from(file: KeysFile) -> list[Key]:
-    names: dict[bytes, str] = {}
-    for name, table in file.keys.items():
-        table.check(name)
-        other = names.setdefault(table.digest(name), name)
-        if other != name:
-            raise ValueError(f"keys.{other} and keys.{name} are the same key; give each its own")
-    secrets = _group_secrets(file, {name: digest for digest, name in names.items()})
-    services = file.services()
-    return [_key(name, digest, file, secrets, services) for digest, name in names.items()]
 
 
 def _key(
@@ -268,15 +267,6 @@ def _key(
         tenant_header=None if table.tenant_header is None else table.tenant_header.lower().encode(),
         **limits,
     )
-
-
-def _group_secrets(file: KeysFile, digests: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The secret of each group: the digests of all its members' keys."""
-    members: dict[str, list[bytes]] = {}
-    for name, table in file.keys.items():
-        if table.group is not None:
-            members.setdefault(table.group, []).append(digests[name])
-    return {group: b"".join(sorted(digests)) for group, digests in members.items()}
 
 
 def _explained(error: msgspec.ValidationError) -> str:

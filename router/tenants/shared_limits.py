@@ -109,20 +109,18 @@ class SharedLimits:
         row = self._rows.get(name)
         if row is None:
             hashed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) or 1
-            row = self._rows[name] = self._found(hashed)
+            for i in range(self._most_keys):
+                row = (hashed + i) % self._most_keys * self._row_bytes
+                there = _HASH.unpack_from(self._memory, row)[0]
+                if not there:
+                    _HASH.pack_into(self._memory, row, hashed)
+                    self.write(row, KeyState.fresh())
+                if there in (0, hashed):
+                    break
+            else:
+                row = hashed % self._most_keys * self._row_bytes  # shared with another key: there were very many
+            self._rows[name] = row
         return row
-
-    def _found(self, hashed: int) -> int:
-        for i in range(self._most_keys):
-            row = (hashed + i) % self._most_keys * self._row_bytes
-            there = _HASH.unpack_from(self._memory, row)[0]
-            if there == hashed:
-                return row
-            if not there:
-                _HASH.pack_into(self._memory, row, hashed)
-                self.write(row, KeyState.fresh())
-                return row
-        return hashed % self._most_keys * self._row_bytes  # shared with another key: there were very many
 
     def count(self, row: int, change: int) -> None:
         """Count running requests of this worker."""

@@ -7,7 +7,7 @@ one thread at a time. They raise `sqlite3.Error` or OSError, and open the file a
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 
 from msgspec import Struct
@@ -54,15 +54,6 @@ _ADD_BUDGET = _adding("budgets", ("day", "key"), BUDGETED)
 _SELECT_BUDGETS = f"SELECT key, {', '.join(BUDGETED)} FROM budgets WHERE day = ?"
 
 
-def _select(by: Collection[str]) -> str:
-    place = ", ".join(name if name in by else "''" for name in PLACE)
-    sums = ", ".join(f"sum({name})" for name in COUNTED)
-    return (
-        f"SELECT {place}, {sums} FROM usage WHERE day BETWEEN ?1 AND ?2 "
-        "AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT ?5"
-    )
-
-
 def prepare(path: str) -> None:
     """Make the file if it is not there. One that cannot be used is for the first save to complain about."""
     with suppress(sqlite3.Error, OSError):
@@ -104,8 +95,14 @@ class UsageFile:
             return {key: Use(*counts) for key, *counts in found}
 
     def read(self, wanted: Selection, most: int) -> list[Row]:
+        place = ", ".join(name if name in wanted.by else "''" for name in PLACE)
+        sums = ", ".join(f"sum({name})" for name in COUNTED)
+        select = (
+            f"SELECT {place}, {sums} FROM usage WHERE day BETWEEN ?1 AND ?2 "
+            "AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT ?5"
+        )
         with _Transaction(self, "BEGIN") as connection:
-            found = connection.execute(_select(wanted.by), (wanted.first, wanted.last, wanted.key, wanted.model, most))
+            found = connection.execute(select, (wanted.first, wanted.last, wanted.key, wanted.model, most))
             return [Row(day, key, model, Counts(*counts)) for day, key, model, *counts in found]
 
     def forget(self, today: int, days: int) -> None:
@@ -125,24 +122,21 @@ class UsageFile:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # names and numbers of tenants: for this user
             made = self._connect(self.path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
             try:
-                _prepare(made, self.path)
+                made.execute("PRAGMA journal_mode = WAL")
+                made.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last second
+                with closing(made.execute("PRAGMA user_version")) as found:
+                    [version] = found.fetchone()
+                if version not in (0, VERSION):
+                    written = f"{self.path} was written by a newer version of warmroute ({version})"
+                    raise sqlite3.DatabaseError(f"{written}; use another file")
+                if not version:
+                    made.executescript(_TABLES)
+                made.execute(_BATCHES)
             except BaseException:
                 made.close()
                 raise
             self._open = made
         return self._open
-
-
-def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last second
-    with closing(connection.execute("PRAGMA user_version")) as found:
-        [version] = found.fetchone()
-    if version not in (0, VERSION):
-        raise sqlite3.DatabaseError(f"{path} was written by a newer version of warmroute ({version}); use another file")
-    if not version:
-        connection.executescript(_TABLES)
-    connection.execute(_BATCHES)
 
 
 class _Transaction:

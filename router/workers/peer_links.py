@@ -139,7 +139,11 @@ class Links:
             if now_s - beat_s < RUNNING_S + STOOD_STILL_S and self.inbox.expire(now_s):
                 self._on_room()
             beat_s = now_s
-            self._say_who_is_there()
+            heard = len(self.inbox.peers)
+            if heard != self._said:
+                level = logging.INFO if heard > self._said else logging.WARNING
+                log.log(level, "%s heard: %d (before: %d)", self._peers, heard, self._said)
+                self._said = heard
             await asyncio.sleep(RUNNING_S)
 
     def _watch_listeners(self) -> None:
@@ -163,13 +167,6 @@ class Links:
         if self._bound.inspect():
             self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
         self._watch_listeners()
-
-    def _say_who_is_there(self) -> None:
-        heard = len(self.inbox.peers)
-        if heard != self._said:
-            level = logging.INFO if heard > self._said else logging.WARNING
-            log.log(level, "%s heard: %d (before: %d)", self._peers, heard, self._said)
-            self._said = heard
 
     def close(self) -> None:
         if self._telling is not None:

@@ -244,10 +244,14 @@ class Processes:
             worker: Worker | None = key.data
             if worker is None:
                 for number in self._reading.recv(4096):
-                    if number == signal.SIGCHLD:
-                        self._reap()
-                    else:
+                    if number != signal.SIGCHLD:
                         self._end()
+                        continue
+                    for ended in self._workers:
+                        if ended.pid:
+                            pid, status = os.waitpid(ended.pid, os.WNOHANG)
+                            if pid:
+                                self._ended(ended, os.waitstatus_to_exitcode(status))
             elif key.fileobj is worker.listener:
                 self._hand_over(worker)
             else:
@@ -280,13 +284,6 @@ class Processes:
             worker.listener.close()
             if worker.pid:
                 os.kill(worker.pid, signal.SIGTERM)
-
-    def _reap(self) -> None:
-        for worker in self._workers:
-            if worker.pid:
-                pid, status = os.waitpid(worker.pid, os.WNOHANG)
-                if pid:
-                    self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def _ended(self, worker: Worker, status: int) -> None:
         pid, has_listened = worker.pid, worker.listens
