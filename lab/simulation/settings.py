@@ -12,7 +12,6 @@ from replica.config import SimulatedConfig
 from router.config import RouterConfig
 
 CONFIG = RouterConfig()
-DEFAULT_REPLICAS = 4
 DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
 
 

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core import Router
-from router.dashboard.pauses import paused
 from router.dashboard.rows import Fleet, Row
+from router.dashboard.sampling import paused
 from router.doctor.engine_metrics import READ, engine_figures
 from router.doctor.figures import (
     SAID,

@@ -45,6 +45,9 @@ def page_of(
     row, recent = view.row(member, replica)
     sampled, done = sampling.sampled(member), sampling.counts(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
+    kept, ages = member.candidate.ages, None  # tokens by the time since their last use; other policies do not track it
+    if kept is not None and kept.capacity_pages and router.config.policy == "cost":
+        ages = [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in kept.held(router.now_s())]
     return {
         "replica": for_clients(replica) if prefixes is None else replica,
         "row": row,
@@ -54,7 +57,7 @@ def page_of(
             "block_size": replica.block_size,
             "empty_tokens": None if replica.load.empty_tokens is None else round(replica.load.empty_tokens),
             "total_blocks": replica.load.total_blocks,
-            "ages": _ages(router, member),
+            "ages": ages,
             "prefixes": prefixes,
         },
         "counts": {
@@ -83,14 +86,6 @@ def _stream(router: Router, replica: ReplicaStatus, recent: ReplicaCounts, over_
         "digest_checks": traffic.digests_compared,
         "last_event_age_s": None if age_s is None else round(age_s, 3),
     }
-
-
-def _ages(router: Router, member: Member) -> list[dict[str, float]] | None:
-    """Cached tokens by the time since their last use, estimated from the requests sent there; None: not tracked."""
-    ages = member.candidate.ages
-    if ages is None or not ages.capacity_pages or router.config.policy != "cost":  # other policies do not track ages
-        return None
-    return [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in ages.held(router.now_s())]
 
 
 # ---- shared prefixes

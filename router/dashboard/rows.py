@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from api.errors import invalid
 from router.core import Router
-from router.dashboard.pauses import paused
-from router.dashboard.sampling import Sampling, rates
+from router.dashboard.sampling import Sampling, paused, rates
 from router.dashboard.status import idle_members, status_of
 from router.doctor.index_rules import LAG_BATCHES
 from router.members.counts import ReplicaCounts

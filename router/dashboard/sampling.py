@@ -5,12 +5,12 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from router.core import Router
-from router.dashboard.pauses import paused
 from router.members.counts import ReplicaCounts, counts_of
 from router.members.members import Member
 from router.workers.colleagues import Colleagues
@@ -49,7 +49,18 @@ REPLICA_SERIES = (
 )
 UNSERVED = ("no_replica", "queue_full")  # refusals that count as errors of the fleet
 DIGITS = 6  # of a four-byte float
+AT_A_TIME = 50  # replicas: less than a millisecond
 _NOTHING = Figures({}, 0, 0)  # counted by a worker before its first answer
+
+T = TypeVar("T")
+
+
+async def paused(many: Iterable[T], by: int = AT_A_TIME) -> AsyncIterator[T]:
+    """Yield them with pauses in between, in which requests are served."""
+    for number, one in enumerate(many, 1):
+        yield one
+        if number % by == 0:
+            await asyncio.sleep(0)
 
 
 def rates(counts: ReplicaCounts, over_s: float, quantiles: Iterable[int] = (50,)) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from api.errors import invalid, quoted
 from api.generation_apis import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi
 from router.core import Router
-from router.dashboard.pauses import paused
+from router.dashboard.sampling import paused
 from router.members.members import ServedModel
 from router.members.upstream import Header
 from router.placement.cost import TAKES

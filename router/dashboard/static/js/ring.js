@@ -1,11 +1,14 @@
 /** The last so many of a series: columns of numbers that never grow. */
 
 export class Ring {
-  constructor(names, capacity) {
-    this._columns = Object.fromEntries(names.map((name) => [name, new Float64Array(capacity)]));
+  constructor(capacity, names = []) {
     this._capacity = capacity;
-    this._next = 0;
-    this.length = 0;
+    this._begin(names);
+  }
+
+  _begin(names) {
+    this._columns = Object.fromEntries(names.map((name) => [name, new Float64Array(this._capacity)]));
+    this._next = this.length = 0;
   }
 
   push(point) {
@@ -16,16 +19,17 @@ export class Ring {
 
   /** Columns as the router sends them, oldest first. */
   load(columns) {
-    this._next = this.length = 0;
+    const names = Object.keys(columns).filter((name) => Array.isArray(columns[name]));
+    this._begin(names);
     const count = columns.at.length;
     for (let place = Math.max(0, count - this._capacity); place < count; place++) {
-      this.push(Object.fromEntries(Object.keys(this._columns).map((name) => [name, columns[name]?.[place]])));
+      this.push(Object.fromEntries(names.map((name) => [name, columns[name][place]])));
     }
   }
 
   /** Oldest first; NaN where nothing is known. */
   values(name) {
-    const column = this._columns[name];
+    const column = this._columns[name] ?? [];
     const begin = (this._next - this.length + this._capacity) % this._capacity;
     return Float64Array.from({ length: this.length }, (_, place) => column[(begin + place) % this._capacity]);
   }

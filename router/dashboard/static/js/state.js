@@ -3,22 +3,6 @@
 import { Ring } from "./ring.js";
 import { Troubles } from "./troubles.js";
 
-export const SERIES = [
-  "at",
-  "ttft_p50_s",
-  "ttft_p90_s",
-  "ttft_p99_s",
-  "requests_per_s",
-  "errors_per_s",
-  "prompt_tokens_per_s",
-  "hit_predicted",
-  "hit_reported",
-  "in_flight",
-  "waiting",
-  "queued_tokens",
-  "replicas_up",
-  "generated_tokens_per_s",
-];
 const POINTS = 360;
 const HUES = 12;
 const MOST_NAMES = 5000;
@@ -27,7 +11,7 @@ export class State {
   constructor() {
     this.hello = null;
     this.fleet = null;
-    this.points = new Ring(SERIES, POINTS);
+    this.points = new Ring(POINTS);
     this.connection = { state: "connecting", why: "", since: Date.now() };
     this.troubles = new Troubles();
     this._hues = new Map();
