@@ -282,6 +282,23 @@ async def test_records_tell_the_first_byte_of_a_stream_and_that_it_broke(path: s
         assert sum(member.tally(MODEL).broken for member in running.router.members) == 1
 
 
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_half_an_answer_that_is_no_stream_is_cut(path: str) -> None:
+    """Nothing tells where another replica's answer would have to go on."""
+
+    def half(call: Call) -> None:
+        call.begin("application/json")
+        call.chunk(GOOD[:10])
+        call.drop()
+
+    script = Script(half, says(GOOD))
+    async with world(script) as (_, client):
+        client.send("POST", path, body(path, stream=True))
+        assert (await client.head())[0] == 200
+        assert GOOD[:10] in (rest := await client.rest()) and GOOD not in rest
+        assert len(script.calls) == 1
+
+
 async def test_a_stream_that_was_given_up_is_repeated_or_ends_with_an_error() -> None:
     given_up = message("a", ["one ", "two "], None)
     for resume in (True, False):
