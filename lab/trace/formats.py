@@ -175,19 +175,20 @@ def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | 
         raise BadTrace(f"{path} names {named:,} blocks; {MOST_BLOCKS:,} can be read at once, split it")
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
-    requests = [
-        TraceRequest(
-            (line.timestamp - start_ms) / 1000, line.input_length, line.output_length, blocks, line.session_name
-        )
-        for line, blocks in zip(lines, _all_begun(lines, size), strict=True)
-    ]
-    for number, request in enumerate(requests, start=1):
-        wanted = -(-request.input_tokens // size)
-        if len(request.blocks) != wanted:
+    unused = count(1 + max(run[-1] for line in lines for run in (*line.runs, range(1))))
+    requests = []
+    for number, line in enumerate(lines, start=1):
+        full, rest = divmod(line.input_length, size)
+        blocks, wanted = line.blocks, full + bool(rest)
+        if rest and line.named == full:  # some files name full blocks only; one that is only begun is nobody else's
+            blocks = (*blocks, next(unused))
+        if len(blocks) != wanted:
             raise BadTrace(
-                f"{path}, request {number} has {request.input_tokens:,} tokens, which is {wanted:,} blocks of {size}, "
-                f"but it names {len(request.blocks):,}"
+                f"{path}, request {number} has {line.input_length:,} tokens, which is {wanted:,} blocks of {size}, "
+                f"but it names {len(blocks):,}"
             )
+        at_s = (line.timestamp - start_ms) / 1000
+        requests.append(TraceRequest(at_s, line.input_length, line.output_length, blocks, line.session_name))
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
@@ -239,14 +240,6 @@ def _begun(line: LogLine, size: int) -> tuple[int, ...]:
     if line.prompt_tokens <= len(blocks) * size:
         return blocks
     return (*blocks, -1 - xxh3_64_intdigest(line.request_id.encode()))
-
-
-def _all_begun(lines: Sequence[MooncakeLine], size: int) -> Iterator[tuple[int, ...]]:
-    """Some files name full blocks only; one that is only begun is nobody else's."""
-    unused = count(1 + max(run[-1] for line in lines for run in (*line.runs, range(1))))
-    for line in lines:
-        full, rest = divmod(line.input_length, size)
-        yield (*line.blocks, next(unused)) if rest and line.named == full else line.blocks
 
 
 def _block_tokens(path: Path, lines: Sequence[MooncakeLine]) -> int:

@@ -22,7 +22,7 @@ from router.responses import DecisionRecord
 from router.top import details, tables
 from router.top.heading import empty_text, heading
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient
-from router.top.screens import ConfirmScreen, DetailsScreen, Heading, HelpScreen
+from router.top.screens import HELP, DetailsScreen, Heading, Overlay, confirmation
 from router.top.table_view import HEAD, TableView
 from router.top.tables import DRAINING, Branch, Row, branches_of, rows_of
 
@@ -270,7 +270,7 @@ class Top(App[None]):
         self._draw_heading()
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen())
+        self.push_screen(Overlay(Text(HELP.rstrip())))
 
     @work
     async def action_drain(self, name: str | None = None) -> None:
@@ -282,7 +282,7 @@ class Top(App[None]):
             return
         undo = replica.why == DRAINING[0]
         question = f"Let {replica.name} have requests again?" if undo else f"Drain {replica.name}?"
-        if not await self.push_screen_wait(ConfirmScreen(printable(question), UNDRAINED if undo else DRAINED)):
+        if not await self.push_screen_wait(confirmation(printable(question), UNDRAINED if undo else DRAINED)):
             return
         try:
             await self.poller.client.drain(replica.name, undo=undo)

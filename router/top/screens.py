@@ -96,7 +96,13 @@ class DetailsScreen(Screen[None]):
 
 
 class Overlay(ModalScreen[bool]):
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "app.quit", show=False)]
+    """Text over the tables. If it asks something, `y` is yes and the other usual answers are no."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "app.quit", show=False),
+        Binding("y,Y", "dismiss(True)", show=False),
+        Binding("n,N,escape,enter,question_mark,q", "dismiss(False)", show=False),
+    ]
     DEFAULT_CSS = """
     Overlay { align: center middle; }
     Overlay > VerticalScroll { width: auto; max-width: 100%; height: auto; max-height: 100%; border: round $accent;
@@ -116,21 +122,6 @@ class Overlay(ModalScreen[bool]):
         self.query_one(VerticalScroll).focus()  # for scrolling in a small terminal
 
 
-class HelpScreen(Overlay):
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,question_mark,q", "dismiss(False)", show=False)]
-
-    def __init__(self) -> None:
-        super().__init__(Text(HELP.rstrip()))
-
-
-class ConfirmScreen(Overlay):
-    """A question: `y` is yes, other usual answers are no."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y,Y", "dismiss(True)", show=False),
-        Binding("n,N,escape,enter,q", "dismiss(False)", show=False),
-    ]
-
-    def __init__(self, question: str, consequence: str) -> None:
-        answers = Text.assemble(("y", "bold"), " yes   ", ("n", "bold"), " no")
-        super().__init__(Text("\n").join([Text(question, "bold"), Text(consequence), Text(), answers]))
+def confirmation(question: str, consequence: str) -> Overlay:
+    answers = Text.assemble(("y", "bold"), " yes   ", ("n", "bold"), " no")
+    return Overlay(Text("\n").join([Text(question, "bold"), Text(consequence), Text(), answers]))

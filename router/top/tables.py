@@ -236,9 +236,10 @@ def _name(title: str, text: Callable[[T], str], style: Callable[[T], str]) -> Co
 
 def _model(text: Callable[[T], str]) -> Column[T]:
     """Shown only if the rows are of several models."""
-    several: Callable[[Any], bool] = lambda items: len(set(map(text, items))) > 1  # noqa: E731
-    shown: Callable[[T], str] = lambda item: printable(text(item))  # noqa: E731
-    return Column("model", shown, text, 5, right=False, fit=True, drop_order=10, is_shown=several)
+    return Column(
+        "model", lambda item: printable(text(item)), text, 5, right=False, fit=True, drop_order=10,
+        is_shown=lambda items: len(set(map(text, items))) > 1,
+    )  # fmt: skip
 
 
 # ---- the tables

@@ -11,7 +11,7 @@ some prompts have in common are not: nobody can put them first.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -29,56 +29,31 @@ LEAST_MESSAGES = 2  # kept, where nothing else says that it is one conversation
 
 def changed_history(prompts: Sequence[Prompt]) -> Loss | None:
     """Find conversations that change or cut earlier messages, and the tokens that they recompute."""
-    talks = Talks()
+    whole: set[int] = set()  # hashes of everything after the system prompt
+    by_end: dict[tuple[str, Piece], Prompt] = {}
+    by_session: dict[tuple[str, str | None], Prompt] = {}
     lost: list[tuple[int, Prompt, Prompt]] = []
     for prompt in prompts:
-        earlier = talks.before(prompt)
+        model, rest = prompt.model, prompt.rest
+        _, *hashes = accumulate(rest, lambda before, piece: hash((before, piece)), initial=hash((model, prompt.salt)))
+        # It continues the last one that ended with one of its messages, or that of its session, unless it only appends.
+        earlier = None if prompt.session is None else by_session.get((model, prompt.session))
+        for at in reversed(range(len(rest))):
+            found = by_end.get((model, rest[at])) if at < len(rest) - 1 else None
+            if hashes[at] in whole or found is not None:
+                earlier = None if hashes[at] in whole else found
+                break
         if earlier is not None and (letters := _kept_letters(earlier, prompt)):
             lost.append((letters, earlier, prompt))
-        talks.add(prompt)
+        if rest:
+            whole.add(hashes[-1])
+            by_end[model, rest[-1]] = by_session[model, prompt.session] = prompt
     if not lost:
         return None
     _, earlier, later = max(lost, key=lambda each: each[0])
     example = example_of(_joined(earlier.rest), _joined(later.rest))
     ids = (earlier.request_id, later.request_id)
     return Loss(HISTORY, len(lost), sum(letters for letters, _, _ in lost), example, ids)
-
-
-class Talks:
-    """Finds the request that a prompt continues: the last one that ended with one of its messages."""
-
-    def __init__(self) -> None:
-        self._whole: set[int] = set()  # hashes of everything after the system prompt
-        self._by_end: dict[tuple[str, Piece], Prompt] = {}
-        self._by_session: dict[tuple[str, str], Prompt] = {}
-
-    def add(self, prompt: Prompt) -> None:
-        if not prompt.rest:
-            return
-        self._whole.add(_hashes(prompt)[-1])
-        self._by_end[prompt.model, prompt.rest[-1]] = prompt
-        if prompt.session is not None:
-            self._by_session[prompt.model, prompt.session] = prompt
-
-    def before(self, prompt: Prompt) -> Prompt | None:
-        """Return the prompt that this one continues with changes; None if it only appends."""
-        hashes = _hashes(prompt)
-        for at in reversed(range(len(prompt.rest))):
-            if hashes[at] in self._whole:
-                return None
-            found = self._by_end.get((prompt.model, prompt.rest[at])) if at < len(prompt.rest) - 1 else None
-            if found is not None:
-                return found
-        return None if prompt.session is None else self._by_session.get((prompt.model, prompt.session))
-
-
-def _hashes(prompt: Prompt) -> list[int]:
-    """Hash the conversation up to each message."""
-    found, before = [], hash((prompt.model, prompt.salt))
-    for piece in prompt.rest:
-        before = hash((before, piece))
-        found.append(before)
-    return found
 
 
 def _kept_letters(earlier: Prompt, later: Prompt) -> int:
