@@ -94,8 +94,6 @@ class PrefixIndex:
         if medium == GPU:
             self.optimistic.confirm(slot, keys)
 
-
-
     def clear(self, slot: int, held: Iterable[tuple[str, int, Iterable[int]]] = ()) -> None:
         """Forget every key of the replica: those that the caller gives by medium and group.
 
