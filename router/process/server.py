@@ -159,32 +159,26 @@ def usable_cpus(quota: Path = QUOTA) -> int:
 
 def part_of(config: RouterConfig, place: Place) -> RouterConfig:
     """The limits of memory and connections divided, and the other workers as peers."""
-    own, others = _peers(config, place)
+    numbers = range(place.workers)
+    if config.peer_listen is None:
+        paths = [f"ipc://{place.folder}/peers-{number}" for number in numbers]
+    else:  # with other routers, each worker has the next port
+        paths = [_next(config.peer_listen, number) for number in numbers]
+    others = [path for number, path in enumerate(paths) if number != place.number]
     return msgspec.structs.replace(
         config,
         max_bodies_bytes=max(config.max_body_bytes, config.max_bodies_bytes // place.workers),
         max_connections=_share(config.max_connections, place.workers),
         queue_size=_share(config.queue_size, place.workers),
         message_cache_bytes=config.message_cache_bytes // place.workers,
-        peer_listen=own,
-        peers=others,
+        peer_listen=paths[place.number],
+        peers=(*others, *(_next(peer, number) for peer in config.peers for number in numbers)),
     )
 
 
 def _share(whole: int, count: int) -> int:
     """Rounded up, so that a limit is not none."""
     return -(-whole // count)
-
-
-def _peers(config: RouterConfig, place: Place) -> tuple[str, tuple[str, ...]]:
-    """This worker's endpoint, and those of its peers: with other routers, each worker has the next port."""
-    numbers = range(place.workers)
-    if config.peer_listen is None:
-        paths = [f"ipc://{place.folder}/peers-{number}" for number in numbers]
-    else:
-        paths = [_next(config.peer_listen, number) for number in numbers]
-    others = [path for number, path in enumerate(paths) if number != place.number]
-    return paths[place.number], (*others, *(_next(peer, number) for peer in config.peers for number in numbers))
 
 
 def _next(endpoint: str, number: int) -> str:

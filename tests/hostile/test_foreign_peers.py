@@ -16,11 +16,11 @@ from tests.router.workers.test_peer_links import ANY
 
 PEER = f"""
 import os, sys, time, msgspec, zmq
+from router.placement.outbox import PeerBatch
 socket = zmq.Context().socket(zmq.PUB)
 os.setuid(int(sys.argv[2]))
 socket.bind(sys.argv[1])
 print(socket.get(zmq.LAST_ENDPOINT).rstrip(bytes(1)).decode(), flush=True)
-from router.placement.outbox import PeerBatch
 number = 0
 while True:
     batch = PeerBatch(router=int(sys.argv[2]) + 1, number=number, at_s=time.time())

@@ -81,18 +81,14 @@ def at_ports(http_ports: Sequence[int]) -> Callable[[Pod, Values], tuple[Sequenc
 
 
 def replicas_in(pod: Pod, values: Values, rank: int = 0) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
-    if not is_up(pod):
+    # A terminating pod serves until its end, ready or not.
+    is_ready = any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
+    if not ((is_ready or pod.is_ending) and pod.status.phase == "Running" and pod.status.pod_ip):
         return (), ()
     try:
         return [spec_from(pod, values, rank)], ()
     except BadSpec as error:
         return (), [f"cannot be used: {error}"]
-
-
-def is_up(pod: Pod) -> bool:
-    """Tell whether the pod serves requests; a terminating one does until its end, ready or not."""
-    ready = any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
-    return (ready or pod.is_ending) and pod.status.phase == "Running" and bool(pod.status.pod_ip)
 
 
 def spec_from(pod: Pod, values: Values, rank: int = 0) -> ReplicaSpec:

@@ -49,12 +49,18 @@ class RegistryDiscovery(Discovery):
             while True:
                 try:
                     answer = await self._ask(client)
-                    desired = self._read(answer, latest or {})
+                    desired, refused = desired_from(answer.members, latest or {})
+                    if refused and not desired:
+                        raise RegistryError(f"all its replicas are invalid: {refused[0]}")
                 except RegistryError as error:
                     self._failed(str(error))
                     self._version = None  # a restarted registry may count from anywhere
                     await asyncio.sleep(self._backoff.next_s())
                     continue
+                for why in refused:
+                    if why not in self._refused:
+                        log.warning("The registry at %s has an invalid replica: %s", self.where, why)
+                self._refused = set(refused)
                 self._recovered()
                 self._backoff.reset()
                 if desired != latest:
@@ -76,16 +82,6 @@ class RegistryDiscovery(Discovery):
             return _decode(response.content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RegistryError(f"its response cannot be read: {error}") from error
-
-    def _read(self, answer: Members, latest: Desired) -> Desired:
-        desired, refused = desired_from(answer.members, latest)
-        if refused and not desired:
-            raise RegistryError(f"all its replicas are invalid: {refused[0]}")
-        for why in refused:
-            if why not in self._refused:
-                log.warning("The registry at %s has an invalid replica: %s", self.where, why)
-        self._refused = set(refused)
-        return desired
 
 
 def desired_from(members: list[Any], latest: Desired) -> tuple[Desired, list[str]]:

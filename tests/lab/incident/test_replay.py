@@ -120,7 +120,7 @@ def test_blocks_that_are_no_longer_expected_are_seen(scene: Scene, monkeypatch: 
 
 
 def test_an_index_that_forgets_nothing_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefixIndex, "_discard", lambda *_: None)
+    monkeypatch.setattr(PrefixIndex, "remove", lambda *_: None)
     told = told_of(scene)
     assert told.other_matches
 

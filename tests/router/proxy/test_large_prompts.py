@@ -33,7 +33,8 @@ def ours(tmp_path: Path) -> Prompts:
 def read(tokens: Tokens, monkeypatch: pytest.MonkeyPatch, ours: Prompts) -> Prompt:
     """The prompt of BODY by way of a reading process."""
     monkeypatch.setattr(process, "limit_memory", lambda _: None)
-    monkeypatch.setattr(process, "_prompts", lambda _: ours)
+    monkeypatch.setattr(process, "load_tokenizer", lambda _: ours.tokenizer)
+    monkeypatch.setattr(process, "Prompts", lambda *_: ours)
     model = ServedModel("m", None, tokens)
     apart: Any = process.take_apart(BODY)
     found = process.found_in(apart)
