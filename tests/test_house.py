@@ -16,7 +16,7 @@ BUDGETS = {
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_646),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_422),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=16, lines=10_204),
-    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_633),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_639),
     "router": Measures(rooms=37, floors=12, in_circles=3, files=35, lines=31_830),
 }
 HELPERS_USED_ONCE = 0.574  # of the private ones
