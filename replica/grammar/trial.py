@@ -108,7 +108,13 @@ class Trial:
         try:
             self._walk(constraint)
         except NotCompiled as error:
-            return self._placed(constraint, str(error))
+            reason = str(error)
+            if constraint.kind != "json_schema":
+                return reason
+            try:
+                return f"at {place_of(json.loads(constraint.text), reason, self._failure)}: {reason}"
+            except RecursionError:
+                return reason
         cpu_s, kept = time.thread_time() - began_s, _pages("resident") - before
         if cpu_s > MOST_CPU_S:
             return f"it takes {cpu_s:.1f} s to compile; at most {MOST_CPU_S:g} s are allowed"
@@ -129,14 +135,6 @@ class Trial:
             if answer[-1] in self._vocabulary.eos_ids:
                 return
             matcher.follow(answer)
-
-    def _placed(self, constraint: Constraint, reason: str) -> str:
-        if constraint.kind != "json_schema":
-            return reason
-        try:
-            return f"at {place_of(json.loads(constraint.text), reason, self._failure)}: {reason}"
-        except RecursionError:
-            return reason
 
     def _failure(self, schema: str) -> str | None:
         try:

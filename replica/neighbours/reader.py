@@ -10,8 +10,16 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from replica.neighbours import messages
 from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
+from replica.neighbours.messages import (
+    LEASE_S,
+    MOST_ANSWER_BYTES,
+    Block,
+    Lost,
+    Offer,
+    Welcome,
+    decode_from_source,
+)
 from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, Session, reply_to
 from replica.neighbours.transports import Inlet, ReaderTransport
 from replica.neighbours.wanted import Arrivals, Wanted
@@ -19,7 +27,7 @@ from replica.runners.block_memory import BlockMemory
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer", messages.Welcome, messages.Offer, messages.Block)
+Answer = TypeVar("Answer", Welcome, Offer, Block)
 
 CONNECT_S = 0.5
 HANDSHAKE_S = 1.0
@@ -87,7 +95,7 @@ class Reader:
             return 0
         began_s = time.monotonic()
         arrivals = Arrivals(wanted, self._memory.block_bytes)
-        patience = Patience(min(deadline_s, began_s + messages.LEASE_S), cancelled, self._config.stall_s)
+        patience = Patience(min(deadline_s, began_s + LEASE_S), cancelled, self._config.stall_s)
         kept: Kept | None = None
         try:
             kept = self._take(endpoint) or self._connect(endpoint, patience)
@@ -96,7 +104,7 @@ class Reader:
             self._kept[endpoint] = kept
             if len(self._kept) > MOST_KEPT:
                 self._kept.pop(next(iter(self._kept))).close()
-        except messages.Lost as lost:
+        except Lost as lost:
             if kept is not None:
                 kept.close()
             self._note(endpoint, lost, arrivals.count)
@@ -127,13 +135,13 @@ class Reader:
         request = wanted.request(config.model, config.kv_layout, kept.inlet.name, left_s)
         connection.send_frame(request, patience)
         # An engine answers between two steps, which may take longer than a stall.
-        offer = _receive(connection, messages.Offer, patience.without_stall())
+        offer = _receive(connection, Offer, patience.without_stall())
         arrivals.offer(offer)
         if offer.reason not in FULL:
-            raise messages.Lost("refused", f"it answers: {offer.reason}")
+            raise Lost("refused", f"it answers: {offer.reason}")
         while not arrivals.is_complete:
             began_s = time.thread_time()
-            header = _receive(connection, messages.Block, patience)
+            header = _receive(connection, Block, patience)
             arrivals.check_header(header)
             payload = kept.inlet.receive(header, patience)
             target = targets[arrivals.count]
@@ -151,35 +159,33 @@ class Reader:
             left_s = patience.until_s - time.monotonic()
             connected = socket.create_connection(address, timeout=max(0.001, min(CONNECT_S, left_s)))
         except (OSError, ValueError) as error:
-            raise messages.Lost("unreachable", str(error)) from error
+            raise Lost("unreachable", str(error)) from error
         connection = Connection(connected)
         try:
             brief = patience.within(HANDSHAKE_S)
             reply, session = reply_to(self._config.secret, connection.receive(CHALLENGE_BYTES, brief))
             connection.send(brief, reply)
             connection.session = session
-            inlet = self._inlet(connection, session, _receive(connection, messages.Welcome, brief))
+            inlet = self._inlet(connection, session, _receive(connection, Welcome, brief))
         except NotProven as error:
             connection.close()
-            raise messages.Lost("proof", str(error)) from error
-        except messages.Lost as lost:
+            raise Lost("proof", str(error)) from error
+        except Lost as lost:
             connection.close()
             if lost.reason == "closed":
-                raise messages.Lost(
-                    "handshake", "it closes the connection, as a replica with another secret does"
-                ) from lost
+                raise Lost("handshake", "it closes the connection, as a replica with another secret does") from lost
             raise
         log.info("blocks are read from %s by %s", endpoint, inlet.name)
         return Kept(connection, inlet, time.monotonic())
 
-    def _inlet(self, connection: Connection, session: Session, welcome: messages.Welcome) -> Inlet:
+    def _inlet(self, connection: Connection, session: Session, welcome: Welcome) -> Inlet:
         """Return the reader's end of the best transport that both have, and that works."""
         for name, hidden in welcome.transports.items():
             if (own := self._transports.get(name)) is not None:
                 inlet = own.inlet(connection, session.hide(hidden))
                 if inlet is not None:
                     return inlet
-        raise messages.Lost("refused", f"it has no transport in common, but {', '.join(welcome.transports)}")
+        raise Lost("refused", f"it has no transport in common, but {', '.join(welcome.transports)}")
 
     # ---- between pulls
 
@@ -191,7 +197,7 @@ class Reader:
         kept.close()
         return None
 
-    def _note(self, endpoint: str, lost: messages.Lost, blocks: int) -> None:
+    def _note(self, endpoint: str, lost: Lost, blocks: int) -> None:
         """Count the end of a pull; leave the peer alone for a while, and log it once for each peer and reason."""
         self.counts.fail(lost.reason)
         if lost.reason == "cancelled" or (lost.reason == "deadline" and blocks):
@@ -206,11 +212,11 @@ class Reader:
 
 
 def _receive(connection: Connection, kind: type[Answer], patience: Patience) -> Answer:
-    body = connection.receive_frame(messages.MOST_ANSWER_BYTES, patience)
+    body = connection.receive_frame(MOST_ANSWER_BYTES, patience)
     try:
-        message = messages.decode_from_source(body)
+        message = decode_from_source(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise messages.Lost("protocol", f"an answer cannot be read: {error}") from error
+        raise Lost("protocol", f"an answer cannot be read: {error}") from error
     if not isinstance(message, kind):
-        raise messages.Lost("protocol", f"a {type(message).__name__} came instead of a {kind.__name__}")
+        raise Lost("protocol", f"a {type(message).__name__} came instead of a {kind.__name__}")
     return message
