@@ -33,7 +33,7 @@ from api.errors import ApiError, queue_full
 from api.generation_apis import GenerationApi
 from router.members.broken import Broken, no_replica
 from router.placement.cost import NONE_TRIED
-from router.proxy.retries import LATE, LOST, MAX_LOST, MOST_MOVES, SILENT, Next, RetryBudget, Row, loss
+from router.proxy.retries import GOES_ON, LATE, LOST, MAX_LOST, MOST_MOVES, SILENT, Next, RetryBudget, Row, loss
 
 if TYPE_CHECKING:
     from router.placement.decision import Decision
@@ -254,9 +254,11 @@ class Flow(Struct, eq=False):
         self._lost += row.retries == "three"
         if row is LATE:
             self.unfit = self.unfit | {name}
-        is_finished, why_not = port.complete() if self.state is MOVING else (False, self._why_not_again(row))
+        is_finished, why_not = port.complete() if self.state is MOVING else (False, None)
         if is_finished:
             return
+        if why_not is None and self._next(row) not in GOES_ON:
+            why_not = "it may have had effects"
         if why_not is not None:
             if self.state is MOVING:
                 port.break_off(f"{name}: {broken}; {why_not}")
@@ -296,7 +298,7 @@ class Flow(Struct, eq=False):
         """Tell whether the request may leave a silent replica, if another one can go on with it."""
         if self.is_single or self._moves >= MOST_MOVES:
             return False
-        return self.port.has_begun or self._why_not_again(SILENT) is None
+        return self._next(SILENT) in GOES_ON
 
     def over(self, now_s: float) -> None:
         """Note the end, however it has come. The port is let go: it has a reference to the flow."""
@@ -313,16 +315,13 @@ class Flow(Struct, eq=False):
 
     def _asks_another(self, row: Row, now_s: float) -> bool:
         """Count a refusal; return whether to ask another replica."""
-        if self.is_single or self._next(row) not in ("another", "resume") or not self.port.others():
+        if self.is_single or self._next(row) not in GOES_ON or not self.port.others():
             return False
         if row.retries == "both":
             if self._lost >= MAX_LOST:
                 return False
             self._lost += 1
         return row.retries == "any" or self.budget.take(now_s)
-
-    def _why_not_again(self, row: Row) -> str | None:
-        return None if self._next(row) == "another" else "it may have had effects"
 
     def _free(self, after: dict[State, State]) -> None:
         """Go to the state without an attempt; with the head at the client, another replica has to go on."""

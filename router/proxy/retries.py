@@ -19,6 +19,7 @@ MAX_LOST = 3  # replicas that one request may lose, and retries after errors
 MOST_MOVES = 3  # away from silent replicas; then it waits: on a stalled machine, all seem silent
 
 Next: TypeAlias = Literal["another", "resume", "wait", "pass on", "break off"]
+GOES_ON: tuple[Next, ...] = ("another", "resume")
 Lesson: TypeAlias = Literal["nothing", "busy", "rests", "fault", "fault, busy", "opens", "unheard", "suspect"]
 Limit: TypeAlias = Literal["any", "three", "budget", "both", "none"]  # three: MAX_LOST of one request
 
