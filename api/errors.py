@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return _encode({"error": {name: value and _encodable(value) for name, value in fields.items()}})
+        return _encode({"error": {name: value and encodable(value) for name, value in fields.items()}})
 
 
 def quoted(value: object) -> str:
@@ -105,6 +105,6 @@ def _retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def _encodable(text: str) -> str:
-    # A lone surrogate cannot be written as UTF-8.
+def encodable(text: str) -> str:
+    """The text without lone surrogates, which cannot be written as UTF-8."""
     return text.encode(errors="replace").decode()

@@ -10,14 +10,14 @@ import pytest
 from tests.house import PACKAGES, ROOT, Measures, floors, measured, modules, private_helpers, reach, rooms
 
 BUDGETS = {
-    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=8_015),
+    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=8_012),
     "engines": Measures(rooms=9, floors=4, in_circles=0, files=9, lines=1_618),
     "events": Measures(rooms=17, floors=8, in_circles=0, files=18, lines=10_873),
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_652),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_422),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=12, lines=9_641),
     "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_639),
-    "router": Measures(rooms=19, floors=9, in_circles=0, files=19, lines=30_445),
+    "router": Measures(rooms=19, floors=9, in_circles=0, files=19, lines=30_439),
 }
 HELPERS_USED_ONCE = 0.525  # of the private ones
 

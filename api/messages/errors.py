@@ -2,7 +2,7 @@
 
 import msgspec
 
-from api.errors import ApiError
+from api.errors import ApiError, encodable
 
 # Clients of agents look for these words to shorten the conversation.
 TOO_LONG = "prompt is too long"
@@ -25,12 +25,8 @@ def error_body(error: ApiError) -> bytes:
         message = f"{TOO_LONG}: {message}"
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     details = {"type": kind, "message": message, "param": error.param, "code": error.code}
-    return _encode({"type": "error", "error": {name: value and _encodable(value) for name, value in details.items()}})
+    return _encode({"type": "error", "error": {name: value and encodable(value) for name, value in details.items()}})
 
 
 def error_event(error: ApiError) -> bytes:
     return b"event: error\ndata: %b\n\n" % error_body(error)
-
-
-def _encodable(text: str) -> str:
-    return text.encode(errors="replace").decode()

@@ -26,8 +26,10 @@ class StopStrings:
         if self.stopped is not None:
             return ""
         text = self._held + text
-        if found := self._first(text):
-            end, self.stopped = found
+        # A stop string cannot begin before what is held: that is the longest end which may still become one.
+        found = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            end, self.stopped = min(found, key=lambda end_and_stop: (end_and_stop[0], -len(end_and_stop[1])))
             self._held = ""
             return text[: end if self._include else end - len(self.stopped)]
         shown = len(text) - max(overlap(text, stop) for stop in self._stops)
@@ -38,11 +40,6 @@ class StopStrings:
         """Return the text held back, at the end of the output."""
         held, self._held = self._held, ""
         return held
-
-    def _first(self, text: str) -> tuple[int, str] | None:
-        # A stop string cannot begin before what is held: that is the longest end which may still become one.
-        found = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        return min(found, key=lambda end_and_stop: (end_and_stop[0], -len(end_and_stop[1])), default=None)
 
 
 def overlap(text: str, stop: str) -> int:

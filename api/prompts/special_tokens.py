@@ -58,16 +58,12 @@ class SpelledTokens:
             return
         for text in chain(_texts(value), (_met(value, self._edge),)):
             if found := _search(self._spelled, text):
-                raise _refused(found[0], param)
+                why = "which this server does not take in text; write it otherwise"
+                raise invalid(f"{param} spells the special token {found[0]!r}, {why}", param, CODE)
 
 
 def is_refusal(error: ApiError) -> bool:
     return error.code == CODE
-
-
-def _refused(token: str, param: str) -> ApiError:
-    message = f"{param} spells the special token {token!r}, which this server does not take in text; write it otherwise"
-    return invalid(message, param, CODE)
 
 
 def _pattern(texts: list[str], depth: int = 0) -> str:

@@ -179,11 +179,6 @@ def check_layout(value: Any, indent: int | None, separators: tuple[str, str] | N
         if indent and depth > DEEPEST_INDENTED:
             raise TooMuch(f"it indents JSON that is nested deeper than {DEEPEST_INDENTED}; nest less")
         charge(len(level) * (between + indent * depth))
-        level = [child for each in level for child in _children(each)]
+        nested = (each for each in level if isinstance(each, (dict, list, tuple)))
+        level = [child for each in nested for child in (each.values() if isinstance(each, dict) else each)]
         depth += 1
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else ()

@@ -33,7 +33,7 @@ def max_bytes_per_token(tokenizer: Tokenizer) -> int:
         isinstance(tokenizer.model, models.BPE)
         and vocabulary.keys() >= (ALPHABET if byte_level else _BYTES)
         and (byte_level or tokenizer.model.byte_fallback)
-        and all(_keeps(step) for step in pre_tokenizers)
+        and all(step["type"] in _KEEPING or step.get("behavior", "Removed") != "Removed" for step in pre_tokenizers)
         and not any(token.lstrip or token.rstrip for token in added)  # they take all the white space beside them
     )
     in_vocabulary = max((len(token) if byte_level else _size(token) for token in vocabulary), default=0)
@@ -53,10 +53,6 @@ def _steps(part: Mapping[str, Any] | None, within: str) -> Iterator[Mapping[str,
         yield part
     for step in part.get(within, ()):
         yield from _steps(step, within)
-
-
-def _keeps(pre_tokenizer: Mapping[str, Any]) -> bool:
-    return pre_tokenizer["type"] in _KEEPING or pre_tokenizer.get("behavior", "Removed") != "Removed"
 
 
 def _shrinking(normalizer: Mapping[str, Any]) -> float:

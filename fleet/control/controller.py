@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from api.process.cpus import usable_cpus
 from fleet.control.autoscale import Autoscaler
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
 from fleet.control.reconcile import Action, Begin, Kept, Reconciler
 from fleet.host.report import beat
 from fleet.plan import FleetPlan, ModelPlan, Task
 from fleet.tasks import check
-from router.process.server import usable_cpus
 
 LONGEST_WAIT_S = 60.0
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ import uvloop
 
 from api.http.server import Signals, listen
 from api.process.allocator import map_large_blocks
+from api.process.cpus import usable_cpus
 from router.config import RouterConfig
 from router.process.front import Front
 from router.tenants.usage_file import prepare
@@ -132,7 +132,6 @@ def _failed(message: str) -> int:
 # ---- a worker's part of what the whole router may take
 
 MOST_BY_ITSELF = 4  # each one more reads all events once more
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 
 
 def workers_of(config: RouterConfig) -> int:
@@ -144,17 +143,6 @@ def workers_of(config: RouterConfig) -> int:
         return config.workers
     is_single = config.peer_listen is not None or config.picker_listen is not None
     return 1 if is_single else min(MOST_BY_ITSELF, usable_cpus())
-
-
-def usable_cpus(quota: Path = QUOTA) -> int:
-    """The CPUs that this process may use at once, rounded down."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        time_us, period_us = quota.read_text().split()
-        limit = cpus if time_us == "max" else int(time_us) // int(period_us)
-    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2
-        return cpus
-    return max(1, min(cpus, limit))
 
 
 def part_of(config: RouterConfig, place: Place) -> RouterConfig:

@@ -1,4 +1,4 @@
-"""Which shapes of requests (`engines.asked`) are known to give the engine's own tokens, and at which replicas.
+"""Which shapes of requests (`engines.prompts.asked`) are known to give the engine's own tokens, and at which replicas.
 
 A shape is verified by the engine's own tokens for one request of it, at each replica by itself: replicas of one model
 may differ in version and options. Until the first is verified, and as long as one differs, prompts of the shape are

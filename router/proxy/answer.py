@@ -193,7 +193,8 @@ class Answer(Struct, eq=False):
     def asks_tokens(self, member: Member) -> bool:
         """Return whether only tokens can tell if this replica has given the answer up."""
         asks = self.type.api == RESPONSES.name and self.type.generation is None and member.profile.hides_aborts
-        asks = asks and member.spec.resume and self.router.config.resume
+        # A gateway gets answers as they are, with the tokens.
+        asks = asks and member.spec.resume and self.router.config.resume and not self.flow.is_single
         return asks and FIELD not in self.body and bool(self.ends) and self.may_repeat
 
     # ---- what its attempt tells
@@ -316,7 +317,8 @@ class Answer(Struct, eq=False):
         is_unread = self.events is None and not attempt.framed and attempt.status < 400
         if is_unread and not (kind.generation is not None and self.flow.is_single):
             given_up = False
-            if kind.api == RESPONSES.name and self.asks_tokens(attempt.member):
+            # Of an answer that was sent on as it came, the client knows the length.
+            if not exchange.response_started and self.asks_tokens(attempt.member):
                 body, given_up = without_tokens(body, self.ends)
             if given_up or is_aborted(kind.api, body, attempt.member.profile):
                 self._lose(attempt, b"", Broken(ABORTED))
@@ -358,7 +360,7 @@ class Answer(Struct, eq=False):
         row, reason = refusal(attempt.status, body)
         if not self.flow.refused(attempt, row, reason, self.router.now_s()):
             return
-        # The client gets it; the rest of a long one comes like that of an self.
+        # The client gets it; the rest of a long one comes like that of an answer.
         self.reader = None
         self._start_answer(attempt, length_of(attempt.headers) or (len(body) if complete else None))
         if complete:

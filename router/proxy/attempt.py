@@ -1,4 +1,4 @@
-"""One attempt of a request at a replica: reads the response as far as needed, and hands it to the request.
+"""One attempt of a request at a replica: reads the response as far as needed, and hands it to its listener.
 
 Methods called by a connection raise nothing: a mistake of ours must not stop the caller's other work.
 """
@@ -116,7 +116,7 @@ def last_number(body: bytes, *names: bytes) -> int | None:
 
 
 class AttemptListener(Protocol):
-    """Listens to an attempt: a request, or the prefill half of one."""
+    """Listens to an attempt: the answer of a request, or its prefill half."""
 
     exchange: "Exchange"
 

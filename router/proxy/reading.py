@@ -167,14 +167,18 @@ def _draft(request: Request, model: ServedModel, body: bytes, peek: Peek, salt: 
 async def _read_generation_apart(request: Request, api: GenerationApi) -> None:
     """Have a large body read in another process."""
     salt: str | None = None
+    before = request.prompt
 
     def want(found: Found) -> Make:
         nonlocal salt
         peek = Peek(**found.fields)
-        salt = request.admitted.cache_salt(peek.cache_salt)
+        # Of a prompt that is made again, the body has its salt already.
+        salt = before.salt if isinstance(before, Prompt) else request.admitted.cache_salt(peek.cache_salt)
         return make_for(request.reads(peek), api.name, salt)
 
-    request.body, _, request.priority = await asyncio.to_thread(withhold, request.body, request.withheld)
+    request.body, _, priority = await asyncio.to_thread(withhold, request.body, request.withheld)
+    if not isinstance(before, Prompt):  # else its priority was taken out of the body then
+        request.priority = priority
     made = await request.router.reading.read(request.body, want)
     request.exchange.aside = None
     assert made is not None and request.model is not None, "it was wanted"

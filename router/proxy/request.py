@@ -72,7 +72,7 @@ class Request(Struct, eq=False):
     # What `reading` finds in the body:
     came_s: float = 0.0  # all of it
     body: bytes = b""
-    type_line: bytes = JSON_LINE  # of an opaque body
+    type_line: bytes = b""  # of an opaque body
     model_name: str | None = None  # that its replica has to serve; None: any replica will do
     model: ServedModel | None = None
     peek: Peek = _UNSET  # if its prompt is read
@@ -211,7 +211,7 @@ class Request(Struct, eq=False):
                 flow.outdated()
                 self.redraft(self, api)
                 return None
-        decision = self._choose()
+        decision = flow.decision = self._choose()  # also of a request that is refused now: it is recorded
         if flow.is_new:
             router.retry_budget.requests += 1
             tenant, question = decision.question.tenant, decision.question

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from router.process.server import usable_cpus
+from api.process.cpus import usable_cpus
 from tests.chaos.ray_here import Victims, up
 from tests.fleet.test_up import Up
 

@@ -15,6 +15,7 @@ import click
 import msgspec
 import pytest
 
+from api.process.cpus import usable_cpus
 from fleet.commands import change
 from fleet.commands import drain as drain_module
 from fleet.commands.addresses.local_fleets import Where
@@ -27,7 +28,6 @@ from fleet.control.controller import PER_CPU, room_here
 from fleet.plan import NO_MODELS
 from fleet.up.launching import InThisProcess
 from router.console.asking import Unreachable
-from router.process.server import usable_cpus
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 DEADLINE_S = 50.0

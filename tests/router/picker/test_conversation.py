@@ -5,6 +5,7 @@ import gzip
 import json
 import random
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,9 +21,11 @@ from router.picker.schema import CLASSES, ProcessingRequest
 from router.picker.server import MOST_WATCHERS
 from router.picker.wire import MOST_BESIDE_BYTES
 from router.tenants.keys import Key, digest_of
+from tests.api.tokenizers import byte_level, saved
 from tests.router.loopback import until
 from tests.router.picker.asking import BUFFERED, DUPLEX, Stream, asked, gateway, head
-from tests.router.scripted import CHAT, DEADLINE_S, Scripted, Served, connect, named, served
+from tests.router.proxy.test_conversing_losses import Resumable
+from tests.router.scripted import CHAT, DEADLINE_S, MODEL, Scripted, Served, connect, named, served
 
 LISTEN: dict[str, Any] = {"picker_listen": "127.0.0.1:0"}
 USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":3}}}'
@@ -176,6 +179,19 @@ async def test_a_replica_gets_what_this_router_would_send() -> None:
         fields = json.loads(sent)
         assert "kv_transfer_params" not in fields
         assert fields["cache_salt"] == key.salted(None)
+        await stream.answer()
+
+
+async def test_no_tokens_are_asked_for_that_nobody_would_take_out_of_the_answer(tmp_path: Path) -> None:
+    folder = saved(byte_level(), tmp_path, tokenizer_config={"eos_token": "<|endoftext|>"})
+    options = {"model_dirs": {MODEL: str(folder)}, **LISTEN}
+    async with served(Resumable("one", named("one").handler), **options) as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.begin(json.dumps({"model": MODEL, "input": "hi"}).encode(), path="/v1/responses")
+        await stream.reply()
+        _, value, _ = await stream.reply()
+        fields = json.loads(value.response.body_mutation.streamed_response.body)
+        assert fields["input"] == "hi" and "enable_response_messages" not in fields
         await stream.answer()
 
 

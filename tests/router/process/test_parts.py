@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from api.process.cpus import usable_cpus
 from router.config import RouterConfig
-from router.process.server import MOST_BY_ITSELF, part_of, usable_cpus, workers_of
+from router.process.server import MOST_BY_ITSELF, part_of, workers_of
 from router.tenants.shared_limits import SharedLimits
 from router.workers.processes import Place
 

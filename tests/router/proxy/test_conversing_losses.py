@@ -4,13 +4,16 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from router.core import HELD_BYTES
 from router.members.spec import ReplicaSpec
 from router.proxy.repetition import DIFFERS, Repetition, without_tokens
+from tests.api.tokenizers import byte_level, saved
 from tests.router.scripted import (
     MODEL,
     Answer,
@@ -39,7 +42,9 @@ class Resumable(Scripted):
 
 
 @asynccontextmanager
-async def world(script: Script, count: int = 2, *, resume: bool = True) -> AsyncIterator[tuple[Served, Client]]:
+async def world(
+    script: Script, count: int = 2, *, resume: bool = True, **config: Any
+) -> AsyncIterator[tuple[Served, Client]]:
     """Replicas that follow this script, and nothing else than a client's requests."""
 
     def asked(call: Call) -> Any:
@@ -47,7 +52,7 @@ async def world(script: Script, count: int = 2, *, resume: bool = True) -> Async
 
     kind = Resumable if resume else Scripted
     made = [kind(f"r{number}", asked) for number in range(count)]
-    async with served(*made) as running, connect(running.port) as client:
+    async with served(*made, **config) as running, connect(running.port) as client:
         yield running, client
 
 
@@ -210,6 +215,25 @@ def test_the_last_token_tells_whether_a_response_was_given_up(tokens: str, statu
     plain = f'{{"id":"resp_1","status":"{status}","input_messages":null,"output_messages":null}}'
     answer = plain.replace('"input_messages":null,"output_messages":null', TOKENS + tokens)
     assert without_tokens(answer.encode(), {9}) == (plain.encode(), given_up)
+
+
+async def test_tokens_stay_in_an_answer_whose_length_the_client_has(tmp_path: Path) -> None:
+    """They are taken out of an answer that is kept until it is complete. This one is read in many parts."""
+    folder = saved(byte_level(), tmp_path, tokenizer_config={"eos_token": "<|endoftext|>"})
+    tokens = TOKENS + '[{"message":"a","tokens":[5,6],"type":"raw_message_tokens"}]'
+    plain = '{"text":"%s","status":"incomplete","input_messages":null,"output_messages":null}' % ("x" * 2**20)
+    whole = plain.replace('"input_messages":null,"output_messages":null', tokens).encode()
+
+    def parts(call: Call) -> None:
+        assert call.json["enable_response_messages"]
+        call.answer(whole)
+
+    async with world(Script(parts), model_dirs={MODEL: str(folder)}) as (running, client):
+        assert (await client.post(RESPONSES, body(RESPONSES))).body == plain.encode()
+        running.router.held.take(HELD_BYTES)
+        answer = await client.post(RESPONSES, body(RESPONSES))
+        running.router.held.give_back(HELD_BYTES)
+        assert answer.body == whole and int(answer.headers["content-length"]) == len(whole)
 
 
 def test_an_answer_without_tokens_is_left_alone() -> None:

@@ -103,6 +103,7 @@ async def test_what_may_have_arrived_is_not_sent_again_on_another_connection_eit
         body: object = {} if method == "POST" else None
         assert (await client.ask(method, UNKNOWN, body, host="localhost")).status == status
         assert len(script.calls) == times
+        assert script.calls[-1].header("content-type") == (None if body is None else "application/json")
 
 
 async def test_a_body_is_kept_once() -> None:

@@ -95,8 +95,9 @@ async def test_batch_work_that_would_be_late_is_refused_and_told_when_to_come_ag
         assert '"batch"' in error["message"]
         assert 70 < int(refused.headers["retry-after"]) < 90, "200 s of work, and 120 s that it would wait for"
         assert made.router.history.counts.classes.by_name["batch"].refused == 1
-        decisions = (await client.get("/decisions", **USUAL)).json
-        assert decisions is not None
+        [decision] = made.router.history.decisions
+        record = decision.record()
+        assert (record.service_class, record.status) == ("batch", 503)
 
 
 async def test_batch_work_that_is_in_time_is_taken() -> None:
