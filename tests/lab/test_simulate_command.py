@@ -164,7 +164,7 @@ def test_a_replay_that_cannot_be_is_refused_with_status_2(path: Path, arguments:
 @pytest.mark.parametrize(("name", "begins"), [("ttft.svg", b"<?xml"), ("ttft.png", b"\x89PNG")])
 def test_a_plot_is_drawn_and_nothing_else_is_left(path: Path, tmp_path: Path, name: str, begins: bytes) -> None:
     program = [sys.executable, "-P", "-m", "fleet", "simulate", "--trace", str(path), "--plot", str(tmp_path / name)]
-    done = subprocess.run([*program, "--no-bounds", "--policy", "cost"], capture_output=True, timeout=60)
+    done = subprocess.run([*program, "--no-bounds", "--policy", "cost"], capture_output=True, timeout=170)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert [file.name for file in tmp_path.iterdir()] == [name]

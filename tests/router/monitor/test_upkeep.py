@@ -389,9 +389,10 @@ async def test_time_passes_for_the_others_when_one_goes_wrong(
 
         monkeypatch.setattr(running.member("a").load, "tick", stumble)
         monkeypatch.setattr(running.member("b").load, "tick", ticks.append)
-        await until(lambda: len(ticks) > 2, "time passes")
+        await until(lambda: len(ticks) > 3, "time passes")
         running.front.check()
-        assert caplog.text.count("Traceback") == 1
+        # It is told once, and again after a health check that found nothing, which may come in between.
+        assert 1 <= caplog.text.count("Traceback") <= 2
 
 
 # ---- whether it drains
