@@ -25,7 +25,6 @@ from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import NO_RULES
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
-from router.proxy.admission import Admission
 from router.proxy.attempt import BODY, Attempt, AttemptListener
 from router.proxy.request_summary import (
     RequestSummary,
@@ -35,6 +34,7 @@ from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
 from router.proxy.services import Waiter
 from router.records.history import History
+from router.tenants.admission import Admission
 from router.tenants.keys import Priorities
 from router.tenants.ledger import ledger_of
 

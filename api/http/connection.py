@@ -137,7 +137,7 @@ class HttpProtocol(HttpToolsProtocol):
                 data = b"".join((self._declined, memoryview(data)[upgrade.args[0] :]))
                 self._declined = b""
                 parser = HttpRequestParser(self)
-                parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn does the same
                 self.parser = parser  # the old one reads no more where the connection is to close
             except HttpParserError:
                 self.logger.warning("Invalid HTTP request received.")

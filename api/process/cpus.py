@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container has its limit here
 
 
 def usable_cpus(quota: Path = QUOTA) -> int:

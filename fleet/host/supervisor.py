@@ -21,7 +21,7 @@ from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import FOREIGN, Task
 from router.console.asking import options
 
-TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
+TIMEOUT_S = 2.0  # a replica that works answers within milliseconds
 
 
 class _Pool(Struct, frozen=True):

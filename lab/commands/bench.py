@@ -27,7 +27,7 @@ from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.writing import new_file, write_whole
 from router.process.setting_types import SECRET
-from router.proxy.admission import is_loopback
+from router.tenants.admission import is_loopback
 
 AT_LEAST_1 = click.IntRange(min=1)
 USUAL_S = 20.0

@@ -13,7 +13,7 @@ from router.core import Router
 from router.dashboard.status import not_ready
 from router.members.discovery.combined import CombinedDiscovery
 from router.process.front import assembled, discoveries
-from router.proxy.admission import Admission
+from router.tenants.admission import Admission
 
 READY_WITHIN_S = 30.0
 LOOK_S = 0.05

@@ -23,8 +23,8 @@ from router.placement.decision import Decision
 from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt
-from router.proxy.admission import Admitted
 from router.proxy.headers import session_of
+from router.tenants.admission import Admitted
 
 WITHIN_S = 60.0  # from the arrival to the end of its prefill
 MOST_SOUGHT = 4096

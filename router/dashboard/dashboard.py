@@ -14,7 +14,7 @@ from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
 from router.dashboard.sharing import Told, told
 from router.members.members import Member
-from router.proxy.admission import Admitted
+from router.tenants.admission import Admitted
 from router.tenants.keys import Key
 
 SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly

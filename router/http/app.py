@@ -22,8 +22,8 @@ from router.http.endpoints import Endpoints
 from router.http.one_answer import OneAnswer, answer_of
 from router.http.routes import APP_ROUTES
 from router.monitor.upkeep import Upkeep
-from router.proxy.admission import Admitted
 from router.records.access_log import line_of
+from router.tenants.admission import Admitted
 from router.workers.colleagues import Answer, Answering, Asked
 
 ERRORS: tuple[Any, ...] = (ApiError, HTTPException, ClientDisconnect, Exception)

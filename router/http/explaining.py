@@ -22,12 +22,12 @@ from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
-from router.proxy.admission import Admitted
 from router.proxy.headers import session_of
 from router.proxy.prefill import split_of, why_not_from
 from router.proxy.reading import make_for, peek_into, prompt_from, rewritten_apart
 from router.proxy.request_summary import Exactness, exactness
 from router.responses import Explanation, PrefillChoice
+from router.tenants.admission import Admitted
 
 
 class _Asked(Struct):

@@ -19,8 +19,8 @@ from router.http.explaining import read_prompt, runs_of
 from router.members.members import Member
 from router.prompts.prefixes.retained import Full, RetainedPrefix
 from router.prompts.prompt import Prompt
-from router.proxy.admission import Admitted
 from router.responses import Retained, RetainedAt, RetainedList
+from router.tenants.admission import Admitted
 
 RETAIN_S = 10.0  # for a replica to answer
 _decode = msgspec.json.Decoder(RetainedAtReplica).decode

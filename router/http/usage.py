@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from api.errors import ApiError, invalid, quoted
 from router.core import Router
-from router.proxy.admission import Admitted
+from router.tenants.admission import Admitted
 from router.tenants.usage import COUNTED, NO_KEY, PLACE, Row, Selection, day_of, merged
 from router.workers.questions import USAGE
 

@@ -26,11 +26,11 @@ from router.picker.messages import (
 )
 from router.placement.cost import INFINITE, NONE_TRIED
 from router.placement.decision import Decision
-from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.headers import CORS, HOP_BY_HOP, Transport, lines_to
 from router.proxy.request import Request
+from router.tenants.admission import Admitted
 
 FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
 # A gateway goes on by these, and no engine reads them. Without `x-forwarded-proto` Envoy finds no route.

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,10 +40,10 @@ from router.placement.placement import Placement
 from router.process.telling import answer_question
 from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.prompts.tokenizers import Tokenizers
-from router.proxy.admission import Admission, watched_keys
 from router.records.access_log import AccessLog
 from router.records.request_log import RequestLog
-from router.tenants.keys import Priorities
+from router.tenants.admission import Admission
+from router.tenants.keys import Key, Priorities, parse_keys
 from router.workers.colleagues import Colleagues, Told
 from router.workers.peer_links import Links
 from router.workers.processes import Place
@@ -289,6 +289,19 @@ def links_of(config: RouterConfig, router: Router) -> Links | None:
 
 
 # ---- the router without its HTTP front
+
+
+def watched_keys(path: str, beside: Sequence[Key] = ()) -> LastGood[list[Key]]:
+    """The keys from a file and from options."""
+
+    def parse(path: str, text: str) -> list[Key]:
+        keys = parse_keys(path, text)
+        names = {key.name for key in beside}
+        if taken := next((key.name for key in keys if key.name in names), None):
+            raise ValueError(f"{path}: the name {taken!r} is used by an option; choose another one")
+        return [*beside, *keys]
+
+    return LastGood(path, parse, "keys")
 
 
 def assembled(config: RouterConfig, admission: Admission) -> tuple[Router, Upkeep]:

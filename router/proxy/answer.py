@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from api.errors import ApiError
-from api.generation_apis import APIS, RESPONSES, GenerationApi
+from api.generation_apis import APIS, RESPONSES
 from api.native import KvSource, Native, envelope, pack_ids, unpack_ids
 from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
@@ -21,7 +21,7 @@ from router.members.members import Member, ServedModel
 from router.placement.cost import Neighbour, can_take
 from router.prompts.prompt import Prompt, salted_for
 from router.proxy.attempt import Attempt, Report
-from router.proxy.events import ABORTED, aborted_event, is_aborted, is_servers_error, mark_of, with_lf
+from router.proxy.events import ABORTED, SentEvents, is_aborted, is_servers_error
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
 from router.proxy.headers import FROM_FRAMES, TO_CLIENT, length_of, lines, value_of
@@ -35,7 +35,6 @@ from router.proxy.services import Services
 JSON_TYPE = b"application/json"
 SSE_TYPE = CONTENT_TYPE.encode()
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-LONGEST_END = 64  # more than the beginning of any last event has
 HAS_BEGUN = "its answer has begun"
 
 
@@ -62,7 +61,7 @@ class Answer(Struct, eq=False):
     report: Report | None = None  # the figures of the engine that answers, where it tells them
     is_background: bool = False  # whoever asked for the response was not told what was generated
     reader: Continuation | Repetition | None = None  # of a stream that is parsed on its way
-    events: "SentEvents | None" = None  # for a client that reads events, so that its stream can end with an error
+    events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
     beginning: Beginning | None = None  # that may turn out to be an error
     kept: "KeptAnswer | None" = None  # of a whole answer, which another replica can repeat
     # The same before and after resuming:
@@ -501,36 +500,3 @@ class KeptAnswer:
             self._budget.give_back(-more)
         self._held_bytes = wanted_bytes
         return True
-
-
-class SentEvents:
-    """The end of a client's stream of events, to see if it is complete and to end it with an error otherwise."""
-
-    __slots__ = ("_api", "_count", "_end", "is_between", "mark")
-
-    def __init__(self, api: GenerationApi) -> None:
-        self._api = api
-        self.mark = mark_of(api.name)  # only events with it may give the answer up
-        self._count = 0  # where they are numbered
-        self._end = b""
-        self.is_between = True  # no event has begun
-
-    def note(self, body: bytes) -> None:
-        self._end = body if len(body) >= LONGEST_END else (self._end + body)[-LONGEST_END:]
-        self.is_between = self._end.endswith(b"\n\n")
-        if self._api.ending is not None:
-            self._count += body.count(b"\n\n")  # frames of ours have whole events
-
-    def before_abort(self, body: bytes) -> bytes | None:
-        """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
-        return aborted_event(self._api.name, self._end[-LONGEST_END:], body)
-
-    @property
-    def is_complete(self) -> bool:
-        api, end = self._api, with_lf(self._end)
-        return end.endswith(api.last_event) if api.ending is None else bool(api.ending.search(end))
-
-    def error_event(self, error: ApiError) -> bytes:
-        """The bytes that end the stream with an error, after half an event, too."""
-        end_of_half_an_event = b"" if with_lf(self._end).endswith(b"\n\n") or not self._end else b"\n\n"
-        return end_of_half_an_event + self._api.error_event(error, self._count)

@@ -7,10 +7,13 @@ whole answer. SGLang's says `end_turn` there, which nothing tells from a complet
 
 import re
 
+from api.errors import ApiError
+from api.generation_apis import GenerationApi
 from engines.profile import EngineProfile
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 DONE = b"[DONE]"
+LONGEST_END = 64  # no last event begins with more
 
 # An event ends with two ends of lines, each CRLF, LF or CR. If a read ends within the second CRLF, its LF goes to the
 # beginning of the next event, which means the same.
@@ -101,3 +104,36 @@ def aborted_event(api: str, before: bytes, body: bytes) -> bytes | None:
 def is_servers_error(body: bytes) -> bool:
     """Return whether a stream of OpenAI's APIs is an error of the engine's own from its first event on."""
     return body.startswith(b'data: {"error"') and _OWN_ERROR.search(body) is not None
+
+
+class SentEvents:
+    """The end of a client's stream of events, to see if it is complete and to end it with an error otherwise."""
+
+    __slots__ = ("_api", "_count", "_end", "is_between", "mark")
+
+    def __init__(self, api: GenerationApi) -> None:
+        self._api = api
+        self.mark = mark_of(api.name)  # only events with it may give the answer up
+        self._count = 0  # where they are numbered
+        self._end = b""
+        self.is_between = True  # no event has begun
+
+    def note(self, body: bytes) -> None:
+        self._end = body if len(body) >= LONGEST_END else (self._end + body)[-LONGEST_END:]
+        self.is_between = self._end.endswith(b"\n\n")
+        if self._api.ending is not None:
+            self._count += body.count(b"\n\n")  # frames of ours have whole events
+
+    def before_abort(self, body: bytes) -> bytes | None:
+        """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
+        return aborted_event(self._api.name, self._end[-LONGEST_END:], body)
+
+    @property
+    def is_complete(self) -> bool:
+        api, end = self._api, with_lf(self._end)
+        return end.endswith(api.last_event) if api.ending is None else bool(api.ending.search(end))
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The bytes that end the stream with an error, after half an event, too."""
+        end_of_half_an_event = b"" if with_lf(self._end).endswith(b"\n\n") or not self._end else b"\n\n"
+        return end_of_half_an_event + self._api.error_event(error, self._count)

@@ -10,9 +10,9 @@ from router.members.members import Member
 from router.members.upstream import Header
 from router.placement.cost import NONE_TRIED
 from router.placement.decision import Decision
-from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
+from router.tenants.admission import Admitted
 
 # `expect` was answered by our own server; what frames a body is written anew for each connection.
 HOP_BY_HOP = frozenset(

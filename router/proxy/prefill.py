@@ -20,7 +20,6 @@ from router.placement.elsewhere import Split, can_read, split, why_not_at_all
 from router.placement.index import Matches
 from router.placement.prices import LEAST_PULLED_TOKENS
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
-from router.proxy.admission import Admitted
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.headers import JSON_LINE, TO_READ, TRACED, request_to
@@ -28,6 +27,7 @@ from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import Notes, PrefillOutcome, PrefillSummary
 from router.proxy.retries import loss, refusal
 from router.proxy.services import Services
+from router.tenants.admission import Admitted
 
 # ---- KV handed over, in the words of each engine
 

@@ -114,15 +114,13 @@ def _is_for_ours(request: Request, exchange: Exchange) -> bool:
     members = request.router.members
     if all(model.is_ours for model in members.models.values()):
         return bool(members.models)
-    model = members.models.get(model_in(exchange.body) or "") if is_quick(exchange.body) else None
-    return model is not None and model.is_ours
-
-
-def model_in(body: bytes | bytearray) -> str | None:
+    if not is_quick(exchange.body):
+        return False
     try:
-        return withhold(body, ())[1]
+        model = members.models.get(withhold(exchange.body, ())[1] or "")
     except ApiError:
-        return None
+        return False
+    return model is not None and model.is_ours
 
 
 # ---- a generation
@@ -345,10 +343,11 @@ def _model_in_query(request: Request) -> str | None:
 def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
     tokens = model.tokens
     prompts = None if tokens.why_not is not None else tokens.prompts
+    named = None if prompts is None else "" if isinstance(prompts.tokenizer, ByteTokenizer) else prompts.tokenizer.name
     return Make(
         model=tokens.model,
         api=api,
-        tokenizer=None if prompts is None else "" if is_bytes(prompts.tokenizer) else prompts.tokenizer.name,
+        tokenizer=named,
         template=None if prompts is None else prompts.given_template,
         template_name="" if prompts is None else prompts.template_name,
         vocab_size=0 if prompts is None else prompts.vocab_size,
@@ -362,10 +361,6 @@ def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
         engine="" if tokens.engine is None else tokens.engine.name,
         native=model.is_ours,
     )
-
-
-def is_bytes(tokenizer: object) -> bool:
-    return isinstance(tokenizer, ByteTokenizer)
 
 
 def prompt_from(

@@ -27,7 +27,6 @@ from router.placement.elsewhere import fetches
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
 from router.prompts.tokens import Tokens
-from router.proxy.admission import Admitted
 from router.proxy.answer import Answer
 from router.proxy.attempt import Attempt, prompt_use, used_by
 from router.proxy.exchange import Exchange
@@ -49,6 +48,7 @@ from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import Row
 from router.proxy.services import Services, Waiter
 from router.proxy.withheld import PLACING, PRIORITY, TRANSFER
+from router.tenants.admission import Admitted
 from router.tenants.limits import NOTHING, Use
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Request(Struct, eq=False):
             self.prompted(made.result())
         except ApiError as error:
             self.refuse(error)
-        except Exception:
+        except Exception:  # a mistake of ours ends this request alone
             log.exception("A prompt could not be made")
             self.exchange.fail()
         finally:
@@ -576,7 +576,7 @@ class Request(Struct, eq=False):
             except ApiError as error:
                 exchange.aside = None
                 self.refuse(error)
-            except Exception:
+            except Exception:  # a mistake of ours ends this request alone
                 exchange.aside = None
                 log.exception("A body could not be read")
                 exchange.fail()

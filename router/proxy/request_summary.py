@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from router.placement.cost import Question
     from router.placement.decision import Decision
     from router.prompts.prompt import Peek, Prompt
-    from router.proxy.admission import Admitted
     from router.proxy.attempt import Attempt
     from router.proxy.exchange import Exchange
+    from router.tenants.admission import Admitted
 
 
 class Exactness(Struct, frozen=True, gc=False):

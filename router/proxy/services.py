@@ -18,13 +18,13 @@ from router.prompts.model_rewrites import Rules
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.prompts.tokens import Tokens
-from router.proxy.admission import Admission
 from router.proxy.attempt import Attempt, AttemptListener
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow
 from router.proxy.request_summary import RequestCounts, RequestSummary
 from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
+from router.tenants.admission import Admission
 from router.tenants.keys import Priorities
 
 T = TypeVar("T")

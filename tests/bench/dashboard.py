@@ -36,9 +36,9 @@ from router.placement.cost import Question
 from router.placement.index import APPROXIMATE
 from router.process.front import Front
 from router.prompts.prompt import read_peek
-from router.proxy.admission import Admitted
 from router.proxy.request_summary import PastDecision
 from router.responses import DecisionRecord
+from router.tenants.admission import Admitted
 from tests.bench.front import FrontOnWires
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import ENTRIES, TICK_S, fleet, longest_stall_s

@@ -31,7 +31,7 @@ from router.members.upstream import Connection
 from router.monitor.upkeep import Upkeep
 from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
-from router.proxy.admission import Admission
+from router.tenants.admission import Admission
 from router.tenants.keys import Key, digest_of
 from router.tenants.shared_limits import SharedLimits
 from tests.bench.measure import calls, cpu_us, heading, row, rows_of_calls

@@ -15,7 +15,7 @@ from starlette.datastructures import QueryParams
 
 from router.core import Router
 from router.http.usage import MOST_ROWS, usage_answer
-from router.proxy.admission import Admitted
+from router.tenants.admission import Admitted
 from router.tenants.limits import DAY_S
 from router.tenants.usage import Usage
 from tests.bench.dashboard import TARGET_MS, told

@@ -26,7 +26,7 @@ from router.picker.exchange import ByGateway
 from router.picker.gateway import Gateway
 from router.picker.schema import ProcessingRequest
 from router.process.front import assembled
-from router.proxy.admission import Admission
+from router.tenants.admission import Admission
 from router.tenants.keys import Key, digest_of
 
 MODEL, OTHER = "m", "n"

@@ -92,7 +92,7 @@ def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Pr
             text = "\n".join([_content(message.content), *(bytes(call).decode() for call in message.tool_calls or ())])
             pieces.append(Piece(message.role, known.setdefault(text, text)))
         several.append(pieces)
-    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]  # of a completion, if they are no token ids
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]  # token ids are no text
     several += [[Piece("prompt", known.setdefault(text, text))] for text in texts if isinstance(text, str)]
     tools = [bytes(tool).decode() for tool in body.tools or ()]
     for pieces in several:

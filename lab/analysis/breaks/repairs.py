@@ -221,7 +221,7 @@ MAY_MATCH = re.compile(r"[0-9@]|day\b")  # every match of ANY has one of these
 
 class Part(NamedTuple):
     text: str
-    kind: str | None = None  # of a value
+    kind: str | None = None  # None: the text is no value
 
 
 class Masked(NamedTuple):

@@ -82,7 +82,7 @@ class Finding(Struct, frozen=True):
     requests: int
     lost_tokens: int
     example: Example
-    request_ids: tuple[str, str]  # of the example
+    request_ids: tuple[str, str]
     advice: str
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.errors import ApiError
 from api.http.routes import Role
-from router.proxy.admission import Admission, Admitted
+from router.tenants.admission import Admission, Admitted
 from router.tenants.charges import Charge, account_of
 from router.tenants.keys import Key, digest_of
 from router.tenants.limits import Use

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from api.errors import ApiError
 from api.http.routes import Role
-from router.proxy.admission import MAX_HEADERS, Admission, Headers, is_local, watched_keys
+from router.process.front import watched_keys
+from router.tenants.admission import MAX_HEADERS, Admission, Headers, is_local
 from router.tenants.keys import Key, digest_of, keys_from_options
 
 CLIENT, ADMINISTRATOR, READER = Role.CLIENT, Role.ADMINISTRATOR, Role.READER

@@ -15,9 +15,8 @@ from msgspec import Struct
 from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
-from router.members.watched_file import LastGood
 from router.tenants.charges import Account, Charge, account_of
-from router.tenants.keys import Key, Keys, parse_keys
+from router.tenants.keys import Key, Keys
 from router.tenants.limits import Use
 from router.tenants.shared_limits import SharedLimits
 
@@ -182,19 +181,6 @@ class Admission:
             if self._admin_exists and key is None
             else ApiError(403, f"{path} {refused}", code="admin_key_required")
         )
-
-
-def watched_keys(path: str, beside: Sequence[Key] = ()) -> LastGood[list[Key]]:
-    """The keys from a file and from options."""
-
-    def parse(path: str, text: str) -> list[Key]:
-        keys = parse_keys(path, text)
-        names = {key.name for key in beside}
-        if taken := next((key.name for key in keys if key.name in names), None):
-            raise ValueError(f"{path}: the name {taken!r} is used by an option; choose another one")
-        return [*beside, *keys]
-
-    return LastGood(path, parse, "keys")
 
 
 # ---- parts of a request
