@@ -19,8 +19,9 @@ from pathlib import Path
 
 import uvloop
 
-from tests.chaos.replicas import children, command
+from tests.chaos.replicas import command
 from tests.chaos.routers import RouterProcess, router
+from tests.processes import children
 from tests.replica.serving import MODEL, Replica
 from tests.router.scripted import CHAT, COMPLETIONS, connect
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 
 from tests.bench.measure import heading, row
+from tests.processes import family
 
 DEADLINE_S = 120.0
 MEGABYTE = 10**6
@@ -78,15 +79,7 @@ def ask(url: str) -> None:
 
 def pss_bytes(root: int) -> int:
     """Proportional memory of a process and its descendants, including those that Ray moves to other sessions."""
-    return sum(kilobytes_of(pid) for pid in tree(root)) * 1024
-
-
-def tree(root: int) -> list[int]:
-    found = [root]
-    for pid in found:
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
-    return found
+    return sum(kilobytes_of(pid) for pid in family(root)) * 1024
 
 
 def kilobytes_of(pid: int) -> int:

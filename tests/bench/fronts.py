@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.bench.measure import heading, row
-from tests.bench.peers import PEERS, Peer, tree, tree_cpu_s
+from tests.bench.peers import PEERS, Peer, tree_cpu_s
 from tests.bench.router import (
     APPROXIMATE,
     EXACT,
@@ -39,6 +39,7 @@ from tests.bench.tokens import trained
 from tests.chaos.replicas import free_ports
 from tests.chaos.routers import router
 from tests.events.processes import DEADLINE_S, wait_until
+from tests.processes import family
 from tests.replica.serving import Replica
 
 WORKLOADS = SMALL._replace(requests=20_000), STREAMED._replace(requests=3000)  # then they begin anew
@@ -173,7 +174,7 @@ def dynamo(model: Path, folder: Path) -> Iterator[Make]:
                 pin(running.mocker.pid, {1})
                 yield running
             finally:
-                for pid in tree(running.mocker.pid):
+                for pid in family(running.mocker.pid):
                     with suppress(ProcessLookupError):
                         os.kill(pid, 9)
                 running.mocker.wait()
@@ -225,7 +226,7 @@ def asked(running: Replica, script: Path, clients: int, cores: set[int], seconds
 
 
 def pin(pid: int, cores: set[int]) -> None:
-    for one in tree(pid):
+    for one in family(pid):
         for thread in Path(f"/proc/{one}/task").iterdir():
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cores)

@@ -34,10 +34,11 @@ from lab.trace.shaping import coarsened, sped_up
 from router.members.spec import parse_target
 from tests.bench.policies import LOAD, LOADS
 from tests.chaos.envoy import gateway, port_of_picker
-from tests.chaos.replicas import children, cpu_s, free_ports
+from tests.chaos.replicas import cpu_s, free_ports
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.lab.traffic import agents, conversations
+from tests.processes import family
 from tests.replica.serving import MODEL, Replica
 
 REPLICAS = 4
@@ -121,7 +122,7 @@ class Peer(NamedTuple):
             wait_until(running.is_ready, f"{self.package} is ready")
             yield running
         finally:
-            for pid in tree(running.process.pid)[1:]:
+            for pid in family(running.process.pid)[1:]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, 9)
             running.process.kill()
@@ -272,16 +273,12 @@ def prefill_tokens_per_s(paced: Trace) -> float:
     return paced.input_tokens / paced.span_s / REPLICAS / load_of(paced)
 
 
-def tree(pid: int) -> list[int]:
-    return [pid, *(other for child in children(pid) for other in tree(child))]
-
-
 def cpu_of(running: Sequence[Replica]) -> float:
     return sum(tree_cpu_s(one.process.pid) for one in running)
 
 
 def tree_cpu_s(pid: int) -> float:
-    return sum(cpu_s(one) for one in tree(pid))
+    return sum(cpu_s(one) for one in family(pid))
 
 
 # ---- the traces

@@ -15,8 +15,9 @@ import uvloop
 
 from tests.bench.measure import heading, row
 from tests.bench.router import APPROXIMATE, MEGABYTE, PLAIN, SMALL, ask_all, options, source_words, workers
-from tests.chaos.replicas import children, cpu_s
+from tests.chaos.replicas import cpu_s
 from tests.chaos.routers import RouterProcess, router
+from tests.processes import children
 
 COUNTS = 1, 2, 4
 CLIENTS = 32

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.processes import of_process
+
 _NETWORKS = itertools.count()
 _BRIDGE = "br0"
 _EXIT_WAIT_S = 5.0
@@ -114,7 +116,10 @@ class Node:
 
     def processes(self) -> dict[int, str]:
         """Pids and command lines."""
-        return {int(word): _command_line(int(word)) for word in ip("netns", "pids", self.namespace).split()}
+        return {
+            int(word): of_process(int(word), "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+            for word in ip("netns", "pids", self.namespace).split()
+        }
 
     def kill_all(self) -> None:
         """Take its power away, and wait until nothing lives there."""
@@ -134,14 +139,6 @@ class Node:
         """A zombie still counts as living in the namespace."""
         for child in self.children:
             child.poll()
-
-
-def _command_line(pid: int) -> str:
-    """A process's command line, empty when it has gone meanwhile."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tests.events import processes as machinery
-from tests.fleet.test_up import Up, of_process, starting
-from tests.fleet.test_up_on_ray import all_of
+from tests.fleet.test_up import Up, starting
+from tests.processes import family, of_process
 
 SLOWLY_S = 60.0  # a Ray may take so long on a machine with other things to do
 
@@ -28,7 +28,7 @@ class Victims:
         self._up = running.process.pid
 
     def of(self, word: str) -> list[int]:
-        return [pid for pid in all_of(self._up) if word in of_process(pid, "cmdline").replace(b"\0", b" ").decode()]
+        return [pid for pid in family(self._up) if word in of_process(pid, "cmdline").replace(b"\0", b" ").decode()]
 
     def one(self, word: str) -> int:
         [pid] = self.of(word)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.serving import MODEL, Replica, is_alive
+from tests.processes import children, is_alive
+from tests.replica.serving import MODEL, Replica
 
 GONE_WITHIN_S = 2.0
 PR_SET_CHILD_SUBREAPER = 36
@@ -78,13 +79,6 @@ def adopting_orphans() -> Iterator[None]:
         yield
     finally:
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
 
 
 def wait_gone(*pids: int) -> float:

@@ -21,8 +21,9 @@ import httpx2
 from router.config import RouterConfig
 from router.members.spec import ReplicaSpec
 from router.process.front import Front
-from tests.chaos.replicas import Command, can_bind, children, command, until, wait_gone
+from tests.chaos.replicas import Command, can_bind, command, until, wait_gone
 from tests.events.processes import DEADLINE_S, wait_until
+from tests.processes import children
 from tests.replica.serving import Replica
 from tests.router.scripted import close_at_once
 

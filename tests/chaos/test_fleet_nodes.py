@@ -16,7 +16,8 @@ import pytest
 from tests.chaos.nodes import Node, no_nodes
 from tests.chaos.routers import RouterProcess, without_chance
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.serving import MODEL, is_alive
+from tests.processes import is_alive
+from tests.replica.serving import MODEL
 
 pytest.importorskip("ray")
 

@@ -32,7 +32,8 @@ from tests.chaos.replicas import (
     wait_gone,
 )
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.serving import MODEL, is_alive
+from tests.processes import is_alive
+from tests.replica.serving import MODEL
 
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 

@@ -13,9 +13,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.chaos.replicas import children, wait_gone
+from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
+from tests.processes import children
 from tests.replica.serving import MODEL
 
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]

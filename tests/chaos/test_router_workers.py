@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.chaos.replicas import children, wait_gone
+from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
+from tests.processes import children, opened
 from tests.replica.serving import MODEL
 from tests.router.scripted import CHAT, Call, Scripted, chat, connect, says
 
@@ -243,18 +244,6 @@ def kill(served: RouterProcess, number: int) -> None:
     wait_until(is_replaced, "another worker takes its place")
 
 
-def sockets(pid: int) -> set[str]:
-    found = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
-
-
 def tcp_lines() -> list[str]:
     return Path("/proc/net/tcp").read_text().splitlines()[1:]
 
@@ -266,7 +255,7 @@ def worker_of(served: RouterProcess, connection: HTTPConnection) -> int:
     found = [line.split() for line in tcp_lines()]
     # The kernel may print a line twice while others come and go, and an older connection of this port has no owner.
     [inode] = {parts[9] for parts in found if [parts[1][-5:], parts[2][-5:]] == ends} - {"0"}
-    [number] = [number for number, pid in enumerate(workers(served)) if inode in sockets(pid)]
+    [number] = [number for number, pid in enumerate(workers(served)) if f"socket:[{inode}]" in opened(pid)]
     return number
 
 

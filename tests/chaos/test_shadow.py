@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from lab.shadow.findings import Findings
-from tests.chaos.replicas import children, resident_bytes, wait_gone
+from tests.chaos.replicas import resident_bytes, wait_gone
 from tests.chaos.routers import Fleet, fleet, router
 from tests.events.processes import wait_until
 from tests.lab.shadow.mirroring import NGINX, Shadow, mirroring, shadow
+from tests.processes import children
 from tests.replica.serving import MODEL, Replica
 
 pytestmark = pytest.mark.chaos

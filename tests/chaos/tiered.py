@@ -1,6 +1,5 @@
 """Native replicas with memory beyond their cache, as users run them; they come back on the same ports and folder."""
 
-import os
 import random
 import signal
 import threading
@@ -14,6 +13,7 @@ from replica.process import REPORT_INTERVAL_S
 from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import PORTS, RouterProcess, steady_ports, without_chance
 from tests.events.processes import wait_until
+from tests.processes import opened
 from tests.replica.natives import Native
 from tests.replica.serving import Replica
 
@@ -78,8 +78,8 @@ class Tiered:
     def file(self) -> Path:
         """The file that its engine has open."""
         assert self.folder is not None
-        opened = {os.readlink(one) for one in Path(f"/proc/{self.engine_pid}/fd").iterdir()}
-        [found] = [file for file in self.folder.glob("*.blocks") if str(file) in opened]
+        named = opened(self.engine_pid)
+        [found] = [file for file in self.folder.glob("*.blocks") if str(file) in named]
         return found
 
     def metric(self, name: str, **labels: str) -> float:

@@ -18,6 +18,7 @@ from threading import Thread
 
 from tests.docs.pages import PRINTS_THE_SAME, ROOT, Command, commands_of
 from tests.docs.walks import EVERYWHERE, WALKS, Ends, How, NotHere, Serves, Walk
+from tests.processes import is_alive
 
 WITHIN_S = 90.0
 END_S = 30.0
@@ -112,14 +113,6 @@ class Shell:
         assert self._bash.stdin is not None
         self._bash.stdin.write(text)
         self._bash.stdin.flush()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def environment(folder: Path, temporary: str) -> dict[str, str]:

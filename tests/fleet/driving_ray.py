@@ -19,6 +19,7 @@ from fleet.on_ray.cleanup import lead_a_session, processes, watch_over
 from fleet.on_ray.hosts import Patience, RayHosts
 from fleet.on_ray.local import init
 from fleet.plan import ModelPlan, Resources, Task
+from tests.processes import of_process
 
 PATIENCE = Patience(report_s=0.5, silent_s=2.0)
 WITHIN_S = 80.0
@@ -57,7 +58,7 @@ async def hear(host: Host, for_s: float, until: str | None = None) -> None:
 def stop_actor() -> None:
     """As a process that hangs: it lives, and does nothing."""
     ours = [each.pid for each in processes() if each.session == os.getsid(0)]
-    [pid] = [each for each in ours if b"ray::Replica" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    [pid] = [each for each in ours if b"ray::Replica" in of_process(each, "cmdline")]
     os.kill(pid, signal.SIGSTOP)
 
 

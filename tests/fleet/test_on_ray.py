@@ -18,6 +18,8 @@ import httpx2
 import msgspec
 import pytest
 
+from tests.processes import is_alive, of_process
+
 pytest.importorskip("ray")
 
 from fleet.control.controller import room_here
@@ -29,7 +31,7 @@ from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer
 from fleet.on_ray.settings import joined_environment, local_environment, not_for_children
 from fleet.plan import FleetPlan, ModelPlan, Resources
 from tests.events.processes import wait_until
-from tests.replica.serving import MODEL, is_alive
+from tests.replica.serving import MODEL
 
 ray_needed = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 PLAN = FleetPlan(models=(ModelPlan(name="sim", model=MODEL, engine="simulated", replicas=2),))
@@ -78,7 +80,7 @@ class Launcher:
 
     def server(self, name: str) -> int:
         """Process id of one of Ray's own servers."""
-        [pid] = [pid for pid in self.session() if f"/{name}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        [pid] = [pid for pid in self.session() if f"/{name}\0".encode() in of_process(pid, "cmdline")]
         return pid
 
     def close_stdin(self) -> None:
@@ -433,7 +435,7 @@ def test_a_fleet_that_was_told_to_end_leaves_its_ray_empty() -> None:
         fleet.close()
         wait_until(lambda: not any(map(is_alive, [controller, *started])), "all have ended")
         time.sleep(1.5)  # Ray would restart an actor within that time
-        names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running.session()]
+        names = [of_process(pid, "cmdline") for pid in running.session()]
         assert [name for name in names if b"ray::Controller" in name or b"ray::Replica" in name] == []
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(timeout=ENDS_WITHIN_S) == 0

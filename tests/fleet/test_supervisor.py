@@ -17,8 +17,7 @@ from fleet.host.engines import Launch, launch
 from fleet.host.report import Life, Report
 from fleet.host.supervisor import Supervisor
 from fleet.plan import ModelPlan, Task
-from tests.chaos.replicas import children
-from tests.replica.serving import is_alive
+from tests.processes import children, is_alive
 
 DEADLINE_S = 50.0
 

@@ -28,6 +28,7 @@ from fleet.up.announcement import QUESTION, announcement, remarks_on
 from fleet.up.command import up as up_command
 from fleet.up.starting import bind
 from tests.events.processes import tool, wait_until
+from tests.processes import of_process
 
 FREE = ("--port", "0", "--no-ray")
 SIMULATED = ("--simulated",)
@@ -129,13 +130,6 @@ def chat(url: str, within_s: float, path: str = "/v1/chat/completions", **body: 
 
 def pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def of_process(pid: int, file: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{file}").read_bytes()
-    except OSError:  # it is gone, or a zombie
-        return b""
 
 
 @contextmanager

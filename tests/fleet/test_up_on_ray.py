@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -13,7 +13,7 @@ import pytest
 
 from tests.events.processes import wait_until
 from tests.fleet.test_up import Up, output_of, starting
-from tests.replica.serving import is_alive
+from tests.processes import family, is_alive, of_process, opened
 
 pytestmark = [
     pytest.mark.chaos,
@@ -33,25 +33,9 @@ def up_on_ray(*options: str) -> Iterator[Up]:
         yield running
 
 
-def all_of(pid: int) -> list[int]:
-    """A process and all that came from it, and from those: Ray's too, which leave the session."""
-    found = [pid]
-    for each in found:
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
-            with suppress(OSError):  # it has ended
-                found += map(int, children.read_text().split())
-    return found
-
-
 def listening(pids: list[int]) -> dict[str, str]:
     """Address by inode, of the TCP sockets that these processes listen on."""
-    inodes = set()
-    for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(descriptor))
-            except OSError:  # closed meanwhile
-                continue
+    inodes = set().union(*map(opened, pids))
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return {row[9]: row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
@@ -77,7 +61,7 @@ def test_two_chats_share_a_prompt_and_ctrl_c_leaves_nothing() -> None:
         shell = re.search(r"^  (curl .*?\n.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
         assert shell is not None and '"cached_tokens"' in output_of("bash", "-c", shell[1])
 
-        pids = all_of(running.process.pid)
+        pids = family(running.process.pid)
         addresses = listening(pids)
         assert len(pids) > 8 and len(addresses) > 8
         assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {os.getpriority(os.PRIO_PROCESS, 0)}
@@ -99,15 +83,15 @@ def listening_now() -> set[str]:
 
 def test_kill_9_of_up_leaves_no_process_of_rays() -> None:
     with up_on_ray("--simulated", "--replicas", "1") as running:
-        pids = all_of(running.process.pid)
+        pids = family(running.process.pid)
         running.end(signal.SIGKILL)
         wait_until(lambda: not [pid for pid in pids if is_alive(pid)], "all of it is gone")
 
 
 def test_a_second_ctrl_c_does_not_wait_for_ray_either() -> None:
     with up_on_ray("--simulated", "--replicas", "1") as running:
-        pids = all_of(running.process.pid)
-        [replica] = [pid for pid in pids if b"--replica-name\0demo-0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pids = family(running.process.pid)
+        [replica] = [pid for pid in pids if b"--replica-name\0demo-0" in of_process(pid, "cmdline")]
         os.kill(replica, signal.SIGSTOP)
         running.process.send_signal(signal.SIGINT)
         running.wait_for("Ctrl-C again ends at once")

@@ -24,6 +24,7 @@ from tests.gpu.engines import RandomWeights, fields_of
 from tests.gpu.kit import ROOT
 from tests.gpu.place import Place
 from tests.gpu.report import Table
+from tests.processes import children
 from tests.replica.shapes import QWEN3_06B
 
 TITLE = "`warmroute replica` in processes of its own"
@@ -42,8 +43,7 @@ class Served(NamedTuple):
     @property
     def pids(self) -> list[int]:
         """Process ids of the server and its engine."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [self.process.pid, *map(int, children.split())]
+        return [self.process.pid, *children(self.process.pid)]
 
 
 def run(place: Place, table: Table) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.events.processes import wait_until
 from tests.gpu.apart import Ended, Job, Said, Say, apart
-from tests.replica.serving import is_alive
+from tests.processes import is_alive
 
 LONG_S = 50.0
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of threads that are pytest's own

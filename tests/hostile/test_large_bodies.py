@@ -8,9 +8,10 @@ import pytest
 import uvloop
 
 from tests.bench.bodies import FAST, MEGABYTE, attackers, latencies, memory, percentile, unfinished
-from tests.chaos.replicas import children, command
+from tests.chaos.replicas import command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until
+from tests.processes import children
 from tests.replica.serving import Replica
 
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]

@@ -23,9 +23,10 @@ from fleet.up.launching import LOG, OnRay
 from fleet.up.watching import CannotStart
 from replica.disk.file import DiskFile, open_disk_file
 from tests.chaos.ray_here import Victims
-from tests.fleet.test_up import Up, of_process, starting
-from tests.fleet.test_up_on_ray import RAY_STARTS_S, all_of, listening
+from tests.fleet.test_up import Up, starting
+from tests.fleet.test_up_on_ray import RAY_STARTS_S, listening
 from tests.hostile.nobody import NOBODY, Target, attempts
+from tests.processes import family, of_process, opened
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -51,8 +52,11 @@ def shared() -> Iterator[Path]:
 
 
 def target_of(running: Up, began_s: float) -> Target:
-    pids = all_of(running.process.pid)
-    opened = {path for pid in pids for path in open_files(pid) if not path.startswith(("/dev/", "/proc/"))}
+    pids = family(running.process.pid)
+    named = {
+        path for path in set().union(*map(opened, pids)) if path.startswith("/") and not path.endswith(" (deleted)")
+    }
+    files = {path for path in named if not path.startswith(("/dev/", "/proc/"))}
     [file] = (running.folder / f"warmroute-{os.geteuid()}").glob("*.json")
     environments = [of_process(pid, "environ").decode(errors="replace") for pid in pids]
     tokens = {found for each in environments for found in re.findall(r"RAY_AUTH_TOKEN=(\w+)", each)}
@@ -60,7 +64,7 @@ def target_of(running: Up, began_s: float) -> Target:
         owner=os.geteuid(),
         since_s=began_s,
         folders=[str(running.folder), "/dev/shm"],
-        paths=[*opened, *{os.path.dirname(path) for path in opened}],
+        paths=[*files, *{os.path.dirname(path) for path in files}],
         sockets=sorted(unix_sockets(pids)),
         pids=pids,
         ports=sorted(int(address.rpartition(":")[2], 16) for address in listening(pids).values()),
@@ -68,24 +72,8 @@ def target_of(running: Up, began_s: float) -> Target:
     )
 
 
-def open_files(pid: int) -> Iterator[str]:
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            path = os.readlink(descriptor)
-        except OSError:  # closed meanwhile
-            continue
-        if path.startswith("/") and not path.endswith(" (deleted)"):
-            yield path
-
-
 def unix_sockets(pids: list[int]) -> set[str]:
-    links = set()
-    for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                links.add(os.readlink(descriptor))
-            except OSError:
-                continue
+    links = set().union(*map(opened, pids))
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in links}
 

@@ -19,9 +19,8 @@ import pytest
 
 from fleet.on_ray.cleanup import processes
 from tests.chaos.ray_here import SLOWLY_S, Stream, Victims, kill, under_load, up, wait_until
-from tests.fleet.test_up import Up, of_process
-from tests.fleet.test_up_on_ray import all_of
-from tests.replica.serving import is_alive
+from tests.fleet.test_up import Up
+from tests.processes import family, is_alive, of_process
 
 pytest.importorskip("ray")
 
@@ -105,10 +104,10 @@ def test_kill_9_of_up_while_the_fleet_comes_back_leaves_no_process() -> None:
 
 
 def end_while_it_comes_back(running: Up, number: int) -> None:
-    before = all_of(running.process.pid)
+    before = family(running.process.pid)
     kill(Victims(running).one("raylet/raylet "))
     wait_until(lambda: new_ray(running, before), "another Ray is being started")
-    everything = {*before, *all_of(running.process.pid)}
+    everything = {*before, *family(running.process.pid)}
     sessions = {each.session for each in processes() if each.pid in everything} - {os.getsid(0)}
     assert running.end(number, SLOWLY_S) == (-number if number == signal.SIGKILL else 0)
     wait_until(lambda: not [pid for pid in everything if is_alive(pid)], "all of it is gone")
@@ -126,7 +125,7 @@ def new_ray(running: Up, before: list[int]) -> list[int]:
 
 def test_a_ray_that_cannot_start_again_is_the_end_after_some_tries() -> None:
     with up("--simulated", "--replicas", "1") as running:
-        everything = all_of(running.process.pid)
+        everything = family(running.process.pid)
         [folder] = [each for each in running.folder.glob("warmroute-*") if (each / "launcher.log").exists()]
         raylet = Victims(running).one("raylet/raylet ")
         folder.rename(running.folder / "elsewhere")
@@ -182,7 +181,7 @@ def test_a_head_that_forgets_everything_gets_the_fleet_again() -> None:
             port = free.getsockname()[1]
         options = ("--address", f"127.0.0.1:{port}", "--controller-port", "0", "--simulated", "--replicas", "1")
         with own_head(folder, port) as first, up(*options) as running:
-            [gcs] = [pid for pid in all_of(first.pid) if b"gcs_server" in of_process(pid, "cmdline")]
+            [gcs] = [pid for pid in family(first.pid) if b"gcs_server" in of_process(pid, "cmdline")]
             kill(gcs)
             running.wait_for("The controller is away", within_s=SLOWLY_S)
             first.wait(timeout=30)

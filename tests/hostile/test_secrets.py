@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +15,8 @@ from fleet.plan import ModelPlan, Task
 from tests.chaos.replicas import command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import DEADLINE_S
-from tests.fleet.test_up import SIMULATED, of_process, starting
-from tests.fleet.test_up_on_ray import all_of
+from tests.fleet.test_up import SIMULATED, starting
+from tests.processes import family, of_process
 from tests.replica.serving import Replica
 
 CLIENT, ADMIN, OF_REPLICA, OF_FLEET = (
@@ -34,13 +33,6 @@ RAY_TOKEN = re.compile(rb"RAY_AUTH_TOKEN=([0-9a-f]{32,})")
 def found_in(text: str | bytes) -> list[str]:
     said = text.decode(errors="replace") if isinstance(text, bytes) else text
     return [secret for secret in SECRETS if secret in said]
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process and all that it has started."""
-    yield pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield from family(int(child))
 
 
 def attack(server: Replica, key: str) -> list[bytes]:
@@ -88,7 +80,7 @@ def test_a_router_and_its_replica_keep_their_keys_secret(tmp_path: Path, monkeyp
         assert [found_in(answer) for answer in answers if found_in(answer)] == []
         for process in (running.process.pid, replica.process.pid):
             for pid in family(process):
-                assert found_in(Path(f"/proc/{pid}/cmdline").read_bytes()) == []
+                assert found_in(of_process(pid, "cmdline")) == []
         replica.signal(9)  # what is said of a replica that is lost
         running.post("/v1/chat/completions", CHAT, authorization=f"Bearer {CLIENT}")
     for log in logs:
@@ -109,7 +101,7 @@ def test_a_fleet_keeps_its_keys_secret(where: tuple[str, ...]) -> None:
     options = ("--replicas", "2", "--port", "0", *SIMULATED, *where)
     with starting(*options, WARMROUTE_LOG_LEVEL="debug", **keys) as up:
         up.wait_for("Ctrl-C ends everything")
-        own = all_of(up.process.pid)
+        own = family(up.process.pid)
         tokens = {found[1] for pid in own if (found := RAY_TOKEN.search(of_process(pid, "environ")))}
         assert bool(tokens) == (not where), "only our own Ray cluster has a token"
         secrets = {*(key.encode() for key in keys.values()), *tokens}

@@ -21,6 +21,7 @@ from lab.trace.requests import Trace
 from tests.lab.analysis.faults import FAULTS, SALT, TIMESTAMP, salted
 from tests.lab.analysis.logs import chatbot, conversations, logged, write_log
 from tests.lab.traffic import agents
+from tests.processes import opened
 
 SMALL = [
     {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1, 2, 3]},
@@ -310,7 +311,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         deadline_s = time.monotonic() + 20
-        while str(path) not in open_files(process.pid):
+        while str(path) not in opened(process.pid):
             assert process.poll() is None and time.monotonic() < deadline_s
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
@@ -320,13 +321,3 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         process.wait()
     assert (process.returncode, out) == (130, b"")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def open_files(pid: int) -> set[str]:
-    found = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.add(os.readlink(link))
-        except OSError:  # closed meanwhile
-            continue
-    return found

@@ -24,10 +24,10 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from tests.chaos.replicas import children
 from tests.chaos.routers import RouterProcess, router
 from tests.live.engine import MODEL, Engine, missing, ready
 from tests.live.traffic import text_of
+from tests.processes import children, of_process
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
@@ -178,11 +178,7 @@ def stopped(front: RouterProcess, engines: Sequence[Engine]) -> None:
     time.sleep(2)
     # One that computes nothing while it has nothing to do is not found out, and need not be.
     number = max(range(len(engines)), key=lambda number: front.status_of(f"w{number}")["in_flight"])
-    [core] = [
-        pid
-        for pid in children(engines[number].process.pid)
-        if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    [core] = [pid for pid in children(engines[number].process.pid) if b"EngineCore" in of_process(pid, "cmdline")]
     os.kill(core, signal.SIGSTOP)
     try:
         time.sleep(QUIET_S)

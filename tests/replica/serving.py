@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from replica.config import EngineConfig, ReplicaConfig, SimulatedConfig
 from tests.events.processes import DEADLINE_S, wait_until
+from tests.processes import children, of_process
 
 MODEL = "demo"
 FAST = SimulatedConfig(prefill_tokens_per_s=1e6, decode_tokens_per_s=2000, step_overhead_s=0.0)
@@ -88,10 +88,8 @@ class Replica:
 
     @property
     def engine_pid(self) -> int:
-        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as children:
-            pids = children.read().split()
-        [engine] = [pid for pid in pids if b"replica.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return int(engine)  # another one tries constraints
+        [engine] = [pid for pid in children(self.process.pid) if b"replica.process" in of_process(pid, "cmdline")]
+        return engine  # another one tries constraints
 
     def open(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -164,14 +162,6 @@ def running(config: ReplicaConfig, **environment: str) -> Iterator[Replica]:
     finally:
         running.process.kill()
         running.end(None)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it may end while it is read
-        return False
 
 
 def is_listening(port: int) -> bool:

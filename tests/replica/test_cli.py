@@ -15,6 +15,7 @@ import pytest
 
 from api.process.lifeline import PARENT_VARIABLE
 from tests.events.processes import wait_until
+from tests.processes import is_alive, opened
 from tests.replica.folders import model_folder
 
 COMMAND = [sys.executable, "-m", "fleet", "replica"]
@@ -137,12 +138,12 @@ def test_only_with_its_option_it_dies_with_its_parent(options: list[str]) -> Non
         process.kill()
         process.wait()
         if options:
-            wait_until(lambda: not alive(pid), "it is gone")
+            wait_until(lambda: not is_alive(pid), "it is gone")
         else:
             with urllib.request.urlopen(f"http://{listening(pid)}/ready", timeout=DEADLINE_S) as answer:
                 assert answer.status == 200
             os.kill(pid, signal.SIGTERM)
-            wait_until(lambda: not alive(pid), "it is gone")
+            wait_until(lambda: not is_alive(pid), "it is gone")
 
 
 def test_a_parent_that_is_gone_before_the_replica_begins_is_missed() -> None:
@@ -160,16 +161,9 @@ def test_a_parent_that_is_no_number_is_reported_in_one_line() -> None:
     )
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def listening(pid: int) -> str:
     """The address of the process's one TCP socket that listens."""
-    own = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    own = opened(pid)
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:

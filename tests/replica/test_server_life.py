@@ -18,7 +18,8 @@ import pytest
 
 from api.native import FRAMES_TYPE
 from tests.events.processes import wait_until
-from tests.replica.serving import FAST, MODEL, SERVE, SLOW, Replica, config, is_alive, is_listening, replica, running
+from tests.processes import children, is_alive
+from tests.replica.serving import FAST, MODEL, SERVE, SLOW, Replica, config, is_listening, replica, running
 
 GONE_WITHIN_S = 2.0
 LONG = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "seed": 1, "ignore_eos": True}
@@ -242,7 +243,6 @@ def test_a_replica_dies_with_its_parent_on_request() -> None:
         assert parent.stdout is not None and parent.stderr is not None
         pid = int(parent.stdout.readline())
         assert parent.stderr.readline().startswith("ready on")
-        with open(f"/proc/{pid}/task/{pid}/children") as children:
-            [engine] = map(int, children.read().split())
+        [engine] = children(pid)
         parent.kill()
         assert wait_gone(pid, engine) < GONE_WITHIN_S

@@ -18,6 +18,7 @@ from replica.cache.lower import DISK, HOST
 from replica.config import LoraModule
 from replica.device import leader
 from replica.device.leader import lead
+from tests.processes import children
 from tests.replica.device.hosts import on_devices
 from tests.replica.device.test_ranks import SMALL
 from tests.replica.device.test_runner import same
@@ -101,8 +102,7 @@ def test_a_rank_that_dies_ends_the_engine(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=PIPE, stderr=PIPE, text=True) as engine:
         assert engine.stdout is not None and engine.stderr is not None
         assert engine.stdout.readline() == "ready\n"
-        children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
-        [follower] = [int(pid) for pid in children]
+        [follower] = children(engine.pid)
         os.kill(follower, signal.SIGKILL)
         assert engine.wait(timeout=30) == 1
         assert "the engine's rank 1 of 2 died (signal 9)" in engine.stderr.read()

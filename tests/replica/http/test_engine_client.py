@@ -14,7 +14,8 @@ from api.native import pack_ids
 from replica.config import EngineConfig
 from replica.http.engine_client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.messages import Output, Sampling, Submit
-from tests.replica.serving import FAST, SLOW, config, is_alive
+from tests.processes import is_alive
+from tests.replica.serving import FAST, SLOW, config
 
 GREETS_NOBODY = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]
 ENDS_BY_CTRL_C = ["/bin/sh", "-c", "kill -INT $$"]

@@ -10,6 +10,7 @@ import pytest
 
 from replica.engine.engine import Engine
 from replica.lora.adapter import Adapters
+from tests.processes import children, of_process
 from tests.replica.models import native, saved
 
 Started: TypeAlias = Callable[..., Engine]
@@ -51,5 +52,4 @@ def reading_other_files(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:
 
 def followers_of(pid: int) -> list[int]:
     """The further ranks among a process's children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b".follower\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children(pid) if b".follower\0" in of_process(child, "cmdline")]

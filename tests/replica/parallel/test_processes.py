@@ -19,11 +19,11 @@ from replica.cpu.runner import load
 from replica.parallel.followers import Followers
 from replica.transformer import Transformer
 from tests.events.processes import wait_until
+from tests.processes import is_alive
 from tests.replica.lora.adapters import saved_adapter
 from tests.replica.models import config_of, logits, saved
 from tests.replica.natives import SMALL, Native, completion, native, refused, tokens
 from tests.replica.parallel.conftest import followers_of, reading_other_files
-from tests.replica.serving import is_alive
 
 TWO = ("--tensor-parallel-size", 2)
 PROMPT = [1, 2, 3] * 12
