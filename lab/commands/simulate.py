@@ -123,6 +123,11 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
 @click.option(
+    "--closed-loop",
+    is_flag=True,
+    help="A session's next turn comes when the one before has ended and its gap is over, at most 120 s.",
+)
+@click.option(
     "--no-events",
     "events",
     flag_value=False,
@@ -234,6 +239,8 @@ def simulate(
             raise Unusable(f"{flag} has no effect without {needed}; give both, or leave it out")
     with progress("reading", path.stat().st_size) as tell:
         trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
+    if settings.closed_loop and all(request.session is None for request in trace.requests):
+        raise Unusable(f"--closed-loop needs sessions, and no request of {path} names one; leave it out")
     try:
         settings.check(trace)
     except ValueError as error:
@@ -258,7 +265,7 @@ def simulate(
     if as_json:
         click.echo(msgspec.json.encode(report.as_json(trace, settings, rows)))
     else:
-        click.echo("\n".join([_what(trace, settings), "", *report.lines(rows)]))
+        click.echo("\n".join([_what(trace, settings), "", *report.lines(rows, closed_loop=settings.closed_loop)]))
     if plot_path is not None:
         report.plot(plot_path, trace, settings, rows)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapreplace
 from statistics import fmean
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,6 +27,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     request_imbalance: float
     brought_rate: float = 0  # tokens brought from elsewhere / tokens of all prompts; all of them are hits
     refused: float = 0  # requests that waited for room in vain
+    session_mean_s: float | None = None  # from a session's arrival to its last token; None: the trace names no sessions
+    session_p99_s: float | None = None
     utilization: float  # share of prefill in the time until the last first token
 
 
@@ -43,6 +46,12 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
         if job.prefill is not None:
             computed[job.prefill.replica] += job.prefill.uncached_tokens
     ttfts_s = sorted(job.ttft_s for job in jobs)
+    sessions: dict[str, list[float]] = {}  # when each began and ended
+    for job in jobs:
+        if job.request.session is not None and job.ended_s:
+            span = sessions.setdefault(job.request.session, [job.request.at_s, 0.0])
+            span[1] = max(span[1], job.ended_s)
+    sessions_s = sorted(ended_s - began_s for began_s, ended_s in sessions.values())
     span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
     return Outcome(
         hit_rate=1 - sum(computed) / asked,
@@ -54,12 +63,16 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
         token_imbalance=_imbalance(computed),
         request_imbalance=_imbalance(requests),
         refused=everybody - len(jobs),
+        session_mean_s=fmean(sessions_s) if sessions_s else None,
+        session_p99_s=percentile(sessions_s, 0.99) if sessions_s else None,
         utilization=sum(computed) / (prefill_tokens_per_s * replicas * span_s) if span_s else 1.0,
     )
 
 
 def mean_of(outcomes: Sequence[Outcome]) -> Outcome:
-    return Outcome(**{name: fmean(getattr(one, name) for one in outcomes) for name in Outcome.__struct_fields__})
+    each: dict[str, list[Any]] = {name: [getattr(one, name) for one in outcomes] for name in Outcome.__struct_fields__}
+    means: dict[str, Any] = {name: None if None in values else fmean(values) for name, values in each.items()}
+    return Outcome(**means)
 
 
 def _imbalance(loads: Iterable[int]) -> float:
@@ -127,6 +140,8 @@ def compared(
         runs = [simulated(one, settings, policy, seed, on_request) for seed, one in enumerate(paced)]
         rows.append(_row(policy, runs, settings.replicas, settings.prefill_tokens_per_s))
     for name, bound in BOUNDS.items() if bounds else ():
+        if name == "ideal" and settings.closed_loop:
+            continue  # whose arrivals are those of the trace
         runs = [bound(one, settings, on_request) for one in paced]
         rows.append(_row(name, runs, 1, settings.prefill_tokens_per_s * settings.replicas, is_bound=True))
     return rows

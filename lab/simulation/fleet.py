@@ -19,6 +19,7 @@ from replica.cache.chain import Chain
 from router.placement.outbox import RUNNING_S, PeerBatch
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process
+LONGEST_GAP_S = 120.0  # of a closed loop, whose other sessions would have ended before somebody comes back next day
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
 
 
@@ -49,6 +50,7 @@ class SimulatedFleet:
         ]
         self._reports = [False for _ in names]  # whether a report is due
         self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost batches, delivered with the next one
+        self._then: dict[int, Callable[[], None]] = {}  # of a closed loop: what follows a job, by its number
         self._tells = [
             settings.prefill_tokens_per_s * (1 + (-1) ** number * settings.rate_error) for number in range(len(names))
         ]
@@ -57,8 +59,17 @@ class SimulatedFleet:
 
     def run(self, jobs: Sequence[Job], on_request: Callable[[], None]) -> None:
         self.left = len(jobs)
+        before: dict[str, Job] = {}  # the last turn of each session so far
         for job in jobs:
-            self.agenda.at(job.request.at_s, partial(self.arrive, job, on_request))
+            session = job.request.session if self._settings.closed_loop else None
+            last = None if session is None else before.get(session)
+            if session is not None:
+                before[session] = job
+            if last is None:
+                self.agenda.at(job.request.at_s, partial(self.arrive, job, on_request))
+            else:
+                gap_s = min(LONGEST_GAP_S, job.request.at_s - last.request.at_s)
+                self._then[last.number] = partial(self.agenda.after, gap_s, partial(self._next_turn, job, on_request))
         self.finish()
 
     def finish(self) -> None:
@@ -79,6 +90,15 @@ class SimulatedFleet:
         else:
             self._place_or_wait(job)
         on_request()
+
+    def _next_turn(self, job: Job, on_request: Callable[[], None]) -> None:
+        job.request = job.request._replace(at_s=self.agenda.now_s)
+        self.arrive(job, on_request)
+
+    def _over(self, job: Job) -> None:
+        self.left -= 1
+        if then := self._then.pop(job.number, None):
+            then()
 
     def _place_or_wait(self, job: Job) -> None:
         if self._place(job):
@@ -103,7 +123,7 @@ class SimulatedFleet:
     def _refuse(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             job.is_refused = True
-            self.left -= 1
+            self._over(job)
 
     def _report_soon(self, number: int) -> None:
         """Schedule the replica's next report; without queued prefill, only a request's progress calls for another."""
@@ -179,7 +199,7 @@ class SimulatedFleet:
         router = self.routers[job.router]
         router.ended(job, self.agenda.now_s)
         if job.whole is None:
-            self.left -= 1
+            self._over(job)
         else:
             self._place_or_wait(job.whole)
         self._place_waiting(job.router)

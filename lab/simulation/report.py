@@ -1,6 +1,6 @@
 """A comparison as text, as JSON, and as a plot."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from lab.simulation.comparison import Outcome, Row
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
-HEAD = ("policy", "hits", "loaded", "TTFT mean", "p50", "p90", "p99", "tokens", "requests", "busy")
-LOADED = HEAD.index("loaded")  # not shown if nothing is
+HEAD = ("policy", "hits", "loaded", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
+LOADED = {HEAD.index("loaded")}  # not shown if nothing is
+SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an open loop, which gives a turn its time
 SHARES = [place / 400 for place in range(401)]  # plotted
-WIDTHS = (15, 8, 9, 11, 9, 9, 9, 9, 10, 7)
+WIDTHS = (15, 8, 9, 11, 9, 9, 9, 10, 10, 9, 10, 7)
 
 
-def lines(rows: Sequence[Row]) -> Iterator[str]:
-    hidden = None if any(row.mean.brought_rate for row in rows) else LOADED
+def lines(rows: Sequence[Row], *, closed_loop: bool = False) -> Iterator[str]:
+    hidden = (set() if any(row.mean.brought_rate for row in rows) else LOADED) | (set() if closed_loop else SESSIONS)
     yield _joined(HEAD, hidden)
     bounds = [row for row in rows if row.is_bound]
     for row in rows:
@@ -41,9 +42,9 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _joined(cells: Sequence[str], hidden: int | None) -> str:
+def _joined(cells: Sequence[str], hidden: Set[int]) -> str:
     columns = enumerate(zip(cells, WIDTHS, strict=True))
-    _, *rest = (cell.rjust(width) for column, (cell, width) in columns if column != hidden)
+    _, *rest = (cell.rjust(width) for column, (cell, width) in columns if column not in hidden)
     return (cells[0].ljust(WIDTHS[0]) + "".join(rest)).rstrip()
 
 
@@ -52,6 +53,8 @@ def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
     yield f"{one.brought_rate:.1%}"
     for seconds in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s):
         yield duration(seconds)
+    for session_s in (one.session_mean_s, one.session_p99_s):
+        yield "" if session_s is None else f"{session_s:,.0f} s"
     yield "" if is_bound else f"{one.token_imbalance:.2f}"
     yield "" if is_bound else f"{one.request_imbalance:.2f}"
     yield f"{one.utilization:.0%}"

@@ -35,6 +35,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     event_loss: float = 0.0  # share of batches that arrive only with the next one
     rate_error: float = 0.0  # half of the replicas report a prefill rate higher by this share, the others lower
     as_served: bool = False  # requests go where the trace says they went; the policy places only the others
+    closed_loop: bool = False  # a session's turn comes when the one before has ended and its gap is over
     ranked: bool = True  # replicas compute prompts in the order of the router's priorities
     routers: int = 1
     peer_delay_s: float | None = None  # until routers hear what the others have sent where; None: they tell nothing

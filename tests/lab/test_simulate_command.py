@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from lab.commands.simulate import simulate
 from lab.trace.requests import Trace
-from tests.lab.traffic import conversations
+from tests.lab.traffic import agents, conversations, named
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(path: Path, trace: Trace) -> Path:
     with path.open("w") as file:
         for one in trace.requests:
-            fields = {"timestamp": one.at_s * 1000, "input_length": one.input_tokens}
+            fields = {"timestamp": one.at_s * 1000, "input_length": one.input_tokens, "session": one.session}
             file.write(json.dumps({**fields, "output_length": one.output_tokens, "hash_ids": one.blocks}) + "\n")
     return path
 
@@ -50,6 +50,18 @@ def test_a_trace_that_is_too_short_says_what_would_be_enough(path: Path) -> None
     result = run(path, "--policy", "cost", "--no-bounds")
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Note: chats is too short to rely on: of the tokens of its 150 requests")
+
+
+def test_a_closed_loop_shows_how_long_sessions_take_and_needs_some(path: Path, tmp_path: Path) -> None:
+    talks = written(tmp_path / "agents.jsonl", named(agents(100)))
+    result = run(talks, "--closed-loop", "--policy", "cost")
+    assert result.exit_code == 0, result.output
+    assert "  session       p99  " in result.stdout and "pooled" in result.stdout and "ideal" not in result.stdout
+    found = answer(talks, "--closed-loop", "--policy", "cost")["policies"]["cost"]
+    assert 0 < found["session_mean_s"] <= found["session_p99_s"]
+    refused = run(path, "--closed-loop")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"--closed-loop needs sessions, and no request of {path} names one; leave it out" in refused.stderr
 
 
 def test_json_says_what_was_simulated_and_every_run(path: Path) -> None:

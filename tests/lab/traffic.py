@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from lab.trace.requests import Trace, TraceRequest
 
 Session: TypeAlias = Callable[[random.Random, float, Iterator[int], int], Iterator[TraceRequest]]
@@ -32,6 +34,19 @@ def agents(requests: int, seed: int = 0, *, block_tokens: int = 64, per_s: float
     numbers = itertools.count(1)
     tools = [[next(numbers) for _ in range(chance.randint(1500, 9000) // block_tokens)] for _ in range(TOOLS)]
     return _trace("agents", partial(_agent, tools), chance, requests, per_s / AGENT_CALLS, block_tokens, numbers)
+
+
+def named(trace: Trace) -> Trace:
+    """Requests that begin with what an earlier one ended with are of its session."""
+    session_of: dict[tuple[int, ...], str] = {}
+    requests = []
+    for number, request in enumerate(trace.requests):
+        full = request.blocks[: request.input_tokens // trace.block_tokens]
+        before = (session_of.pop(full[:length], None) for length in range(len(full), 0, -1))
+        session = next((found for found in before if found is not None), f"session {number}")
+        session_of[full] = session
+        requests.append(request._replace(session=session))
+    return replace(trace, requests=requests)
 
 
 def unshared(requests: int, seed: int = 0, *, block_tokens: int = 64, per_s: float = 4.0) -> Trace:

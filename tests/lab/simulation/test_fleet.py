@@ -32,7 +32,7 @@ def mean_ttft_s(jobs: list[Job]) -> float:
 
 def one_prompt(at_s: float, tokens: int = 1600, number: int = 0, output_tokens: int = 40) -> TraceRequest:
     blocks = -(-tokens // 16)
-    return TraceRequest(at_s, tokens, output_tokens, tuple(range(number * 1000, number * 1000 + blocks)))
+    return TraceRequest(at_s, tokens, output_tokens, tuple(range(number * 10_000, number * 10_000 + blocks)))
 
 
 def alone(requests: list[TraceRequest], settings: Settings = SETTINGS, policy: str = "cost") -> list[Job]:
@@ -191,3 +191,43 @@ def test_a_replica_that_joins_later_takes_no_request_before() -> None:
     fleet.run(jobs, lambda: None)
     before, after = ([job.replica for job in jobs if (job.request.at_s >= middle_s) is late] for late in (False, True))
     assert set(before) == {0} and set(after) == {0, 1}
+
+
+CLOSED = replace(SETTINGS, closed_loop=True)
+
+
+def turn(at_s: float, session: str | None, number: int = 0, output_tokens: int = 400) -> TraceRequest:
+    return one_prompt(at_s, number=number, output_tokens=output_tokens)._replace(session=session)
+
+
+def test_in_a_closed_loop_a_turn_comes_when_the_one_before_has_ended_and_its_gap_is_over() -> None:
+    first, second, third = alone([turn(0.0, "a"), turn(3.0, "a"), turn(1000.0, "a")], CLOSED)
+    assert second.request.at_s == pytest.approx(first.ended_s + 3.0)
+    assert third.request.at_s == pytest.approx(second.ended_s + 120.0), "a longer gap is cut"
+    found = outcome_of([first, second, third], SETTINGS.replicas, RATE)
+    assert found.session_mean_s == found.session_p99_s == third.ended_s
+
+
+def test_in_a_closed_loop_requests_without_a_session_come_at_their_times() -> None:
+    first, second = alone([turn(0.0, None), turn(3.0, None)], CLOSED)
+    assert second.request.at_s == 3.0 < first.ended_s
+    assert outcome_of([first, second], SETTINGS.replicas, RATE).session_mean_s is None
+
+
+def test_in_a_closed_loop_a_session_goes_on_after_a_turn_that_was_refused() -> None:
+    narrow = replace(CLOSED, replicas=1, replica_limit=1, queue_timeout_s=1.0)
+    other, refused, last = alone([turn(0.0, None, 1), turn(0.1, "a"), turn(20.1, "a")], narrow)
+    assert [job.is_refused for job in (other, refused, last)] == [False, True, False]
+    assert last.request.at_s == pytest.approx(0.1 + 1.0 + 20.0)
+
+
+def test_where_caches_are_too_small_for_all_sessions_a_closed_loop_shows_what_users_wait_for() -> None:
+    """An open loop gives a turn its time, so that only first tokens are late."""
+    turns = [(at_s, number) for at_s in range(6) for number in range(24)]  # 720,000 tokens in all
+    talks = [one_prompt(at_s, 30_000, number)._replace(session=str(number)) for at_s, number in turns]
+    waited = []
+    for tokens in (60_000, 300_000):
+        found = outcome_of(alone(talks, replace(CLOSED, capacity_tokens=tokens)), SETTINGS.replicas, RATE)
+        assert found.session_mean_s is not None
+        waited.append(found.session_mean_s)
+    assert waited[0] > 2 * waited[1]
