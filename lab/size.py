@@ -5,7 +5,6 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from api.process.settings import Unusable
-from lab.shapes import Shape
 from replica.model.config import ModelConfig
 from replica.model.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
 
@@ -67,15 +66,6 @@ class Lower(Struct, frozen=True):
     compute_s: float
 
 
-class Published(Struct, frozen=True, omit_defaults=True):
-    """The same as published figures have it: from round numbers."""
-
-    blocks: int
-    tokens: int
-    parameters: int | None = None  # None: the exact ones were used
-    block_bytes: int | None = None
-
-
 class Size(Struct, frozen=True, kw_only=True):
     """Everything is of one device; with several, each holds its share of every token."""
 
@@ -89,7 +79,6 @@ class Size(Struct, frozen=True, kw_only=True):
     blocks: int
     tokens: int
     fitting: list[Fitting]
-    published: Published | None
     below: list[Lower] = []  # memory below the cache
 
 
@@ -97,9 +86,8 @@ class DoesNotFit(Exception):
     """Says how much is missing."""
 
 
-def size_of(name: str, shape: Shape, room: Room, form: Format, below: Below = NOTHING_BELOW) -> Size:
+def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Below = NOTHING_BELOW) -> Size:
     """DoesNotFit where there is not even room for a block; Unusable for heads that cannot be shared out."""
-    config = shape.config
     per_token = kv_bytes_per_token(config.num_layers, heads_of_one(config, form.devices), config.head_dim, form.kv)
     per_block = per_token * form.block_size
     weights = weights_of(config.parameters, room, form)
@@ -128,7 +116,6 @@ def size_of(name: str, shape: Shape, room: Room, form: Format, below: Below = NO
             Fitting(length, requests_in(blocks, form.block_size, length))
             for length in (*lengths, config.max_position_embeddings)
         ],
-        published=published(shape, room, form, per_block),
         below=[
             lower(medium, size, LOADED_TOKENS * per_token / bytes_per_s)
             for medium, size, bytes_per_s in (
@@ -170,23 +157,6 @@ def missing(weights: float, per_block: int, room: Room) -> str:
         f"weights of {gigabytes(weights)}{workspace} and one block of KV do not fit into {gigabytes(usable)} "
         f"({room.memory / GIGABYTE:g} GB x {room.utilization:g}): "
         f"{gigabytes(wanted - usable)} are missing"
-    )
-
-
-def published(shape: Shape, room: Room, form: Format, per_block: int) -> Published | None:
-    """Published figures take the parameters from the model's name, and round the block to 3 digits; a block that is
-    rounded down lets them promise more than fits."""
-    by_name = room.kv is None and room.weights is None and shape.nominal_parameters not in (0, shape.config.parameters)
-    rounded = min(per_block, int(float(f"{per_block:.3g}")))
-    if not by_name and rounded == per_block:
-        return None
-    parameters = shape.nominal_parameters if by_name else shape.config.parameters
-    blocks = max(0, round(kv_of(weights_of(parameters, room, form), room))) // rounded
-    return Published(
-        blocks=blocks,
-        tokens=blocks * form.block_size,
-        parameters=parameters if by_name else None,
-        block_bytes=rounded if rounded < per_block else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What Linux says of processes. One may end while it is asked: then it has no children, no files, and no command."""
+"""Ask Linux about processes. One may end meanwhile: then it has no children, no files, and no command."""
 
 import os
 from contextlib import suppress
@@ -34,7 +34,7 @@ def family(pid: int) -> list[int]:
 
 
 def opened(pid: int) -> set[str]:
-    """What its descriptors name: paths, and `socket:[...]`."""
+    """The paths of its descriptors, and `socket:[...]`."""
     found = set()
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):

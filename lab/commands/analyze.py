@@ -10,7 +10,7 @@ from api.process.options import option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.plots import plot_option
-from lab.shapes import SHAPES, shape_of
+from lab.shapes import CONFIGS, config_of
 from lab.trace.enough import too_short
 from lab.writing import new_file, write_whole
 from replica.model.sizing import kv_bytes_per_token
@@ -53,7 +53,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     default=100_000.0,
 )
 @option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
-@option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
+@option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(CONFIGS)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
 @plot_option("hit rate over cache")
 @option(
@@ -97,7 +97,7 @@ def analyze(
     if kv_bytes is not None and model is not None:
         raise Unusable("--kv-bytes-per-token and --model both say how large a token is; give one of them")
     if model is not None:
-        config = shape_of(model).config
+        config = config_of(model)
         kv_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
     from lab.analysis import reading, report
     from lab.analysis.analysis import AnalysisOptions, analysis_of

@@ -7,12 +7,11 @@ import msgspec
 
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
-from lab.shapes import DEVICES_GB, shape_of
+from lab.shapes import DEVICES_GB, config_of
 from lab.size import (
     DISK_BYTES_PER_S,
     HOST_BYTES_PER_S,
     LOADED_TOKENS,
-    MEGABYTE,
     PREFILL_TOKENS_PER_S,
     Below,
     DoesNotFit,
@@ -98,12 +97,12 @@ def size(
         raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
     room = _room(DEVICES_GB[device] if device else memory_gb, kv_gb, given)
     below = _below(given)
-    shape = shape_of(model)
-    dtype = dtype or shape.config.dtype
+    config = config_of(model)
+    dtype = dtype or config.dtype
     weights = dtype if quantization == "none" else quantization
     form = Format(weights, kv_dtype or dtype, block_size, tensor_parallel)
     try:
-        answer = size_of(model, shape, room, form, below)
+        answer = size_of(model, config, room, form, below)
     except DoesNotFit as error:
         fix = "give a larger device, --quantization, or more devices with --tensor-parallel"
         if room.memory is None:
@@ -167,11 +166,3 @@ def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
         yield f"{one.medium:<15}{one.blocks:,} blocks = {one.tokens:,} tokens  in {gigabytes(one.bytes)}"
         times = f"come back in {one.load_s:.3f} s, and are computed in {one.compute_s:.3f} s"
         yield f"{'':<15}{LOADED_TOKENS:,} tokens {times}"
-    if (reading := answer.published) is not None:
-        rounded = []
-        if reading.parameters:
-            rounded.append(f"the parameters rounded to {reading.parameters / GIGABYTE:g} B")
-        if reading.block_bytes:
-            rounded.append(f"the block rounded to {reading.block_bytes / MEGABYTE:.2f} MB")
-        fits = f"{reading.blocks:,} blocks = {reading.tokens:,} tokens"
-        yield f"With {' and '.join(rounded)}, as published figures do: {fits}"

@@ -59,12 +59,10 @@ class SimulatedFleet:
 
     def run(self, jobs: Sequence[Job], on_request: Callable[[], None]) -> None:
         self.left = len(jobs)
-        before: dict[str, Job] = {}  # the last turn of each session so far
+        before: dict[str | int, Job] = {}  # the last turn of each session so far
         for job in jobs:
-            session = job.request.session if self._settings.closed_loop else None
-            last = None if session is None else before.get(session)
-            if session is not None:
-                before[session] = job
+            whose = (job.request.session if self._settings.closed_loop else None) or job.number
+            last, before[whose] = before.get(whose), job
             if last is None:
                 self.agenda.at(job.request.at_s, partial(self.arrive, job, on_request))
             else:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from lab.commands.analyze import analyze
-from lab.shapes import SHAPES
+from lab.shapes import CONFIGS
 from lab.trace.requests import Trace
 from tests.lab.analysis.faults import FAULTS, SALT, TIMESTAMP, salted
 from tests.lab.analysis.logs import chatbot, conversations, logged, write_log
@@ -291,7 +291,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_help_names_every_model() -> None:
     said = " ".join(run("--help").output.split())
-    assert all(name in said for name in SHAPES)
+    assert all(name in said for name in CONFIGS)
 
 
 @pytest.mark.chaos

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.shapes import SHAPES
+from lab.shapes import CONFIGS
 from replica.model.config import read_config
 from replica.model.demo import write_demo
 from replica.model.sizing import kv_bytes_per_token
@@ -21,17 +21,17 @@ from replica.model.sizing import kv_bytes_per_token
     ],
 )
 def test_a_shape_has_the_parameters_of_its_model(name: str, parameters: int) -> None:
-    assert SHAPES[name].config.parameters == parameters
+    assert CONFIGS[name].parameters == parameters
 
 
 def test_the_demo_is_the_one_that_is_made(tmp_path: Path) -> None:
     write_demo(tmp_path)
-    assert SHAPES["demo"].config == read_config(tmp_path)
+    assert CONFIGS["demo"] == read_config(tmp_path)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_formula_agrees_with_the_model(name: str, dtype: str) -> None:
-    config = SHAPES[name].config
+    config = CONFIGS[name]
     size = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
     assert size == config.kv_bytes_per_token(dtype)
