@@ -43,9 +43,9 @@ class Subscriber:
     """Use as an async context manager; replicas come and go by `add` and `remove`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.context.set(zmq.MAX_SOCKETS, self.context.get(zmq.SOCKET_LIMIT))
+        self._clock = clock
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sockets: dict[str, _Sockets] = {}
         self._timer: asyncio.TimerHandle | None = None  # while there are any
         self._ticked_s = 0.0
@@ -88,16 +88,16 @@ class Subscriber:
     @property
     def stands_still(self) -> bool:
         """True if this process has not run for long, and no stream has been told of it yet."""
-        return self.clock() - self._ticked_s > STANDSTILL_S
+        return self._clock() - self._ticked_s > STANDSTILL_S
 
     def close(self) -> None:
         for name in list(self._sockets):
             self.remove(name)
         # A socket that an error has left open would make `term` wait for ever; all are of this thread.
-        self.context.destroy(linger=0)
+        self._context.destroy(linger=0)
 
     def _wait(self) -> None:
-        self._ticked_s = self.clock()
+        self._ticked_s = self._clock()
         loop = asyncio.get_running_loop()
         tick_s = TICK_S if all(sockets.exact for sockets in self._sockets.values()) else MENDING_TICK_S
         # At round times: what else ticks in this process wakes it at the same moment.
@@ -115,7 +115,7 @@ class _Sockets:
     """The links to one replica, and the feed they serve."""
 
     def __init__(self, owner: Subscriber, source: Source, feed: Feed, tap: Tap | None) -> None:
-        self._context, self._clock = owner.context, owner.clock
+        self._context, self._clock = owner._context, owner._clock
         self._source = source
         self._feed = feed
         self._tap = tap

@@ -14,6 +14,7 @@ from tests.world.loop import WorldLoop
 
 WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain", "probe", "stream")
 PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
+LEFT = "left"
 _OWN = re.compile(rb'"id": "[^"]*", "created": [0-9]+')
 
 
@@ -23,6 +24,8 @@ class Asked(Struct, eq=False):
     id: str
     text: str
     max_tokens: int
+    leaves_after: int | None = None  # so many pieces of the answer, as a client that has enough; None: it stays
+    is_wrong: bool = False  # its body is no JSON
     longest_wait_s: float = 0.0  # from one byte to the next
     status: int = 0
     body: bytes = b""
@@ -36,6 +39,10 @@ class Asked(Struct, eq=False):
 
 def without_own(answer: bytes) -> bytes:
     return _OWN.sub(b"", answer)
+
+
+class _Leaves(Exception):
+    """The client has enough."""
 
 
 class StreamingClient:
@@ -56,6 +63,8 @@ class StreamingClient:
                 return
             words = self._chance.choices(WORDS, k=self._chance.choice((3, 40, 200)))
             asked = Asked(f"{self.name}-{len(self.asked) + 1}", " ".join(words), self._chance.choice((1, 8, 30, 100)))
+            asked.leaves_after = self._chance.choice((0, 1, 5)) if self._chance.random() < 0.1 else None
+            asked.is_wrong = self._chance.random() < 0.05
             self.asked.append(asked)
             await self.ask(asked)
 
@@ -70,7 +79,10 @@ class StreamingClient:
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:
                 body = chat(asked.text, stream=True, max_tokens=asked.max_tokens, temperature=0)
-                client.send("POST", CHAT, body, x_request_id=asked.id)
+                client.send("POST", CHAT, b"{" if asked.is_wrong else body, x_request_id=asked.id)
+                if asked.leaves_after == 0:
+                    await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.02, 1.0)))
+                    raise _Leaves
                 asked.status, headers = await client.head()
                 if "content-length" in headers:
                     pieces.append(await reader.readexactly(int(headers["content-length"])))
@@ -80,6 +92,10 @@ class StreamingClient:
                         asked.longest_wait_s = max(asked.longest_wait_s, loop.time() - heard_s)
                         heard_s = loop.time()
                         patience.reschedule(heard_s + PATIENCE_S)
+                        if len(pieces) == asked.leaves_after:
+                            raise _Leaves
+        except _Leaves:
+            asked.ends.append(LEFT)
         except TimeoutError:
             asked.ends.append("nothing came any more")
         except (ConnectionError, asyncio.IncompleteReadError) as error:

@@ -8,16 +8,22 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
 from httptools import HttpRequestParser, parse_url
 
 from api.native import FRAMES_TYPE, encode_frame, unpack_ids, unwrap
+from events.blocks import block_keys, root_key
+from events.native import Load
 from router.members.spec import ReplicaSpec
 from tests.router.scripted import DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
 from tests.world.loop import WorldLoop
 from tests.world.network import Host, Network
+from tests.world.publisher import Cache, Publisher
 
 PORT = 8000
 BLOCK_TOKENS = 16
+ROOT = root_key(MODEL, block_size=BLOCK_TOKENS)
+REPORTS_S = 0.25
 PREFILL_TOKENS_PER_S = 4_000.0
 
 
@@ -52,6 +58,10 @@ class ScriptedReplica:
         self.most_running = chance.choice((2, 4, 16))
         self.most_waiting = chance.choice((0, 2, 16))
         self.say = say
+        self.cache_blocks = chance.choice((100, 2_000))
+        self.cache = Cache(0, BLOCK_TOKENS)
+        self.publisher: Publisher
+        self._reports: asyncio.TimerHandle | None = None
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
         self.refused: set[str] = set()  # the ids of requests for which it had no room
@@ -65,14 +75,28 @@ class ScriptedReplica:
         self.incarnation += 1
         self.draining = False
         self._network.listen(lambda: Conversation(self), self.host.address, PORT)
+        self.publisher = Publisher(self._network, self.host, self.incarnation, MODEL)
+        self.cache = Cache(self.cache_blocks, BLOCK_TOKENS)
+        self._report()
         self.say(self.name, f"starts, process {self.incarnation}")
+
+    def drain(self) -> None:
+        self.say(self.name, f"drains, with {len(self.running)} running and {len(self.waiting)} waiting")
+        self.draining = True
 
     def kill(self) -> None:
         self.say(self.name, f"is killed, with {len(self.running)} running and {len(self.waiting)} waiting")
         self.host.kill()
+        if self._reports is not None:
+            self._reports.cancel()
         for answering in [*self.running, *self.waiting]:
             answering.stop()
         assert not self.running and not self.waiting
+
+    def _report(self) -> None:
+        load = Load(len(self.running), len(self.waiting), cached_blocks=len(self.cache.blocks))
+        self.publisher.report(load)
+        self._reports = self.loop.call_later(REPORTS_S, self._report)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -82,6 +106,9 @@ class ScriptedReplica:
             "tokenizer": "bytes",
             "incarnation": self.incarnation,
             "draining": self.draining,
+            "topic": "kv",
+            "endpoints": msgspec.to_builtins(self.publisher.endpoints),
+            "pool": {"total": self.cache_blocks},
         }
 
     def make_room(self) -> None:
@@ -161,14 +188,17 @@ class Answering:
         self._tokens = tokens_of(prompt, json.loads(asked)["max_tokens"])
         self._pieces = deque(stream_of(self._tokens, said, native.response_id, native.created))
         self._at = said
-        self._prefill_s = (len(prompt) // 4 + said) / PREFILL_TOKENS_PER_S
+        self._prompt = unpack_ids(prompt) + self._tokens[:said]
+        self._keys = block_keys(self._prompt, BLOCK_TOKENS, ROOT)
         self._replica, self._transport = replica, transport
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
 
     def begin(self) -> None:
         self._replica.running[self] = None
-        self._timer = self._replica.loop.call_later(self._prefill_s + self._replica.decode_s, self._go_on)
+        self._cached = self._replica.cache.hit(self._keys) * BLOCK_TOKENS
+        prefill_s = (len(self._prompt) - self._cached) / PREFILL_TOKENS_PER_S
+        self._timer = self._replica.loop.call_later(prefill_s + self._replica.decode_s, self._go_on)
 
     def stop(self) -> None:
         """It is over, or nobody wants it any more."""
@@ -181,7 +211,10 @@ class Answering:
     def _go_on(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._transport.write(head_of(200, {"content_type": FRAMES_TYPE, "x_warmroute_content_type": SSE}, None))
+            if events := self._replica.cache.store(self._keys, self._prompt):
+                self._replica.publisher.publish(events)
+            told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": SSE}
+            self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self._cached)}, None))
         piece, token = self._pieces.popleft(), self._tokens[self._at : self._at + 1]
         self._at += 1
         frame = encode_frame(0, token, piece)

@@ -19,6 +19,7 @@ from tests.world.replica import ScriptedReplica
 
 PORT = 8000
 LASTS_S = 60.0  # with clients and faults
+CALM_S = 10.0  # after the last fault: then the router knows everything again
 SPOKEN = ("router", "events", "api", "asyncio")
 
 
@@ -62,7 +63,8 @@ class World:
         await asyncio.gather(*living)
         refused = set().union(*(replica.refused for replica in self.replicas))
         self.audit.clients([asked for client in clients for asked in client.asked], refused)
-        await self.audit.router(front)
+        await asyncio.sleep(CALM_S)
+        await self.audit.router(front, self.replicas)
         for replica in self.replicas:
             replica.kill()
         await self._at(host, self._end(front))
@@ -97,7 +99,9 @@ class World:
     async def _disturb(self, until_s: float) -> None:
         """One fault after the other, each over before the next begins at the same replica; one is always spared."""
         chance, loop = self._chance, self.loop
-        faults: list[Callable[[ScriptedReplica], Awaitable[None]]] = [self._kill, self._cut, self._silence]
+        faults: list[Callable[[ScriptedReplica], Awaitable[None]]] = [
+            *(self._kill, self._cut, self._silence, self._restart),
+        ]
         spared, *others = chance.sample(self.replicas, len(self.replicas))
         self.say("world", f"spares {spared.name}")
         troubled = [asyncio.create_task(self._trouble(replica, faults, until_s)) for replica in others]
@@ -117,6 +121,16 @@ class World:
         replica.kill()
         await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.3, 3.0)))
         replica.start()
+
+    async def _restart(self, replica: ScriptedReplica) -> None:
+        """In order: it drains, ends, and is there again; or somebody has thought better of it."""
+        replica.drain()
+        await asyncio.sleep(self._chance.choice((0.0, 0.1, 1.0, 5.0)))
+        if self._chance.random() < 0.3:
+            self.say(replica.name, "takes requests again")
+            replica.draining = False
+        else:
+            await self._kill(replica)
 
     async def _cut(self, replica: ScriptedReplica) -> None:
         count = replica.host.cut(self._chance)
