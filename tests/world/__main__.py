@@ -1,7 +1,9 @@
-"""`python -m tests.world --seed N` prints what happens in one world, and what does not hold in it."""
+"""`python -m tests.world --seed N` prints what happens in one world; without a seed it looks for one that fails."""
 
+import random
 import sys
 import time
+from itertools import count, takewhile
 
 import click
 
@@ -9,21 +11,34 @@ from tests.world.world import World
 
 
 @click.command()
-@click.option("--seed", required=True, type=int)
-@click.option("--quiet", is_flag=True, help="Only what does not hold.")
-def main(seed: int, quiet: bool) -> None:
-    began_s = time.monotonic()
-    world = World(seed).run()
-    if not quiet:
+@click.option("--seed", type=int, help="Only this world, with all that happens in it.")
+@click.option("--seconds", default=60, show_default=True, help="Look for so long at worlds that nobody has seen.")
+def main(seed: int | None, seconds: int) -> None:
+    """Exit with 1 if something does not hold."""
+    if seed is not None:
+        sys.exit(look(seed, tells=True))
+    ends_s, first = time.monotonic() + seconds, random.SystemRandom().randrange(10**9)
+    print(f"from seed {first} on", file=sys.stderr)
+    failed = [number for number in takewhile(lambda _: time.monotonic() < ends_s, count(first)) if look(number)]
+    if failed:
+        print(f"add to tests/world/failed_seeds.txt: {failed}", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+def look(seed: int, *, tells: bool = False) -> bool:
+    """Return whether something does not hold in this world."""
+    began_s, world = time.monotonic(), World(seed)
+    try:
+        world.run()
+    except Exception as error:
+        world.audit.failures.append(repr(error))
+    if tells:
         print("\n".join(world.timeline))
-    took_s = time.monotonic() - began_s
-    print(
-        f"seed {seed}: {len(world.audit.asked)} requests in {world.loop.elapsed_s:.0f} s, in {took_s:.1f} s",
-        file=sys.stderr,
-    )
+    asked, lasted_s, took_s = len(world.audit.asked), world.loop.elapsed_s, time.monotonic() - began_s
+    print(f"seed {seed}: {asked} requests in {lasted_s:.0f} s, which took {took_s:.1f} s", file=sys.stderr)
     for failure in world.audit.failures:
         print(f"seed {seed}: {failure}", file=sys.stderr)
-    sys.exit(bool(world.audit.failures))
+    return bool(world.audit.failures)
 
 
 if __name__ == "__main__":

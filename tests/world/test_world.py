@@ -9,9 +9,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.world import replica
+from tests.world.publisher import Publisher
 from tests.world.world import World
 
 NEW = 6
@@ -59,3 +62,25 @@ def test_without_faults_no_request_is_tried_twice() -> None:
     world = World(1, faults=False).run()
     assert not world.audit.failures
     assert not [line for line in world.timeline if "ended: 200" in line and "0 retries, 0 resumes" not in line]
+
+
+# ---- negative controls: what a world is to find, it finds
+
+
+def test_answers_that_do_not_go_on_elsewhere_are_found() -> None:
+    assert [found for found in World(1, resume=False).run().audit.failures if "broken off" in found]
+
+
+def test_other_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = replica.stream_of
+
+    def repeats(tokens: list[int], said: int, *told: Any) -> list[bytes]:
+        return honest(tokens, max(0, said - 1), *told)
+
+    monkeypatch.setattr(replica, "stream_of", repeats)
+    assert [found for found in World(1).run().audit.failures if "other bytes" in found]
+
+
+def test_a_cache_that_the_index_does_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "publish", lambda *_: None)
+    assert [found for found in World(1, faults=False).run().audit.failures if "not at rest" in found]

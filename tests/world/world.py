@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, cast
 
+import msgspec
+
 from router.config import RouterConfig
 from router.process.front import Front
 from router.records.access_log import Line
@@ -24,13 +26,13 @@ SPOKEN = ("router", "events", "api", "asyncio")
 
 
 class World:
-    """`faults=False` leaves the same world undisturbed."""
+    """`faults=False` leaves the same world undisturbed; `settings` are the router's, beside those that are drawn."""
 
-    def __init__(self, seed: int, *, faults: bool = True) -> None:
+    def __init__(self, seed: int, *, faults: bool = True, **settings: Any) -> None:
         self.seed = seed
         self.timeline: list[str] = []
         self.audit = Audit()
-        self._faults = faults
+        self._faults, self._settings = faults, settings
         self._chance = random.Random(f"{seed} script")
         self.loop = WorldLoop(random.Random(f"{seed} loop"))
         self.network = Network(self.loop, str(seed))
@@ -70,7 +72,7 @@ class World:
         await self._at(host, self._end(front))
 
     async def _start(self, host: Host) -> Front:
-        config = RouterConfig(
+        drawn = RouterConfig(
             replicas=tuple(replica.spec for replica in self.replicas),
             health_interval_s=self._chance.choice((0.5, 2.0)),
             policy=self._chance.choice(("cost", "round-robin", "least-loaded")),
@@ -79,6 +81,7 @@ class World:
             first_token_timeout_s=10.0,
             idle_timeout_s=10.0,
         )
+        config = msgspec.structs.replace(drawn, **self._settings)
         front = Front(config, cast(Any, Bound((host.address, PORT))), clock=self.loop.time, seed=self.seed)
         front.router.history.access_log = self._answered
         await front.start()
