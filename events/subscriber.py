@@ -42,7 +42,8 @@ Tap = Callable[[str, Frames], None]
 class Subscriber:
     """Use as an async context manager; replicas come and go by `add` and `remove`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sockets: dict[str, _Sockets] = {}
@@ -69,7 +70,7 @@ class Subscriber:
             raise ValueError(f"a replica named {source.name!r} is already followed; names must differ")
         source.check()
         view = view or source.view()
-        self._sockets[source.name] = _Sockets(self._context, source, Feed(view, on_status), tap)
+        self._sockets[source.name] = _Sockets(self, source, Feed(view, on_status), tap)
         if self._timer is None:
             self._wait()
         return view
@@ -87,7 +88,7 @@ class Subscriber:
     @property
     def stands_still(self) -> bool:
         """True if this process has not run for long, and no stream has been told of it yet."""
-        return time.monotonic() - self._ticked_s > STANDSTILL_S
+        return self._clock() - self._ticked_s > STANDSTILL_S
 
     def close(self) -> None:
         for name in list(self._sockets):
@@ -96,7 +97,7 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def _wait(self) -> None:
-        self._ticked_s = time.monotonic()
+        self._ticked_s = self._clock()
         loop = asyncio.get_running_loop()
         tick_s = TICK_S if all(sockets.exact for sockets in self._sockets.values()) else MENDING_TICK_S
         # At round times: what else ticks in this process wakes it at the same moment.
@@ -113,8 +114,8 @@ class Subscriber:
 class _Sockets:
     """The links to one replica, and the feed they serve."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", source: Source, feed: Feed, tap: Tap | None) -> None:
-        self._context = context
+    def __init__(self, owner: Subscriber, source: Source, feed: Feed, tap: Tap | None) -> None:
+        self._context, self._clock = owner._context, owner._clock
         self._source = source
         self._feed = feed
         self._tap = tap
@@ -181,7 +182,7 @@ class _Sockets:
         if self._feed.view.busy:
             self._doubt = reason
         else:
-            self._act(self._feed.resync(reason, time.monotonic()))
+            self._act(self._feed.resync(reason, self._clock()))
 
     # ---- a long batch
 
@@ -190,7 +191,7 @@ class _Sockets:
         self._send(requests)
         if self._feed.view.busy and not self._going and not self._closed:
             self._going = True
-            self._busy_since_s = time.monotonic()
+            self._busy_since_s = self._clock()
             self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
@@ -204,7 +205,7 @@ class _Sockets:
                 self.loop.call_soon(self._go_on)
             else:
                 self._going = False
-                view.stream.delayed(time.monotonic() - self._busy_since_s)
+                view.stream.delayed(self._clock() - self._busy_since_s)
                 self._take_soon()
 
     def _take_soon(self) -> None:
@@ -243,7 +244,7 @@ class _Sockets:
     def _take(self, name: str, frames: Frames) -> None:
         if name == "connected":
             self._mark(name, frames)
-            self._act(self._feed.connected(time.monotonic()))
+            self._act(self._feed.connected(self._clock()))
         elif name == "disconnected":
             self._mark(name, frames)
             self._feed.disconnected()
@@ -252,7 +253,7 @@ class _Sockets:
                 self._drop("snapshot")
         elif name in self._links:
             self._mark(name, frames)
-            self._act(self._feed.receive(name, frames, time.monotonic()))
+            self._act(self._feed.receive(name, frames, self._clock()))
 
     @property
     def _must_wait(self) -> bool:
@@ -300,7 +301,7 @@ class _Sockets:
         for link in list(self._links.values()):
             link.tick()
         if not self._closed and not self._must_wait:
-            self._pass(time.monotonic())
+            self._pass(self._clock())
 
     def _pass(self, now_s: float) -> None:
         stream = self._feed.view.stream

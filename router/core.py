@@ -95,7 +95,7 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
         self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # readiness waits for the index until then
-        self._attempts: set[Attempt] = set()
+        self._attempts: dict[Attempt, None] = {}  # in the order in which they were sent
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
 
@@ -208,7 +208,7 @@ class Router:
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
         )
         attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s)
-        self._attempts.add(attempt)
+        self._attempts[attempt] = None
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
@@ -253,7 +253,7 @@ class Router:
         """Record the end of an attempt, from which the replica's health has learned what there is."""
         if attempt not in self._attempts:
             return
-        self._attempts.discard(attempt)
+        del self._attempts[attempt]
         now_s = self.now_s()
         attempt.ended_s, attempt.ended_order = now_s, next(self.order)
         attempt.count(now_s)

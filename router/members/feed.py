@@ -64,10 +64,12 @@ class ReplicaFeed:
         *,
         hashes_are_keys: bool | None = None,
         on_sizes: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`hashes_are_keys`: by default true for a native source."""
         self.source = source
         self._on_sizes = on_sizes
+        self._clock = clock
         self.left = False
         native = source.native if hashes_are_keys is None else hashes_are_keys
         self.view = CacheView(
@@ -90,7 +92,7 @@ class ReplicaFeed:
         self._recent = RecentChanges()
         self._finds: deque[Find] = deque(maxlen=MOST_FINDS)
         self._clear_asked_s = -math.inf
-        self._since_s = time.monotonic()
+        self._since_s = self._clock()
         self._reached = False  # it was connected once
 
     def _losses_of_stream(self) -> int:
@@ -224,7 +226,7 @@ class ReplicaFeed:
 
     def _acted(self, action: Action, _batch: EventBatch | None) -> None:
         if isinstance(action, Apply):
-            self.last_event_s = time.monotonic()
+            self.last_event_s = self._clock()
             is_later = self.last_event_s > self._clear_asked_s + SETTLED_S
             if self.view.may_be_cleared and is_later and self.view.stream.exact:
                 self.view.may_be_cleared = False  # this batch or one before would have told

@@ -29,18 +29,20 @@ class Feeds:
         index: PrefixIndex,
         on_status: Callable[[str, Status], None],
         on_sizes: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
         self._on_status = on_status
         self._on_sizes = on_sizes
-        self._subscriber = Subscriber()
+        self._clock = clock
+        self._subscriber = Subscriber(clock)
         self._feeds: dict[str, ReplicaFeed] = {}
         self._finding: set[str] = set()  # replicas whose reused blocks are to be taken
 
     def follow(self, name: str, slot: int, source: Source) -> None:
         """Follow a replica's events; raise ValueError if the name is taken or an address cannot be followed."""
         source = msgspec.structs.replace(source, name=name)
-        feed = ReplicaFeed(self._index, slot, source, on_sizes=lambda: self._on_sizes(name))
+        feed = ReplicaFeed(self._index, slot, source, on_sizes=lambda: self._on_sizes(name), clock=self._clock)
 
         def heard(status: Status) -> None:
             if not feed.left:
@@ -58,13 +60,13 @@ class Feeds:
 
     def state(self, name: str) -> FeedState | None:
         """The state of a replica's stream; None if its events are not followed."""
-        return feed.state(time.monotonic()) if (feed := self._feeds.get(name)) else None
+        return feed.state(self._clock()) if (feed := self._feeds.get(name)) else None
 
     def event_age_s(self, name: str) -> float:
         """Seconds since the replica's last event; infinite if there was none."""
         feed = self._feeds.get(name)
         last_s = None if feed is None else feed.last_event_s
-        return math.inf if last_s is None else time.monotonic() - last_s
+        return math.inf if last_s is None else self._clock() - last_s
 
     def block_sizes(self, name: str) -> tuple[int, ...] | None:
         """The block sizes that a replica's events have shown; None if they are not followed."""
@@ -73,7 +75,7 @@ class Feeds:
     def is_unreached(self, name: str) -> bool:
         """Return True if a replica's events are followed, and were never reached though there was time."""
         feed = self._feeds.get(name)
-        return feed is not None and feed.is_unreached(time.monotonic())
+        return feed is not None and feed.is_unreached(self._clock())
 
     def traffic(self, name: str) -> Traffic | None:
         return feed.traffic() if (feed := self._feeds.get(name)) else None
@@ -105,19 +107,19 @@ class Feeds:
     def found(self, name: str, since: Moment, keys: list[int], *, sure: bool) -> None:
         """Note blocks that the replica has reused for a request decided at that point. `sure`: the keys are exact."""
         feed = self._feeds.get(name)
-        if feed is not None and feed.found(since, keys, time.monotonic(), sure=sure):
+        if feed is not None and feed.found(since, keys, self._clock(), sure=sure):
             self._finding.add(name)
 
     def expect_clear(self, name: str) -> None:
         """Note that the replica may clear its cache now: its view is in doubt until its events show whether it has."""
         if feed := self._feeds.get(name):
-            feed.expect_clear(time.monotonic())
+            feed.expect_clear(self._clock())
 
     def tick(self) -> None:
         """Time passes."""
         for name in list(self._finding):
             feed = self._feeds.get(name)
-            if feed is None or not feed.tick(time.monotonic()):
+            if feed is None or not feed.tick(self._clock()):
                 self._finding.discard(name)
 
     def limit(self, name: str, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
@@ -157,7 +159,7 @@ class Feeds:
         claimed = feed.view.resolver.capacity.overclaim
         if claimed is None:
             return False if feed.view.inexact is None else None
-        now_s = time.monotonic()
+        now_s = self._clock()
         if not feed.may_have_lost(now_s):
             return True
         if feed.view.busy:

@@ -99,7 +99,7 @@ class Sending(Struct, eq=False):
 
     def _end(self) -> None:
         self.over = True
-        self._upstream.sendings.discard(self)
+        self._upstream.sendings.pop(self, None)
         self._connection = None
         del self._listener  # a cycle of references would wait for the collector
 
@@ -123,7 +123,7 @@ class Upstream:
         self.path = target.path.encode()  # the prefix of each request's path
         self.reached_at = target.authority if target.is_address else ""  # by its IP address, once it is known
         self.host_line = b"host: %b\r\n" % target.authority.encode()
-        self.sendings: set[Sending] = set()
+        self.sendings: dict[Sending, None] = {}  # in the order in which they were sent
         self.spoken = False  # a byte has come since this was set to False
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
@@ -140,7 +140,7 @@ class Upstream:
         `resend`: it may arrive twice, as it is sent again if a reused connection ends before a byte of the answer.
         """
         sending = Sending(self, request, body, listener, bodiless, resend)
-        self.sendings.add(sending)
+        self.sendings[sending] = None
         while self._idle:
             if not resend and self.loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:
                 break  # the others have idled longer
@@ -154,7 +154,7 @@ class Upstream:
     def watch(self, listener: Listener) -> Sending:
         """Follow a request that a gateway sends to the replica; the caller tells the answer."""
         sending = Sending(self, b"", b"", listener, False, False)
-        self.sendings.add(sending)
+        self.sendings[sending] = None
         return sending
 
     def open(self, sending: Sending) -> None:

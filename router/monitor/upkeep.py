@@ -43,13 +43,13 @@ UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow w
 class Upkeep:
     """Owns one task per server, for as long as its replica is desired."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
+    def __init__(self, router: Router, tokenizers: Tokenizers, seed: int | None = None) -> None:
         self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
         self._to_drain: set[str] = set()  # once they are there
         self._router = router
         self._config = router.config
         self.wanted: Desired = {}
-        self._rng = random.Random()
+        self._rng = random.Random(seed)
         self._health_config = HealthConfig(
             faults_to_open=self._config.breaker_faults,
             most_backoff_s=MOST_BACKOFF_S,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -64,14 +65,22 @@ READY_WITHIN_S = 10.0  # before a worker takes a part of the connections, while 
 class Front:
     """`start` it within a running loop, `drain` it when its work should end, then `close` it."""
 
-    def __init__(self, config: RouterConfig, listener: socket.socket, place: Place | None = None) -> None:
-        """`place`: if this is one of several workers."""
+    def __init__(
+        self,
+        config: RouterConfig,
+        listener: socket.socket,
+        place: Place | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
+    ) -> None:
+        """`place`: if this is one of several workers. `clock` and `seed`: of its time and its chance, if given."""
         self.config = config
         self.listener = listener
         self._watched_keys = watched_keys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
         admission = Admission(keys, demand_key=config.demand_key, shared=place and place.usage)
-        self.router, self.upkeep = assembled(config, admission)
+        self.router, self.upkeep = assembled(config, admission, clock, seed)
         self._watched_rewrites: LastGood[Rules] | None = None
         if config.model_rewrites_file is not None:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
@@ -304,17 +313,24 @@ def watched_keys(path: str, beside: Sequence[Key] = ()) -> LastGood[list[Key]]:
     return LastGood(path, parse, "keys")
 
 
-def assembled(config: RouterConfig, admission: Admission) -> tuple[Router, Upkeep]:
+def assembled(
+    config: RouterConfig, admission: Admission, clock: Callable[[], float] = time.monotonic, seed: int | None = None
+) -> tuple[Router, Upkeep]:
     """Raise OSError or ValueError if a tokenizer or a template cannot be read. Call it within a running loop."""
     tokenizers = Tokenizers(
         config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
     )
     placement = Placement(
-        config.policy, optimistic_ttl_s=config.optimistic_ttl_s, first_token_timeout_s=config.first_token_timeout_s
+        config.policy,
+        optimistic_ttl_s=config.optimistic_ttl_s,
+        first_token_timeout_s=config.first_token_timeout_s,
+        seed=seed,
     )
-    feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), lambda name: upkeep.sized(name))
+    feeds = Feeds(
+        placement.index, lambda name, status: upkeep.heard(name, status), lambda name: upkeep.sized(name), clock
+    )
     router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
-    upkeep = Upkeep(router, tokenizers)
+    upkeep = Upkeep(router, tokenizers, seed)
     return router, upkeep
 
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -115,7 +116,8 @@ def open_sockets(context: "zmq.Context[zmq.Socket[bytes]]") -> list["zmq.Socket[
 
 
 def sockets_of(context: "zmq.Context[zmq.Socket[bytes]]", source: Source) -> _Sockets:
-    return _Sockets(context, source, Feed(source.view()), None)
+    owner = cast(Subscriber, SimpleNamespace(_context=context, _clock=time.monotonic))
+    return _Sockets(owner, source, Feed(source.view()), None)
 
 
 # ---- closing

@@ -521,6 +521,12 @@ async def test_it_may_be_lost_twice() -> None:
         assert unpack_ids(script.calls[2].native[0].resume_token_ids[0]) == [100, 101, 102]
 
 
+async def test_half_an_answer_waits_while_the_only_replica_left_is_full() -> None:
+    script = Script(from_piece(0, 2, then="drop"), says(QUEUE_FULL, 429), goes_on)
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
+
+
 async def test_a_native_stream_that_cannot_continue_ends_in_an_error() -> None:
     script = Script(from_piece(0, 2, then="drop"))
     async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:

@@ -1,0 +1,119 @@
+"""Clients of a world: each asks one thing after the other, and notes how every answer ended."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec import Struct
+
+from tests.router.scripted import CHAT, DONE, Client, chat
+from tests.world.loop import WorldLoop
+
+WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain", "probe", "stream")
+PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
+LEFT = "left"
+_OWN = re.compile(rb'"id": "[^"]*", "created": [0-9]+')
+
+
+class Asked(Struct, eq=False):
+    """A request, and all that was heard of it."""
+
+    id: str
+    text: str
+    max_tokens: int
+    leaves_after: int | None = None  # so many pieces of the answer, as a client that has enough; None: it stays
+    is_wrong: bool = False  # its body is no JSON
+    longest_wait_s: float = 0.0  # from one byte to the next
+    status: int = 0
+    body: bytes = b""
+    ends: list[str] = []  # there should be one
+
+    @property
+    def answer(self) -> bytes:
+        """The body without what is the request's own."""
+        return without_own(self.body)
+
+
+def without_own(answer: bytes) -> bytes:
+    return _OWN.sub(b"", answer)
+
+
+class _Leaves(Exception):
+    """The client has enough."""
+
+
+class StreamingClient:
+    def __init__(
+        self, name: str, chance: random.Random, router: tuple[str, int], say: Callable[[str, str], None]
+    ) -> None:
+        self.name = name
+        self.asked: list[Asked] = []
+        self._chance = chance
+        self._router = router
+        self._say = say
+
+    async def run(self, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._chance.expovariate(1.0))
+            if loop.time() >= until_s:
+                return
+            words = self._chance.choices(WORDS, k=self._chance.choice((3, 40, 200)))
+            asked = Asked(f"{self.name}-{len(self.asked) + 1}", " ".join(words), self._chance.choice((1, 8, 30, 100)))
+            asked.leaves_after = self._chance.choice((0, 1, 5)) if self._chance.random() < 0.1 else None
+            asked.is_wrong = self._chance.random() < 0.05
+            self.asked.append(asked)
+            await self.ask(asked)
+
+    async def ask(self, asked: Asked) -> None:
+        """Ask it, hear the answer to its end, and note how it ended."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, WorldLoop)
+        began_s = heard_s = loop.time()
+        self._say(self.name, f"asks {asked.id}: {len(asked.text)} characters, for {asked.max_tokens} tokens")
+        reader, writer = await asyncio.open_connection(*self._router)
+        client, pieces = Client(reader, writer), list[bytes]()
+        try:
+            async with asyncio.timeout(PATIENCE_S) as patience:
+                body = chat(asked.text, stream=True, max_tokens=asked.max_tokens, temperature=0)
+                client.send("POST", CHAT, b"{" if asked.is_wrong else body, x_request_id=asked.id)
+                if asked.leaves_after == 0:
+                    await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.02, 1.0)))
+                    raise _Leaves
+                asked.status, headers = await client.head()
+                if "content-length" in headers:
+                    pieces.append(await reader.readexactly(int(headers["content-length"])))
+                else:
+                    while piece := await client.chunk():
+                        pieces.append(piece)
+                        asked.longest_wait_s = max(asked.longest_wait_s, loop.time() - heard_s)
+                        heard_s = loop.time()
+                        patience.reschedule(heard_s + PATIENCE_S)
+                        if len(pieces) == asked.leaves_after:
+                            raise _Leaves
+        except _Leaves:
+            asked.ends.append(LEFT)
+        except TimeoutError:
+            asked.ends.append("nothing came any more")
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            asked.ends.append(f"its connection ended ({type(error).__name__})")
+        finally:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        asked.longest_wait_s = max(asked.longest_wait_s, loop.time() - heard_s)
+        asked.body = b"".join(pieces)
+        if not asked.ends:
+            asked.ends.append(self._end(asked))
+        self._say(self.name, f"{asked.id}: {asked.ends[-1]} after {loop.time() - began_s:.3f} s")
+
+    @staticmethod
+    def _end(asked: Asked) -> str:
+        if asked.status != 200:
+            return f"refused with {asked.status} {json.loads(asked.body)['error']['code']}"
+        if b'data: {"error"' in asked.body:
+            return "broken off"
+        return "whole" if asked.body.endswith(DONE) else "without an end"

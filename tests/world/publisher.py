@@ -1,0 +1,133 @@
+"""The event sockets of a scripted replica: the shipped mirror and messages, over connections of the world.
+
+A publisher's own sockets are libzmq's, on a thread (decision 0055). Here is the other end of `events.sockets.zmtp`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from events.messages import END_SEQ, BlockRemoved, BlockStored, EventBatch, Frames, KnownEvent, encode_batch
+from events.mirror import Mirror
+from events.native import Load, SnapshotHeader, Status, encode_native
+from events.publisher import EventEndpoints
+from events.sockets.zmtp import Zmtp, message
+from tests.world.network import Host, Network
+
+EVENTS, REPLAY, STATUS, SNAPSHOT = PORTS = 5557, 5558, 5559, 5560
+TOPIC = b"kv"
+MOST_UNSENT_BYTES = 64_000  # to one peer; what comes then is lost to it
+KEPT_BATCHES = 50  # for replays
+
+
+class _Bound(Zmtp):
+    """The side that is connected to: it takes whoever speaks."""
+
+    def _command(self, body: bytes, flags: int) -> None:
+        del body, flags
+        self.ready = True
+
+
+class _Peer(asyncio.Protocol):
+    transport: asyncio.Transport
+
+    def __init__(self, publisher: "Publisher", port: int) -> None:
+        self._publisher, self._port = publisher, port
+        self._zmtp = _Bound(b"PUB" if port in (EVENTS, STATUS) else b"ROUTER", 1_000_000)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.transport.write(self._zmtp.opening)
+
+    def data_received(self, data: bytes) -> None:
+        self._zmtp.feed(data)
+        for frames in self._zmtp.take(100):
+            self._publisher.heard(self, self._port, frames)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
+        self._publisher.subscribers[self._port].pop(self, None)
+
+    def send(self, frames: Frames) -> None:
+        if self.transport.get_write_buffer_size() < MOST_UNSENT_BYTES:
+            self.transport.write(message(frames))
+
+
+class Publisher:
+    def __init__(self, network: Network, host: Host, incarnation: int, model: str) -> None:
+        self.incarnation = incarnation
+        self.subscribers: dict[int, dict[_Peer, None]] = {port: {} for port in PORTS}
+        self._seq = -1
+        self._kept: list[tuple[int, bytes]] = []
+        self._mirror = Mirror()
+        self._model = model
+        self._loop = network.loop
+        for port in PORTS:
+            network.listen(partial(_Peer, self, port), host.address, port)
+        self.endpoints = EventEndpoints(*(f"tcp://{host.address}:{port}" for port in PORTS))
+
+    def publish(self, events: Sequence[KnownEvent]) -> None:
+        self._mirror.apply(events)
+        self._seq += 1
+        payload = encode_batch(EventBatch(self._loop.time(), list(events)))
+        self._kept = [*self._kept[1 - KEPT_BATCHES :], (self._seq, payload)]
+        for peer in self.subscribers[EVENTS]:
+            peer.send([TOPIC, self._seq.to_bytes(8, "big"), payload])
+
+    def report(self, load: Load) -> None:
+        digest = self._mirror.digest()
+        status = Status(self.incarnation, self._seq, self._loop.time(), digest.blocks, digest.xor, load)
+        for peer in self.subscribers[STATUS]:
+            peer.send([TOPIC, encode_native(status)])
+
+    def heard(self, peer: _Peer, port: int, frames: Frames) -> None:
+        if port in (EVENTS, STATUS):
+            self.subscribers[port][peer] = None  # to all there is
+        elif port == REPLAY:
+            start = int.from_bytes(frames[-1], "big")
+            for seq, payload in self._kept:
+                if seq >= start:
+                    peer.send([b"", TOPIC, seq.to_bytes(8, "big"), payload])
+            peer.send([b"", b"", END_SEQ, b""])
+        else:
+            now_s = self._loop.time()
+            batches = self._mirror.snapshot(now_s)
+            header = SnapshotHeader(self.incarnation, self._seq, now_s, len(batches), self._model)
+            for payload in (encode_native(header), *batches):
+                peer.send([b"", payload])
+
+
+class Cache:
+    """Blocks by key, the one used last at the end; what comes and goes is published."""
+
+    def __init__(self, capacity: int, block_tokens: int) -> None:
+        self.blocks: dict[int, None] = {}
+        self._capacity, self._block_tokens = capacity, block_tokens
+
+    def hit(self, keys: Sequence[int]) -> int:
+        """Return how many of a prompt's blocks are there; they are used now."""
+        count = next((at for at, key in enumerate(keys) if key not in self.blocks), len(keys))
+        for key in reversed(keys[:count]):
+            del self.blocks[key]
+            self.blocks[key] = None
+        return count
+
+    def store(self, keys: Sequence[int], tokens: Sequence[int]) -> list[Any]:
+        """Store a prompt's blocks; return the events."""
+        first = self.hit(keys)
+        new = list(keys[first:][: self._capacity])
+        if not new:
+            return []
+        events: list[KnownEvent] = []
+        if surplus := len(self.blocks) + len(new) - self._capacity:
+            evicted = [key for key in list(self.blocks)[: max(0, surplus)] if key not in keys[:first]]
+            for key in evicted:
+                del self.blocks[key]
+            if evicted:
+                events.append(BlockRemoved(list(evicted), "GPU"))
+        of_new = tokens[first * self._block_tokens : (first + len(new)) * self._block_tokens]
+        parent = keys[first - 1] if first else None
+        events.append(BlockStored(list(new), parent, of_new, self._block_tokens, None, "GPU", None))
+        self.blocks.update(dict.fromkeys(new))
+        return events

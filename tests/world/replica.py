@@ -1,0 +1,227 @@
+"""A replica of ours by script: its tokens follow from the prompt alone, so any other one goes on where it was lost."""
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from httptools import HttpRequestParser, parse_url
+
+from api.native import FRAMES_TYPE, encode_frame, unpack_ids, unwrap
+from events.blocks import block_keys, root_key
+from events.native import Load
+from router.members.spec import ReplicaSpec
+from tests.router.scripted import DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
+from tests.world.loop import WorldLoop
+from tests.world.network import Host, Network
+from tests.world.publisher import Cache, Publisher
+
+PORT = 8000
+BLOCK_TOKENS = 16
+ROOT = root_key(MODEL, block_size=BLOCK_TOKENS)
+REPORTS_S = 0.25
+PREFILL_TOKENS_PER_S = 4_000.0
+
+
+def tokens_of(prompt: bytes, count: int) -> list[int]:
+    """The answer to a prompt of packed token ids: small letters, as a model of bytes would say them."""
+    return [97 + blake2b(prompt + b"%d" % i, digest_size=1).digest()[0] % 26 for i in range(count)]
+
+
+def stream_of(tokens: list[int], said: int, response_id: str | None, created: int | None) -> list[bytes]:
+    """The events of an answer from the token at `said` on: one piece for each token, and the end."""
+
+    def piece(delta: dict[str, str], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion.chunk"}
+        return event(json.dumps({**told, "choices": [choice]}))
+
+    pieces = [piece({"content": chr(token)}) for token in tokens]
+    pieces[0] = piece({"role": "assistant", "content": ""}) + pieces[0]
+    return [*pieces[said:], piece({}, "length") + DONE]
+
+
+class ScriptedReplica:
+    """One process after the other at the same address."""
+
+    def __init__(self, network: Network, name: str, chance: random.Random, say: Callable[[str, str], None]) -> None:
+        self.host: Host = network.host(name)
+        self.name = name
+        self.loop: WorldLoop = network.loop
+        self.draining = False
+        self.incarnation = 0
+        self.decode_s = chance.choice((0.01, 0.02, 0.05))
+        self.most_running = chance.choice((2, 4, 16))
+        self.most_waiting = chance.choice((0, 2, 16))
+        self.say = say
+        self.cache_blocks = chance.choice((100, 2_000))
+        self.cache = Cache(0, BLOCK_TOKENS)
+        self.publisher: Publisher
+        self._reports: asyncio.TimerHandle | None = None
+        self.running: dict[Answering, None] = {}
+        self.waiting: deque[Answering] = deque()
+        self.refused: set[str] = set()  # the ids of requests for which it had no room
+        self._network = network
+
+    @property
+    def spec(self) -> ReplicaSpec:
+        return ReplicaSpec(name=self.name, url=f"http://{self.host.address}:{PORT}", engine="warmroute")
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self.draining = False
+        self._network.listen(lambda: Conversation(self), self.host.address, PORT)
+        self.publisher = Publisher(self._network, self.host, self.incarnation, MODEL)
+        self.cache = Cache(self.cache_blocks, BLOCK_TOKENS)
+        self._report()
+        self.say(self.name, f"starts, process {self.incarnation}")
+
+    def drain(self) -> None:
+        self.say(self.name, f"drains, with {len(self.running)} running and {len(self.waiting)} waiting")
+        self.draining = True
+
+    def kill(self) -> None:
+        self.say(self.name, f"is killed, with {len(self.running)} running and {len(self.waiting)} waiting")
+        self.host.kill()
+        if self._reports is not None:
+            self._reports.cancel()
+        for answering in [*self.running, *self.waiting]:
+            answering.stop()
+        assert not self.running and not self.waiting
+
+    def _report(self) -> None:
+        load = Load(len(self.running), len(self.waiting), cached_blocks=len(self.cache.blocks))
+        self.publisher.report(load)
+        self._reports = self.loop.call_later(REPORTS_S, self._report)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "model": MODEL,
+            "block_size": BLOCK_TOKENS,
+            "max_model_len": 4096,
+            "tokenizer": "bytes",
+            "incarnation": self.incarnation,
+            "draining": self.draining,
+            "topic": "kv",
+            "endpoints": msgspec.to_builtins(self.publisher.endpoints),
+            "pool": {"total": self.cache_blocks},
+        }
+
+    def make_room(self) -> None:
+        while self.waiting and len(self.running) < self.most_running:
+            self.waiting.popleft().begin()
+
+
+class Conversation(asyncio.Protocol):
+    """A connection from the router: one request after the other."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, replica: ScriptedReplica) -> None:
+        self._replica = replica
+        self._parser = HttpRequestParser(self)
+        self._answering: Answering | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
+        if self._answering is not None:
+            self._answering.stop()
+            self._replica.make_room()
+
+    # ---- what the parser finds
+
+    def on_message_begin(self) -> None:
+        self._url, self._body, self._id = b"", b"", ""
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self._id = value.decode()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        replica, path = self._replica, parse_url(self._url).path.decode()
+        if path == "/load":
+            self._tell(replica.facts())
+        elif path in ("/health", "/ready"):
+            self._refuse(503, DRAINING) if replica.draining else self._tell({})
+        elif path != "/v1/chat/completions":
+            self._refuse(404, b"{}")
+        elif replica.draining:
+            self._refuse(503, DRAINING)
+        elif len(replica.running) >= replica.most_running and len(replica.waiting) >= replica.most_waiting:
+            replica.refused.add(self._id)
+            self._refuse(429, QUEUE_FULL)
+        else:
+            self._answering = Answering(replica, self.transport, self._body)
+            replica.waiting.append(self._answering)
+            replica.make_room()
+
+    def _tell(self, answer: Any) -> None:
+        self._refuse(200, json.dumps(answer).encode())
+
+    def _refuse(self, status: int, body: bytes) -> None:
+        self.transport.write(head_of(status, {"content_type": "application/json"}, len(body)) + body)
+
+
+class Answering:
+    """One generation: it waits, computes its prompt, and says a token at a time."""
+
+    def __init__(self, replica: ScriptedReplica, transport: asyncio.Transport, body: bytes) -> None:
+        native, asked = unwrap(body)
+        [prompt] = native.prompts
+        said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
+        self._tokens = tokens_of(prompt, json.loads(asked)["max_tokens"])
+        self._pieces = deque(stream_of(self._tokens, said, native.response_id, native.created))
+        self._at = said
+        self._prompt = unpack_ids(prompt) + self._tokens[:said]
+        self._keys = block_keys(self._prompt, BLOCK_TOKENS, ROOT)
+        self._replica, self._transport = replica, transport
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
+
+    def begin(self) -> None:
+        self._replica.running[self] = None
+        self._cached = self._replica.cache.hit(self._keys) * BLOCK_TOKENS
+        prefill_s = (len(self._prompt) - self._cached) / PREFILL_TOKENS_PER_S
+        self._timer = self._replica.loop.call_later(prefill_s + self._replica.decode_s, self._go_on)
+
+    def stop(self) -> None:
+        """It is over, or nobody wants it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._replica.running.pop(self, None)
+        if self in self._replica.waiting:
+            self._replica.waiting.remove(self)
+
+    def _go_on(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            if events := self._replica.cache.store(self._keys, self._prompt):
+                self._replica.publisher.publish(events)
+            told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": SSE}
+            self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self._cached)}, None))
+        piece, token = self._pieces.popleft(), self._tokens[self._at : self._at + 1]
+        self._at += 1
+        frame = encode_frame(0, token, piece)
+        self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        if self._pieces:
+            self._timer = self._replica.loop.call_later(self._replica.decode_s, self._go_on)
+        else:
+            self._transport.write(b"0\r\n\r\n")
+            self.stop()
+            self._replica.make_room()

@@ -1,0 +1,86 @@
+"""Whole worlds: nothing of what is promised breaks in any of them, and each is the same every time.
+
+WARMROUTE_WORLD_SEED is the first of the new seeds; without it they are drawn, and the report of a failure names them.
+A seed that has failed goes to `failed_seeds.txt`, and is tried from then on.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.world import replica
+from tests.world.publisher import Publisher
+from tests.world.world import World
+
+NEW = 6
+FAILED_ONCE = [int(line.split()[0]) for line in (Path(__file__).parent / "failed_seeds.txt").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def first_seed() -> int:
+    return int(os.environ.get("WARMROUTE_WORLD_SEED") or random.SystemRandom().randrange(10**9))
+
+
+def check(seed: int) -> World:
+    world = World(seed).run()
+    last = "\n".join(world.timeline[-200:])
+    assert not world.audit.failures, f"python -m tests.world --seed {seed}\n{last}\n" + "\n".join(world.audit.failures)
+    assert len(world.audit.asked) > 10, "too little has happened"
+    return world
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_what_failed_once_holds_now(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.parametrize("number", range(NEW))
+def test_worlds_that_nobody_has_seen_hold(number: int, first_seed: int) -> None:
+    check(first_seed + number)
+
+
+def test_a_seed_tells_the_same_story_in_every_process() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.world", "--seed", "1"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=False,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert b"is killed" in told[0] and b"whole after" in told[0]
+
+
+def test_without_faults_no_request_is_tried_twice() -> None:
+    world = World(1, faults=False).run()
+    assert not world.audit.failures
+    assert not [line for line in world.timeline if "ended: 200" in line and "0 retries, 0 resumes" not in line]
+
+
+# ---- negative controls: what a world is to find, it finds
+
+
+def test_answers_that_do_not_go_on_elsewhere_are_found() -> None:
+    assert [found for found in World(1, resume=False).run().audit.failures if "broken off" in found]
+
+
+def test_other_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = replica.stream_of
+
+    def repeats(tokens: list[int], said: int, *told: Any) -> list[bytes]:
+        return honest(tokens, max(0, said - 1), *told)
+
+    monkeypatch.setattr(replica, "stream_of", repeats)
+    assert [found for found in World(1).run().audit.failures if "other bytes" in found]
+
+
+def test_a_cache_that_the_index_does_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "publish", lambda *_: None)
+    assert [found for found in World(1, faults=False).run().audit.failures if "not at rest" in found]
