@@ -351,6 +351,5 @@ class _Sockets:
         self._links[name].send([b"", request])
 
     def _close(self, name: str) -> None:
-        link = self._links.pop(name, None)
-        if link is not None:
+        if (link := self._links.pop(name, None)) is not None:
             link.close()

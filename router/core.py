@@ -26,10 +26,7 @@ from router.prompts.model_rewrites import NO_RULES
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.attempt import BODY, Attempt, AttemptListener
-from router.proxy.request_summary import (
-    RequestSummary,
-    counted,
-)
+from router.proxy.request_summary import RequestSummary, counted
 from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
 from router.proxy.services import Waiter

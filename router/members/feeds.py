@@ -53,8 +53,7 @@ class Feeds:
 
     def leave(self, name: str) -> None:
         """Remove a feed and its keys from the index, so that its slot may be dropped; without a feed, do nothing."""
-        feed = self._feeds.pop(name, None)
-        if feed is not None:
+        if (feed := self._feeds.pop(name, None)) is not None:
             self._subscriber.remove(name)
             feed.leave()
 
@@ -74,8 +73,7 @@ class Feeds:
 
     def is_unreached(self, name: str) -> bool:
         """Return True if a replica's events are followed, and were never reached though there was time."""
-        feed = self._feeds.get(name)
-        return feed is not None and feed.is_unreached(self._clock())
+        return (feed := self._feeds.get(name)) is not None and feed.is_unreached(self._clock())
 
     def traffic(self, name: str) -> Traffic | None:
         return feed.traffic() if (feed := self._feeds.get(name)) else None
@@ -106,8 +104,7 @@ class Feeds:
 
     def found(self, name: str, since: Moment, keys: list[int], *, sure: bool) -> None:
         """Note blocks that the replica has reused for a request decided at that point. `sure`: the keys are exact."""
-        feed = self._feeds.get(name)
-        if feed is not None and feed.found(since, keys, self._clock(), sure=sure):
+        if (feed := self._feeds.get(name)) and feed.found(since, keys, self._clock(), sure=sure):
             self._finding.add(name)
 
     def expect_clear(self, name: str) -> None:
@@ -117,10 +114,8 @@ class Feeds:
 
     def tick(self) -> None:
         """Time passes."""
-        for name in list(self._finding):
-            feed = self._feeds.get(name)
-            if feed is None or not feed.tick(self._clock()):
-                self._finding.discard(name)
+        now_s, feeds = self._clock(), self._feeds
+        self._finding = {name for name in self._finding if (feed := feeds.get(name)) and feed.tick(now_s)}
 
     def limit(self, name: str, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
         """Set the number of blocks in the replica's GPU pool; if it has claimed too many, read its cache again.

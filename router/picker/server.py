@@ -10,13 +10,7 @@ import grpc
 from router.config import RouterConfig
 from router.picker.conversation import Conversation
 from router.picker.gateway import Gateway
-from router.picker.schema import (
-    HEALTH_SERVICE,
-    SERVICE,
-    HealthCheckRequest,
-    HealthCheckResponse,
-    ProcessingResponse,
-)
+from router.picker.schema import HEALTH_SERVICE, SERVICE, HealthCheckRequest, HealthCheckResponse, ProcessingResponse
 from router.picker.wire import MOST_BESIDE_BYTES
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3

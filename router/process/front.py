@@ -65,22 +65,14 @@ READY_WITHIN_S = 10.0  # before a worker takes a part of the connections, while 
 class Front:
     """`start` it within a running loop, `drain` it when its work should end, then `close` it."""
 
-    def __init__(
-        self,
-        config: RouterConfig,
-        listener: socket.socket,
-        place: Place | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        seed: int | None = None,
-    ) -> None:
-        """`place`: if this is one of several workers. `clock` and `seed`: of its time and its chance, if given."""
+    def __init__(self, config: RouterConfig, listener: socket.socket, place: Place | None = None, **given: Any) -> None:
+        """`place`: if this is one of several workers. `given`: a clock and a seed for `assembled`."""
         self.config = config
         self.listener = listener
         self._watched_keys = watched_keys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
         admission = Admission(keys, demand_key=config.demand_key, shared=place and place.usage)
-        self.router, self.upkeep = assembled(config, admission, clock, seed)
+        self.router, self.upkeep = assembled(config, admission, **given)
         self._watched_rewrites: LastGood[Rules] | None = None
         if config.model_rewrites_file is not None:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")

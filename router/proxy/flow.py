@@ -315,10 +315,8 @@ class Flow(Struct, eq=False):
 
     def _asks_another(self, row: Row, now_s: float) -> bool:
         """Count a refusal; return whether to ask another replica."""
-        if self.is_single or self._next(row) not in GOES_ON:
-            return False
-        # Half an answer waits for room rather than break off: nobody but a replica can complete it.
-        if not self.port.others() and not (self.port.has_begun and row.retries == "any"):
+        waits = self.port.has_begun and row.retries == "any"  # half an answer, which nobody but a replica can complete
+        if self.is_single or self._next(row) not in GOES_ON or not (waits or self.port.others()):
             return False
         if row.retries == "both":
             if self._lost >= MAX_LOST:

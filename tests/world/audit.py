@@ -9,6 +9,7 @@ from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer
 from events.blocks import pack_tokens
 from router.process.front import Front
+from router.proxy.retries import MAX_LOST
 from router.records.access_log import Line
 from tests.router.scripted import Served, chat
 from tests.world.client import LEFT, Asked, without_own
@@ -33,12 +34,14 @@ class Audit:
         if requests:
             self.failures.append(f"{requests} requests are open after the router's drain")
 
-    def clients(self, asked: list[Asked], refused: set[str]) -> None:
+    def clients(self, asked: list[Asked], replicas: Sequence[ScriptedReplica]) -> None:
         """Each request has ended once, for client and router, within the limits, and with the bytes that it should.
 
-        `refused`: by a replica that was full; the client may be told so.
+        A client may be told that a replica was full, and that its request has lost as many of them as it may.
         """
         self.asked = asked
+        refused = set[str]().union(*(replica.refused for replica in replicas))
+        unfinished = sum((replica.unfinished for replica in replicas), Counter[str]())
         for one in asked:
             if one.ends == [LEFT] and not self._answered[one.id]:
                 continue  # the router may never have heard of it
@@ -48,6 +51,8 @@ class Audit:
             if one.longest_wait_s > WAITS_S:
                 self.failures.append(f"{one.id}: nothing came for {one.longest_wait_s:.1f} s")
             if one.ends == [LEFT] or (one.ends == ["refused with 429 queue_full"] and one.id in refused):
+                continue
+            if one.ends == ["broken off"] and unfinished[one.id] >= MAX_LOST:
                 continue
             if one.is_wrong:
                 if one.ends != ["refused with 400 None"]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -65,6 +65,7 @@ class ScriptedReplica:
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
         self.refused: set[str] = set()  # the ids of requests for which it had no room
+        self.unfinished: Counter[str] = Counter()  # answers that were not complete, by the request's id
         self._network = network
 
     @property
@@ -167,7 +168,7 @@ class Conversation(asyncio.Protocol):
             replica.refused.add(self._id)
             self._refuse(429, QUEUE_FULL)
         else:
-            self._answering = Answering(replica, self.transport, self._body)
+            self._answering = Answering(replica, self.transport, self._body, self._id)
             replica.waiting.append(self._answering)
             replica.make_room()
 
@@ -181,7 +182,8 @@ class Conversation(asyncio.Protocol):
 class Answering:
     """One generation: it waits, computes its prompt, and says a token at a time."""
 
-    def __init__(self, replica: ScriptedReplica, transport: asyncio.Transport, body: bytes) -> None:
+    def __init__(self, replica: ScriptedReplica, transport: asyncio.Transport, body: bytes, id: str) -> None:
+        self._id = id
         native, asked = unwrap(body)
         [prompt] = native.prompts
         said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
@@ -204,6 +206,8 @@ class Answering:
         """It is over, or nobody wants it any more."""
         if self._timer is not None:
             self._timer.cancel()
+        self._replica.unfinished[self._id] += bool(self._pieces)
+        self._pieces.clear()
         self._replica.running.pop(self, None)
         if self in self._replica.waiting:
             self._replica.waiting.remove(self)

@@ -63,8 +63,7 @@ class World:
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         await self._disturb(until_s)
         await asyncio.gather(*living)
-        refused = set().union(*(replica.refused for replica in self.replicas))
-        self.audit.clients([asked for client in clients for asked in client.asked], refused)
+        self.audit.clients([asked for client in clients for asked in client.asked], self.replicas)
         await asyncio.sleep(CALM_S)
         await self.audit.router(front, self.replicas)
         for replica in self.replicas:
