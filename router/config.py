@@ -101,7 +101,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def shows_texts(self) -> bool:
-        """Whether the beginnings of prompts may be shown."""
+        """Return whether the beginnings of prompts may be shown."""
         return not self.demand_key if self.show_prompts is None else self.show_prompts
 
     @property

@@ -109,7 +109,7 @@ class Statuses(NamedTuple):
         )
 
     def index_of(self, feed: FeedState | None) -> PrefixIndex:
-        """What a replica with this stream holds is known in the one, and guessed in the other."""
+        """The index that has the blocks of a replica with this stream; without one, they are guessed."""
         return self.placement.guesses if feed is None else self.placement.index
 
     def sizes(self, recent_prompts: int) -> dict[str, Any]:

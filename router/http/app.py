@@ -122,7 +122,7 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
 
 
 def printed_by(router: Router, links: Links | None = None) -> Printed:
-    """What /metrics prints; `links`: to other routers."""
+    """The figures of /metrics; `links`: to other routers."""
     parts = router.lifecycle, router.members, router.feeds, router.placement, router.waiting
     return Printed(*parts, router.history.counts, router.ledger, links, router.now_s)
 

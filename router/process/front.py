@@ -321,7 +321,7 @@ def assembled(config: RouterConfig, admission: Admission) -> tuple[Router, Upkee
 
 
 def upkeep_of(router: Router, tokenizers: Tokenizers) -> Upkeep:
-    """What keeps the router's replicas up to date."""
+    """The upkeep of the router's replicas."""
     parts = router.config, router.members, router.feeds, router.placement, router.admission
     learning = Learning(*parts, tokenizers, router.now_s)
     router.verification = learning.verification

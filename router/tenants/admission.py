@@ -72,7 +72,7 @@ class Admission:
 
     @property
     def uses_salts(self) -> bool:
-        """Whether a key wants its prompts apart from others in the caches."""
+        """Return whether a key wants its prompts apart from others in the caches."""
         return any(key.salt is not None for key in self.keys)
 
     def use(self, keys: Iterable[Key]) -> None:
