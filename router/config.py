@@ -12,8 +12,6 @@ from router.tenants.keys import Key
 Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
 
 MEGABYTE = 10**6
-
-
 EXTENSION = "inference.networking.x-k8s.io"  # the Gateway API Inference Extension
 GROUPS = (EXTENSION, "llm-d.ai")
 
@@ -100,6 +98,11 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     price_per_million_tokens: float | None = None  # of prompts; None: the dashboard shows no money
     otlp_endpoint: str | None = None
     log_level: str = "info"
+
+    @property
+    def shows_texts(self) -> bool:
+        """Return whether the beginnings of prompts may be shown."""
+        return not self.demand_key if self.show_prompts is None else self.show_prompts
 
     @property
     def curve_files(self) -> tuple[str, str] | None:

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from time import time
 from typing import TYPE_CHECKING, TypeVar
 
 from api.errors import queue_full
 from api.http.bodies import Bodies
 from router.config import RouterConfig
+from router.lifecycle import Lifecycle
 from router.members.broken import Broken
 from router.members.budget import Budget
 from router.members.feeds import Feeds
@@ -38,8 +38,6 @@ from router.tenants.ledger import ledger_of
 if TYPE_CHECKING:
     from router.members.verification import Verification
     from router.records.tracing import Tracing
-    from router.workers.colleagues import Colleagues
-    from router.workers.peer_links import Links
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +46,6 @@ T = TypeVar("T")
 THREADS = 2
 QUIET_S = 0.3  # without a byte: a request may then leave a silent replica
 RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
-INDEX_WITHIN_S = 30.0  # after the start; then the router serves with a partial index
 HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long frames
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
@@ -66,32 +63,25 @@ class Router:
         has_objectives = config.kubernetes is not None and config.kubernetes.objectives
         self.priorities = Priorities() if has_objectives else None  # None: only keys have classes
         self.model_rewrites = NO_RULES
-        self.awaits_rewrites = config.model_rewrites_file is not None or (
-            config.kubernetes is not None and config.kubernetes.rewrites
-        )
         self.rewriting = asyncio.Lock()  # of large bodies
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Waiter] = Waiting(config.queue_size)
-        self.started = int(time())
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
-        self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
-        self.history = History(config, self.predictions, placement.index, texts=self.shows_prompts)
+        self.history = History(config, self.predictions, placement.index)
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
-        self.links: Links | None = None  # to other routers
-        self.colleagues: Colleagues | None = None  # the other workers, if there are several
         self.responses = KeptResponses(members)
         self.verification: Verification | None = None  # of prompts for engines that build them themselves
-        self.leaving = False  # soon it takes no requests: each answer is the last of its connection
-        self.draining = False
-        self.open_requests = 0
         kept = config.usage_db, config.usage_days, config.metrics_keys
         self.ledger = ledger_of(*kept, admission.shared, lambda: admission.accounts)
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
-        self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # readiness waits for the index until then
+        awaits_rewrites = config.model_rewrites_file is not None or (
+            config.kubernetes is not None and config.kubernetes.rewrites
+        )
+        self.lifecycle = Lifecycle(members, feeds, self.now_s, awaits_rewrites)
         self._attempts: dict[Attempt, None] = {}  # in the order in which they were sent
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
@@ -156,26 +146,6 @@ class Router:
         if member.overclaims:
             return "its events claim more blocks than it can hold"
         return known[1]
-
-    def isolation(self, member: Member) -> str | None:
-        """How the replica keeps the caches of API keys apart; None if no key asks for that."""
-        if all(key.salt is None for key in self.admission.keys):
-            return None
-        return "by salt" if member.profile.separates_salts else "unknown"
-
-    def expect_clear(self, server: Server) -> None:
-        """Note that the replicas at this address may clear their caches: nothing of them is sure until events come."""
-        for member in server.members:
-            if self.feeds.state(member.name) is None:
-                self.placement.approximate.clear(member.slot)
-            else:
-                self.feeds.expect_clear(member.name)
-
-    def trust(self, member: Member, trust: float) -> None:
-        """Count the member's claims by this factor from now on."""
-        if trust != member.trust:
-            member.trust = trust
-            self.placement.trust(member.slot, trust)
 
     def candidates_of(self, name: str) -> Sequence[Candidate]:
         """The replicas that serve a model now; all replicas if the name is empty."""
@@ -297,14 +267,14 @@ class Router:
 
     def room(self) -> None:
         """Place waiting requests at replicas that have room."""
-        for request in self.waiting.with_room(self.now_s(), self.candidates_of):
+        for request in self.waiting.with_room(self.now_s(), self.candidates_of) if self.waiting else ():
             request.exchange.guard(request.flow.place)  # an error in one must not stop the next
 
     # ---- the end
 
     def over(self, summary: RequestSummary) -> None:
         """Give back what a finished request held, and charge its key."""
-        self.open_requests -= 1
+        self.lifecycle.open_requests -= 1
         if summary.attempts and summary.attempts[-1].placed.tenant is not None:
             placed = [attempt.placed for attempt in summary.attempts]
             self.placement.used(placed, summary.used.computed, summary.used.generated)

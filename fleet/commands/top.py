@@ -38,12 +38,12 @@ def top(which: str | None, admin_key: str | None, interval_s: float, only_once: 
     import asyncio
 
     if only_once:
-        from router.top.once import once  # an HTTP client and rich: not needed to refuse arguments
+        from router.console.top.once import once  # an HTTP client and rich: not needed to refuse arguments
 
         asyncio.run(once(locate_router(which), admin_key, interval_s, sys.stdout))
         return
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # it is drawn on stderr
         raise click.UsageError("the live view needs a terminal; use --once to print a single frame")
-    from router.top.app import top as live  # a terminal's application framework
+    from router.console.top.app import top as live  # a terminal's application framework
 
     asyncio.run(live(locate_router(which), admin_key, interval_s))

@@ -20,7 +20,6 @@ from fleet.up.planning import drain_timeout_s
 from fleet.up.watching import CannotStart, Watcher
 from router.config import RouterConfig
 from router.console.asking import Refused, Unreachable
-from router.dashboard.status import not_ready
 from router.process.front import Front
 
 LOOK_INTERVAL_S = 0.05
@@ -164,7 +163,7 @@ class FleetRun:
     def _takes_all(front: Front, view: View) -> bool:
         wanted = sum(model.wanted for model in view.models)
         known = len(front.router.members.by_name)
-        return known >= wanted and (not wanted or not_ready(front.router, all_of_them=True) is None)
+        return known >= wanted and (not wanted or front.router.lifecycle.not_ready(all_of_them=True) is None)
 
     async def _follow(self, watcher: Watcher) -> None:
         assert self._front is not None

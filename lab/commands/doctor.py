@@ -10,7 +10,7 @@ from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
 from lab.doctor.report import as_json as in_json
 from lab.doctor.report import lines
-from router.doctor.rules import findings
+from router.dashboard.doctor.rules import findings
 from router.process.setting_types import SECRET, URL
 
 

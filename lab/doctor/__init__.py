@@ -1,1 +1,1 @@
-"""Reads live metrics for a diagnosis; the rules are in `router.doctor`."""
+"""Reads live metrics for a diagnosis; the rules are in `router.dashboard.doctor`."""

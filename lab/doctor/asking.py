@@ -12,8 +12,8 @@ import msgspec
 
 from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
 from router.console.asking import Client, Server, Unreachable, options, reason_of
-from router.doctor.figures import DifferingShape
-from router.doctor.samples import BadMetrics, Samples
+from router.console.samples import BadMetrics, Samples
+from router.dashboard.doctor.figures import DifferingShape
 from router.responses import DecisionList, ReplicaList
 
 ROUTER_TIMEOUT_S = 10.0

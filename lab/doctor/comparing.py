@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from router.doctor.engine_metrics import MetricsDelta, engine_figures
-from router.doctor.figures import (
+from router.console.samples import Samples
+from router.dashboard.doctor.engine_metrics import MetricsDelta, engine_figures
+from router.dashboard.doctor.figures import (
     SAID,
     DecisionSample,
     DifferingShape,
@@ -16,7 +17,6 @@ from router.doctor.figures import (
     RouterFigures,
     RoutingFigures,
 )
-from router.doctor.samples import Samples
 from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"

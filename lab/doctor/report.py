@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from router.console.formatting import count
-from router.doctor.figures import Figures
-from router.doctor.findings import Finding
+from router.dashboard.doctor.figures import Figures
+from router.dashboard.doctor.findings import Finding
 
 SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
 

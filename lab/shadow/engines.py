@@ -8,9 +8,8 @@ from msgspec import Struct
 
 from engines import METRICS
 from engines.metrics import scraped_pools
-from router.core import Router
-from router.doctor.engine_metrics import MetricsDelta
-from router.doctor.samples import BadMetrics, Samples
+from router.console.samples import BadMetrics, Samples
+from router.dashboard.doctor.engine_metrics import MetricsDelta
 from router.members.broken import Broken
 from router.members.members import Server
 from router.monitor.learning import ask
@@ -85,7 +84,7 @@ def sample_of(metrics: bytes) -> Sample | None:
         return None
 
 
-async def sampled(router: Router) -> dict[str, Sample]:
+async def sampled(servers: Iterable[Server]) -> dict[str, Sample]:
     """Ask all replicas, by name; those that do not answer are left out."""
 
     async def asked(server: Server) -> Sample | None:
@@ -95,6 +94,6 @@ async def sampled(router: Router) -> dict[str, Sample]:
             return None
         return sample_of(answer.body) if answer.status == 200 else None
 
-    servers = list(router.members.servers.values())
-    found = await asyncio.gather(*map(asked, servers))
-    return {server.name: sample for server, sample in zip(servers, found, strict=True) if sample is not None}
+    known = list(servers)  # some may join or leave meanwhile
+    found = await asyncio.gather(*map(asked, known))
+    return {server.name: sample for server, sample in zip(known, found, strict=True) if sample is not None}

@@ -9,10 +9,9 @@ from msgspec import Struct
 from api.process.settings import Unusable
 from lab.shadow.engines import Sample
 from router.config import RouterConfig
-from router.core import Router
-from router.dashboard.status import not_ready
 from router.members.discovery.combined import CombinedDiscovery
 from router.process.front import assembled, discoveries
+from router.proxy.services import Services
 from router.tenants.admission import Admission
 
 READY_WITHIN_S = 30.0
@@ -31,7 +30,7 @@ class Followed(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def following(config: RouterConfig) -> AsyncIterator[Router]:
+async def following(config: RouterConfig) -> AsyncIterator[Services]:
     try:
         router, upkeep = assembled(config, Admission())
     except (OSError, ValueError) as error:
@@ -50,20 +49,20 @@ async def following(config: RouterConfig) -> AsyncIterator[Router]:
         router.close()
 
 
-async def wait_ready(router: Router) -> None:
+async def wait_ready(services: Services) -> None:
     """Wait until all replicas are followed; some are enough after a while. Raise Unusable if there is none."""
-    until_s = router.now_s() + READY_WITHIN_S
-    while not_ready(router, all_of_them=True) is not None and router.now_s() < until_s:
+    until_s = services.now_s() + READY_WITHIN_S
+    while services.lifecycle.not_ready(all_of_them=True) is not None and services.now_s() < until_s:
         await asyncio.sleep(LOOK_S)
-    if (why_not := not_ready(router)) is not None:
+    if (why_not := services.lifecycle.not_ready()) is not None:
         raise Unusable(f"{why_not}; check --replica")
 
 
-def followed(router: Router, samples: dict[str, Sample]) -> list[Followed]:
+def followed(services: Services, samples: dict[str, Sample]) -> list[Followed]:
     found = []
-    for member in router.members:
+    for member in services.members:
         sample, tells = samples.get(member.server.name), member.profile.publishes_status
         capacity_tokens = sample.capacity_tokens if sample is not None else 0
         rate = member.candidate.prefill_tokens_per_s if tells else 0.0
-        found.append(Followed(member.name, member.models, tells, router.doubt(member), capacity_tokens, rate))
+        found.append(Followed(member.name, member.models, tells, services.doubt(member), capacity_tokens, rate))
     return found

@@ -16,7 +16,6 @@ from api.errors import ApiError
 from api.generation_apis import PATHS
 from lab.shadow.incoming import Incoming
 from lab.shadow.record import AtOnce, Record, Records, Source
-from router.core import Router
 from router.http.explaining import api_of, read_prompt
 from router.members.members import ServedModel
 from router.placement.decision import Decision
@@ -24,6 +23,7 @@ from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt
 from router.proxy.headers import session_of
+from router.proxy.services import Services
 from router.tenants.admission import Admitted
 
 WITHIN_S = 60.0  # from the arrival to the end of its prefill
@@ -112,17 +112,17 @@ log = logging.getLogger(__name__)
 
 
 class Placing:
-    def __init__(self, router: Router, skipped: Counter[str]) -> None:
+    def __init__(self, services: Services, skipped: Counter[str]) -> None:
         self.records = Records()
         self.seen = 0
         self.late = 0
         self.approximate: Counter[str] = Counter()  # prompts by reason
         self.unnamed: Counter[str] = Counter()  # requests by a told replica that is not here
-        self._router = router
+        self._services = services
         self._skipped = skipped
         self.whereabouts = Whereabouts(
-            lambda size, key: next(iter(router.placement.index_of(size).holders([key]))),
-            lambda slot: next((member.name for member in router.members if member.slot == slot), None),
+            lambda size, key: next(iter(services.placement.index_of(size).holders([key]))),
+            lambda slot: next((member.name for member in services.members if member.slot == slot), None),
         )
 
     async def take(self, incoming: Incoming) -> None:
@@ -131,8 +131,9 @@ class Placing:
         path = PATHS.get(incoming.path)
         try:
             api = api_of(None if path is None else path.name, incoming.body)
-            peek, prompt = await read_prompt(self._router, incoming.body, Admitted(incoming.request_id), api)
-            model = self._router.members.model(peek.model)
+            services, admitted = self._services, Admitted(incoming.request_id)
+            peek, prompt = await read_prompt(services.members, services.reading, incoming.body, admitted, api)
+            model = services.members.model(peek.model)
             self._keep(incoming, peek, prompt, model)
         except ApiError as error:
             self._skipped[error.code or f"status {error.status}"] += 1
@@ -164,12 +165,12 @@ class Placing:
             self.late += 1
         elif prompt.exact:
             session = session_of(incoming.headers, peek.prompt_cache_key)
-            decision, _ = self._router.decide(model, prompt, None if session is None else session.key)
+            decision, _ = self._services.decide(model, prompt, None if session is None else session.key)
             record.at_once = at_once(decision)
 
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:
         """Note where it went if that is told; else look for it, if it has only just come."""
-        members, member = self._router.members, None
+        members, member = self._services.members, None
         if told is not None:  # by its name or address, or as it names itself in its topic, which those of a fleet do
             topics = (one for one in members if (one.spec.topic or "").split("@")[1:2] == [told])
             member = members.by_name.get(SCHEME.sub("", told).rstrip("/")) or next(topics, None)
@@ -179,7 +180,7 @@ class Placing:
         if told is not None and (told in self.unnamed or len(self.unnamed) < MOST_WHY):
             self.unnamed[told] += 1
         if not is_late and record.block_tokens != APPROXIMATE:
-            self.whereabouts.seek(record, self._router.now_s())
+            self.whereabouts.seek(record, self._services.now_s())
 
 
 def at_once(decision: Decision) -> AtOnce | None:

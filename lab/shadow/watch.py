@@ -17,7 +17,7 @@ from lab.shadow.incoming import BadLine, Mirror, lines_of_file, lines_of_stdin, 
 from lab.shadow.placing import Placing
 from lab.shadow.record import at_once_sums
 from router.config import RouterConfig
-from router.core import Router
+from router.proxy.services import Services
 
 SETTLE_S = 0.1
 STDIN = "-"
@@ -46,47 +46,48 @@ class Seen(Struct, kw_only=True):
 async def watched(wanted: Wanted, say: Callable[[str], None]) -> Seen | None:
     """Watch until a signal comes; None: it came before all was ready. Raise Unusable if nothing can be watched."""
     end = Signals().end
-    async with following(wanted.config) as router:
-        ready = asyncio.create_task(wait_ready(router))
+    async with following(wanted.config) as services:
+        ready = asyncio.create_task(wait_ready(services))
         if await _first_of(ready, asyncio.create_task(end.wait())) is not ready:
             return None
-        return await Watch(wanted, router, say).run(end)
+        return await Watch(wanted, services, say).run(end)
 
 
 class Watch:
-    def __init__(self, wanted: Wanted, router: Router, say: Callable[[str], None]) -> None:
+    def __init__(self, wanted: Wanted, services: Services, say: Callable[[str], None]) -> None:
         self._wanted = wanted
-        self._router = router
+        self._services = services
         self._say = say
         self._skipped: Counter[str] = Counter()
-        self._placing = Placing(router, self._skipped)
+        self._placing = Placing(services, self._skipped)
 
     async def run(self, end: asyncio.Event) -> Seen:
-        first, began_ts, began_s = await sampled(self._router), time.time(), time.monotonic()
-        self._say(began_line(self._router, self._wanted.listener))
+        first = await sampled(self._services.members.servers.values())
+        began_ts, began_s = time.time(), time.monotonic()
+        self._say(began_line(self._services, self._wanted.listener))
 
         async def settle() -> None:
             while True:
                 await asyncio.sleep(SETTLE_S)
-                self._placing.whereabouts.settle(self._router.now_s())
+                self._placing.whereabouts.settle(self._services.now_s())
 
         async def tell() -> None:
             while True:
                 await asyncio.sleep(self._wanted.interval_s)
-                self._say(live_line(self._router, self._placing, self._skipped))
+                self._say(live_line(self._services, self._placing, self._skipped))
 
         sides = [asyncio.create_task(settle()), asyncio.create_task(tell())]
         try:
             await _first_of(asyncio.create_task(self._sources()), asyncio.create_task(end.wait()))
         finally:
             await _cancelled(sides)
-        self._placing.whereabouts.settle(self._router.now_s())
+        self._placing.whereabouts.settle(self._services.now_s())
         self._placing.whereabouts.end()
-        last = await sampled(self._router)
+        last = await sampled(self._services.members.servers.values())
         return Seen(
             placing=self._placing,
             skipped=self._skipped,
-            replicas=followed(self._router, last),
+            replicas=followed(self._services, last),
             first=first,
             last=last,
             began_ts=began_ts,
@@ -161,15 +162,15 @@ async def _cancelled(tasks: list[asyncio.Task[None]] | list[asyncio.Task[object]
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def began_line(router: Router, listener: socket.socket | None) -> str:
+def began_line(services: Services, listener: socket.socket | None) -> str:
     where = ""
     if listener is not None:
         host, port = listener.getsockname()[:2]
         where = f", copies of requests are taken at http://{f'[{host}]' if ':' in host else host}:{port}"
-    return f"following {len(router.members)} replicas ({exact_trees(router)} trees exact){where}"
+    return f"following {len(services.members)} replicas ({exact_trees(services)} trees exact){where}"
 
 
-def live_line(router: Router, placing: Placing, skipped: Counter[str]) -> str:
+def live_line(services: Services, placing: Placing, skipped: Counter[str]) -> str:
     sums = at_once_sums(placing.records)
     parts = [f"{placing.seen:,} requests"]
     if sums.tokens:
@@ -181,8 +182,8 @@ def live_line(router: Router, placing: Placing, skipped: Counter[str]) -> str:
         parts.append(f"{len(placing.whereabouts):,} on their way")
     if skipped:
         parts.append(f"{skipped.total():,} skipped")
-    return "; ".join([*parts, f"{exact_trees(router)} of {len(router.members)} trees exact"])
+    return "; ".join([*parts, f"{exact_trees(services)} of {len(services.members)} trees exact"])
 
 
-def exact_trees(router: Router) -> int:
-    return sum(router.doubt(member) is None for member in router.members)
+def exact_trees(services: Services) -> int:
+    return sum(services.doubt(member) is None for member in services.members)

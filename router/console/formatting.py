@@ -1,7 +1,7 @@
 """Short texts for numbers, shares and durations, and the drawing of responses and tables on a console."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 import click
@@ -146,16 +146,7 @@ def table_of(columns: Sequence[Column[T]], items: Sequence[T], room: int, header
 
 # ---- drawings of one line
 
-EIGHTHS = " ▁▂▃▄▅▆▇█"
 PARTS = " ▏▎▍▌▋▊▉█"
-
-
-def sparkline(values: Iterable[float], top: float = 0.0) -> str:
-    """One column per value, from 0 to the largest of them and of `top`; the lowest step is for what is above 0."""
-    known = list(values)
-    highest = max([top, *known])
-    steps = len(EIGHTHS) - 1
-    return "".join(EIGHTHS[math.ceil(max(0.0, value) / highest * steps) if highest > 0 else 0] for value in known)
 
 
 def bar(share: float | None, width: int) -> str:

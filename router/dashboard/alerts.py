@@ -7,17 +7,16 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core import Router
-from router.dashboard.rows import Fleet, Row
-from router.dashboard.sampling import paused
-from router.doctor.engine_metrics import READ, engine_figures
-from router.doctor.figures import (
+from router.console.samples import BadMetrics, Samples
+from router.dashboard.doctor.engine_metrics import READ, engine_figures
+from router.dashboard.doctor.figures import (
     SAID,
     DecisionSample,
     EngineFigures,
@@ -26,15 +25,20 @@ from router.doctor.figures import (
     RouterFigures,
     RoutingFigures,
 )
-from router.doctor.findings import Finding
-from router.doctor.rules import RULES, found
-from router.doctor.samples import BadMetrics, Samples
+from router.dashboard.doctor.findings import Finding
+from router.dashboard.doctor.rules import RULES, found
+from router.dashboard.rows import Fleet, Row
+from router.dashboard.sampling import paused
 from router.members.broken import Broken
+from router.members.feeds import Feeds
 from router.members.fetch import fetch
-from router.members.members import Member, Server, approximate_prompts
+from router.members.members import Member, Members, Server, approximate_prompts
 from router.placement.cost import INFINITE
+from router.placement.index import PrefixIndex
 from router.placement.prices import GPU
 from router.proxy.request_summary import PastDecision
+from router.records.history import History
+from router.responses import FeedState
 
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
@@ -96,8 +100,8 @@ class Reading(NamedTuple):
 class ReplicaMetrics:
     """Polls the replicas' own /metrics in a small fleet. Call `forget` when the last dashboard closed."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._samples: dict[Member, deque[Samples]] = {}
         self._polling: asyncio.Task[None] | None = None
 
@@ -118,7 +122,7 @@ class ReplicaMetrics:
         return engine_figures(samples[0], samples[-1], index) if samples else None
 
     async def _poll_all(self) -> None:
-        members = list(self._router.members)
+        members = list(self._members)
         if len(members) > MOST_REPLICAS:
             members = []
         self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
@@ -137,13 +141,19 @@ class ReplicaMetrics:
             self._samples.setdefault(member, deque(maxlen=LOOKS)).append(own)
 
 
+@dataclass(eq=False)
 class Alerts:
     """Call `see` for each frame while a dashboard is open, and `forget` some time after the last one closed."""
 
-    def __init__(self, router: Router) -> None:
+    policy: str
+    members: Members
+    feeds: Feeds
+    index: PrefixIndex
+    history: History
+
+    def __post_init__(self) -> None:
         self.report = AlertReport()
-        self._router = router
-        self._metrics = ReplicaMetrics(router)
+        self._metrics = ReplicaMetrics(self.members)
         self._alerts: dict[tuple[str, str | None], Alert] = {}  # by rule and replica
         self._ended: deque[Alert] = deque(maxlen=MOST_ENDED)
         self._looks: deque[Look] = deque(maxlen=LOOKS)
@@ -172,16 +182,15 @@ class Alerts:
             self._metrics.poll()
 
     async def _look(self, at_s: float) -> Look:
-        router = self._router
-        replicas = {}
-        async for member in paused(list(router.members)):
-            gpu_blocks = router.placement.index.blocks(member.slot).get(GPU, 0) if member in router.members else 0
-            replicas[member.name] = Seen(member, _counted(router, member), gpu_blocks)
+        members, history, replicas = self.members, self.history, {}
+        async for member in paused(list(members)):
+            gpu_blocks = self.index.blocks(member.slot).get(GPU, 0) if member in members else 0
+            replicas[member.name] = Seen(member, _counted(member, self.feeds.state(member.name)), gpu_blocks)
         approximate: Counter[str] = Counter()
-        for (_, reason), count in approximate_prompts(router.members.models.values()).items():
+        for (_, reason), count in approximate_prompts(members.models.values()).items():
             approximate[reason] += count
-        newest = router.history.decisions[-1] if router.history.decisions else None
-        return Look(at_s, replicas, router.history.counts.refused.copy(), approximate, newest)
+        newest = history.decisions[-1] if history.decisions else None
+        return Look(at_s, replicas, history.counts.refused.copy(), approximate, newest)
 
     async def _judge(self, fleet: Fleet) -> None:
         figures = await self.figures(fleet, self._looks[0], self._looks[-1])
@@ -214,7 +223,7 @@ class Alerts:
     def _replicas(self, fleet: Fleet, first: Look, last: Look) -> Iterator[ReplicaFigures]:
         for row in fleet.rows:
             now = last.replicas.get(row.name)
-            if now is None or now.member not in self._router.members:
+            if now is None or now.member not in self.members:
                 continue
             before = first.replicas.get(row.name)
             if before is None or before.member is not now.member:  # it joined in between
@@ -236,7 +245,7 @@ class Alerts:
     async def _of_router(self, first: Look, last: Look) -> RouterFigures:
         choices: list[DecisionSample] = []
         missed = tokens = 0.0
-        at_a_time = max(1, CONSIDERED_AT_A_TIME // max(1, len(self._router.members)))
+        at_a_time = max(1, CONSIDERED_AT_A_TIME // max(1, len(self.members)))
         async for one in paused(self._decided_since(first.newest), by=at_a_time):
             ours, others = held(one)
             missed += max(0.0, others - ours)
@@ -245,7 +254,7 @@ class Alerts:
             begun_s = outcome.ts - outcome.duration_s
             choices.append(DecisionSample(at_s=begun_s, replica=outcome.chosen or "", cached=ours > others))
         return RouterFigures(
-            policy=self._router.config.policy,
+            policy=self.policy,
             requests=sum(
                 now.counted["requests"] - before.counted["requests"]
                 for name, now in last.replicas.items()
@@ -260,8 +269,8 @@ class Alerts:
 
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
         """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
-        most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
-        newest_first = islice(reversed(self._router.history.decisions), most)
+        most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self.members)))
+        newest_first = islice(reversed(self.history.decisions), most)
         return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 
 
@@ -282,8 +291,8 @@ def held(one: PastDecision) -> tuple[float, float]:
 # ---- one replica
 
 
-def _counted(router: Router, member: Member) -> Counter[str]:
-    feed, tallies, accuracy = router.feeds.state(member.name), member.tallies.values(), member.accuracy
+def _counted(member: Member, feed: FeedState | None) -> Counter[str]:
+    tallies, accuracy = member.tallies.values(), member.accuracy
     counted = Counter(
         resyncs=member.resyncs,
         faults=member.server.faults,

@@ -5,7 +5,9 @@ A slow subscriber gets the newest frame when it is ready for one; frames in betw
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import islice
 from operator import itemgetter
@@ -14,11 +16,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from api.errors import ApiError, draining
-from router.core import Router
+from router.config import RouterConfig
 from router.dashboard.alerts import Alerts
 from router.dashboard.rows import Fleet, FleetView, Query, select_rows
-from router.dashboard.sampling import EVERY_S, Sampling
+from router.dashboard.sampling import EVERY_S
+from router.lifecycle import Lifecycle
+from router.proxy.request_summary import PastDecision
+from router.tenants.admission import Admission
 from router.tenants.keys import Key
+from router.workers.colleagues import Colleagues
 from router.workers.questions import DECIDED
 
 log = logging.getLogger(__name__)
@@ -74,27 +80,29 @@ class Subscriber:
         return frame
 
 
+@dataclass(eq=False)
 class Broadcast:
     """Owns the task that makes frames while there are subscribers."""
 
-    def __init__(self, router: Router, sampling: Sampling, view: FleetView) -> None:
-        self._router = router
-        self._sampling = sampling
-        self._view = view
-        self._alerts = Alerts(router)
-        self._subscribers: set[Subscriber] = set()
-        self._fleet: Fleet | None = None
-        self._decisions: list[dict[str, Any]] = []
-        self._showing: asyncio.Task[None] | None = None
-        self._forgetting: asyncio.TimerHandle | None = None
-        self._closed = False
+    config: RouterConfig
+    lifecycle: Lifecycle
+    admission: Admission
+    colleagues: Colleagues | None
+    view: FleetView
+    alerts: Alerts
+    _subscribers: set[Subscriber] = field(default_factory=set)
+    _fleet: Fleet | None = None
+    _decisions: Sequence[dict[str, Any]] = ()
+    _showing: asyncio.Task[None] | None = None
+    _forgetting: asyncio.TimerHandle | None = None
+    _closed: bool = False
 
     def __len__(self) -> int:
         return len(self._subscribers)
 
     def join(self, query: FeedQuery, key: Key | None = None, address: str = "") -> Subscriber:
         """Add a subscriber, to be removed with `leave`. Raises ApiError if there are too many or the router ends."""
-        if self._closed or self._router.draining:
+        if self._closed or self.lifecycle.draining:
             raise draining()
         subscriber = Subscriber(query, key, address)
         readers = [one for one in self._subscribers if not one.query.admin]
@@ -119,7 +127,7 @@ class Broadcast:
         if not self._subscribers and self._showing is not None:
             self._showing.cancel()
             self._showing = self._fleet = None
-            self._forgetting = asyncio.get_running_loop().call_later(LINGER_S, self._alerts.forget)
+            self._forgetting = asyncio.get_running_loop().call_later(LINGER_S, self.alerts.forget)
 
     def close(self) -> None:
         """End every stream, and refuse new ones."""
@@ -133,34 +141,34 @@ class Broadcast:
         yield event("hello", self._hello(subscriber.query.admin))
         seen = -1
         while (frame := await subscriber.frame()) is not None:
-            if (taken := self._sampling.taken) != seen:
+            if (taken := self.view.sampling.taken) != seen:
                 yield self._history(seen)
                 seen = taken
             yield frame
         yield event("end", {"why": subscriber.ends})
 
     def _hello(self, admin: bool) -> dict[str, Any]:
-        router = self._router
+        config = self.config
         return {
             "version": version("warmroute"),
             "role": "admin" if admin else "reader",
-            "keyed": router.config.demand_key,
-            "shows_prompts": router.shows_prompts,
-            "policy": router.config.policy,
+            "keyed": config.demand_key,
+            "shows_prompts": config.shows_texts,
+            "policy": config.policy,
             "models": self._models(),
-            "started": router.started,
+            "started": self.lifecycle.started,
             "interval_s": FRAME_S,
             "history_interval_s": EVERY_S,
-            "price_per_million_tokens": router.config.price_per_million_tokens,
+            "price_per_million_tokens": config.price_per_million_tokens,
         }
 
     def _models(self) -> list[str]:
-        return list(islice(self._router.members.models, MOST_MODELS))
+        return list(islice(self.view.statuses.members.models, MOST_MODELS))
 
     def _history(self, seen: int) -> bytes:
         """The newest point, or all points if the subscriber missed some."""
-        columns = self._sampling.fleet.columns()
-        if seen >= 0 and self._sampling.taken == seen + 1:
+        columns = self.view.sampling.fleet.columns()
+        if seen >= 0 and self.view.sampling.taken == seen + 1:
             return event("point", {name: column[-1] for name, column in columns.items()})
         return event("history", {"interval_s": EVERY_S, **columns})
 
@@ -176,12 +184,12 @@ class Broadcast:
 
     async def _show_all(self) -> None:
         for subscriber in self._subscribers:
-            if not self._router.admission.knows(subscriber.key, admin=subscriber.query.admin):
+            if not self.admission.knows(subscriber.key, admin=subscriber.query.admin):
                 subscriber.end("its API key is not valid any more")
-        fleet = self._fleet = await self._view.look()
+        fleet = self._fleet = await self.view.look()
         self._decisions = await self._decided()
         await asyncio.sleep(0)
-        await self._alerts.see(fleet)
+        await self.alerts.see(fleet)
         await asyncio.sleep(0)
         for query in {subscriber.query for subscriber in self._subscribers}:
             frame = self._frame(fleet, query)
@@ -192,9 +200,9 @@ class Broadcast:
 
     async def _decided(self) -> list[dict[str, Any]]:
         """The newest decisions of all workers."""
-        newest = decided(self._router)
-        if self._router.colleagues is not None and any(subscriber.query.admin for subscriber in self._subscribers):
-            for there in (await self._router.colleagues.told(DECIDED)).values():
+        newest = decided(self.view.statuses.decisions)
+        if self.colleagues is not None and any(subscriber.query.admin for subscriber in self._subscribers):
+            for there in (await self.colleagues.told(DECIDED)).values():
                 newest += there
             newest = sorted(newest, key=itemgetter("at"), reverse=True)[:MOST_DECISIONS]
         return newest
@@ -208,7 +216,7 @@ class Broadcast:
             "shown": shown,
             "replicas": rows,
             "decisions": self._decisions if query.admin else None,
-            "alerts": self._alerts.report,
+            "alerts": self.alerts.report,
             "models": self._models(),
         }
         return event("fleet", frame)
@@ -218,10 +226,10 @@ def event(name: str, content: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
 
 
-def decided(router: Router) -> list[dict[str, Any]]:
+def decided(decisions: deque[PastDecision]) -> list[dict[str, Any]]:
     """This worker's newest decisions."""
     shown = []
-    for past in islice(reversed(router.history.decisions), MOST_DECISIONS):
+    for past in islice(reversed(decisions), MOST_DECISIONS):
         record = past.record(briefly=True)
         is_split = record.prefill is not None and record.prefill.outcome is not None
         fields = {name: getattr(record, name) for name in SHOWN}

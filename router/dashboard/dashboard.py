@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.core import Router
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, held_prefixes, page_of
 from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
-from router.dashboard.sharing import Told, told
+from router.dashboard.sharing import SharedPrefixes, Told
+from router.dashboard.status import Statuses
 from router.members.members import Member
 from router.tenants.admission import Admitted
 from router.tenants.keys import Key
@@ -68,38 +69,35 @@ class FeedResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
+@dataclass(eq=False)
 class Dashboard:
-    """Call `run` for the router's lifetime, and `close` when it starts to shut down."""
+    """Run its `sampling` for the router's lifetime, and close its `broadcast` when that ends."""
 
-    def __init__(self, router: Router) -> None:
-        self.sampling = Sampling(router)
-        view = FleetView(router, self.sampling)
-        self.broadcast = Broadcast(router, self.sampling, view)
-        self._router = router
-        self._view = view
-        self._kept: Told | None = None
-        self._computing = asyncio.Lock()
-
-    async def run(self) -> None:
-        await self.sampling.run()
-
-    def close(self) -> None:
-        self.broadcast.close()
+    policy: str
+    statuses: Statuses
+    sampling: Sampling
+    view: FleetView
+    prefixes: SharedPrefixes
+    broadcast: Broadcast
+    _kept: Told | None = None
+    _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def feed(self, query: Query, admitted: Admitted) -> FeedResponse:
         return FeedResponse(self.broadcast, FeedQuery(query, admitted.admin), admitted.key)
 
-    async def prefixes(self, member: Member) -> list[HeldPrefix]:
+    async def held_prefixes(self, member: Member) -> list[HeldPrefix]:
         """The shared prefixes that the member holds. It may have left when this returns."""
         async with self._computing:
             if self._kept is None:
-                self._kept = await told(self._router, MOST_PREFIXES)
+                self._kept = await self.prefixes.told(MOST_PREFIXES)
                 asyncio.get_running_loop().call_later(SHARED_S, self._forget)
             shared = self._kept
-        return await held_prefixes(self._router, member, shared)
+        return await held_prefixes(self.prefixes, member, shared)
 
     def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
-        return page_of(self._router, self.sampling, self._view, member, prefixes)
+        statuses = self.statuses
+        status, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
+        return page_of(member, status, traffic, self.sampling, self.view, prefixes, self.policy, statuses.now_s())
 
     def _forget(self) -> None:
         self._kept = None

@@ -8,16 +8,16 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from router.core import Router
 from router.dashboard.rows import FleetView
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling, Series
-from router.dashboard.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks
-from router.dashboard.status import for_clients, replica_status
+from router.dashboard.sharing import KeySpace, SharedPrefixes, Told, text_of
+from router.dashboard.status import for_clients
 from router.members.counts import ReplicaCounts
+from router.members.feed import Traffic
 from router.members.members import Member
 from router.placement.index import APPROXIMATE
 from router.prompts.prefixes.tree import Run
-from router.responses import ReplicaStatus
+from router.responses import FeedState, ReplicaStatus
 
 MOST_PREFIXES = 50
 
@@ -38,20 +38,27 @@ class HeldPrefix(Struct):
 
 
 def page_of(
-    router: Router, sampling: Sampling, view: FleetView, member: Member, prefixes: list[HeldPrefix] | None
+    member: Member,
+    replica: ReplicaStatus,
+    traffic: Traffic | None,
+    sampling: Sampling,
+    view: FleetView,
+    prefixes: list[HeldPrefix] | None,
+    policy: str,
+    now_s: float,
 ) -> dict[str, Any]:
     """The page; `prefixes` is None for readers, who may not see prompts."""
-    replica = replica_status(router, member)
+    feed = replica.events
     row, recent = view.row(member, replica)
     sampled, done = sampling.sampled(member), sampling.counts(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
     kept, ages = member.candidate.ages, None  # tokens by the time since their last use; other policies do not track it
-    if kept is not None and kept.capacity_pages and router.config.policy == "cost":
-        ages = [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in kept.held(router.now_s())]
+    if kept is not None and kept.capacity_pages and policy == "cost":
+        ages = [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in kept.held(now_s)]
     return {
         "replica": for_clients(replica) if prefixes is None else replica,
         "row": row,
-        "stream": None if replica.events is None else _stream(router, replica, recent, sampling.over_s()),
+        "stream": None if feed is None or traffic is None else _stream(feed, traffic, recent, sampling.over_s()),
         "cache": {
             "blocks": replica.index.blocks,
             "block_size": replica.block_size,
@@ -71,9 +78,7 @@ def page_of(
     }
 
 
-def _stream(router: Router, replica: ReplicaStatus, recent: ReplicaCounts, over_s: float) -> dict[str, Any]:
-    feed, traffic = replica.events, router.feeds.traffic(replica.name)
-    assert feed is not None and traffic is not None, "its feed has a state"
+def _stream(feed: FeedState, traffic: Traffic, recent: ReplicaCounts, over_s: float) -> dict[str, Any]:
     age_s = feed.last_event_age_s
     return {
         **asdict(feed),
@@ -91,7 +96,7 @@ def _stream(router: Router, replica: ReplicaStatus, recent: ReplicaCounts, over_
 # ---- shared prefixes
 
 
-async def held_prefixes(router: Router, member: Member, told: Told) -> list[HeldPrefix]:
+async def held_prefixes(shared: SharedPrefixes, member: Member, told: Told) -> list[HeldPrefix]:
     """The shared prefixes of the member's models, the largest saving first.
 
     Empty if the member leaves meanwhile: its slot may be reused.
@@ -99,19 +104,19 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
     found = []
     for run in told.runs[:MOST_PREFIXES]:
         await asyncio.sleep(0)
-        if member not in router.members:
+        if member not in shared.members:
             return []
         path = run.path()
         kind = told.kinds[path[0]]
         if member.serves(kind.model) and (kind.block_size == APPROXIMATE) == (member.block_size == APPROXIMATE):
-            found.append(_held(router, member, kind, path))
+            found.append(_held(shared, member, kind, path))
     return sorted(found, key=lambda one: one.held_tokens * one.prompts, reverse=True)
 
 
-def _held(router: Router, member: Member, kind: KeySpace, path: Sequence[Run]) -> HeldPrefix:
-    prefix = prefix_of(router, kind, path, router.now_s())
+def _held(shared: SharedPrefixes, member: Member, kind: KeySpace, path: Sequence[Run]) -> HeldPrefix:
+    prefix = shared.prefix_of(kind, path)
     keys = list(chain.from_iterable(each.keys for each in path))
-    blocks = usable_blocks(router, kind, keys, 1 << member.slot).lower.get(member.slot, 0)
+    blocks = shared.usable_blocks(kind, keys, 1 << member.slot).lower.get(member.slot, 0)
     if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another block size never match
         blocks = 0
     return HeldPrefix(
@@ -119,7 +124,7 @@ def _held(router: Router, member: Member, kind: KeySpace, path: Sequence[Run]) -
         exact=prefix.exact,
         tokens=len(keys) * kind.block_tokens,
         held_tokens=blocks * kind.block_tokens,
-        held=is_held(router, kind, len(keys), member, blocks),
+        held=shared.is_held(kind, len(keys), member, blocks),
         prompts=prefix.prompts,
         idle_s=prefix.idle_s,
         held_by=prefix.held_by,

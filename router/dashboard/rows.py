@@ -9,10 +9,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from api.errors import invalid
-from router.core import Router
+from router.dashboard.doctor.index_rules import LAG_BATCHES
 from router.dashboard.sampling import Sampling, paused, rates
-from router.dashboard.status import idle_members, status_of
-from router.doctor.index_rules import LAG_BATCHES
+from router.dashboard.status import Statuses
 from router.members.counts import ReplicaCounts
 from router.members.members import Member
 from router.responses import ReplicaStatus
@@ -111,28 +110,27 @@ class Fleet(NamedTuple):
     rows: list[Row]
 
 
-class FleetView:
+class FleetView(NamedTuple):
     """Collects rows of all replicas, pausing for requests."""
 
-    def __init__(self, router: Router, sampling: Sampling) -> None:
-        self._router = router
-        self._sampling = sampling
+    statuses: Statuses
+    sampling: Sampling
 
     async def look(self) -> Fleet:
-        router = self._router
-        await self._sampling.others.look()
+        statuses, members = self.statuses, self.statuses.members
+        await self.sampling.others.look()
         recent, rows = ReplicaCounts(), []
-        idle = idle_members(router, router.members)
-        async for member in paused(list(router.members)):
-            if member in router.members:  # it may have left during a pause
-                row, counts = self.row(member, status_of(router, member, idle.get(member.name)))
+        idle = statuses.idle(members)
+        async for member in paused(list(members)):
+            if member in members:  # it may have left during a pause
+                row, counts = self.row(member, statuses.of(member, idle.get(member.name)))
                 recent.add(counts)
                 rows.append(row)
         await asyncio.sleep(0)
         states = Counter(row.state for row in rows) + Counter(row.status for row in rows)
         return Fleet(
             at=round(time.time(), 3),
-            at_s=router.now_s(),
+            at_s=statuses.now_s(),
             totals=self._totals(rows, recent),
             states={state: states[state] for state in STATES},
             rows=rows,
@@ -140,7 +138,7 @@ class FleetView:
 
     def row(self, member: Member, replica: ReplicaStatus) -> tuple[Row, ReplicaCounts]:
         """The replica's status with what it has done recently, all workers together."""
-        sampling, health, feed = self._sampling, member.health, replica.events
+        sampling, health, feed = self.sampling, member.health, replica.events
         recent, over_s = sampling.recently(member), sampling.over_s()
         status: Literal["up", "down", "draining"] = "up" if replica.available else "down"
         if status == "down" and (health.draining or health.resting == DRAINS):
@@ -178,19 +176,19 @@ class FleetView:
         ), recent
 
     def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
-        router, over_s = self._router, self._sampling.over_s()
-        unserved = self._sampling.unserved() - self._sampling.unserved_before
+        over_s = self.sampling.over_s()
+        unserved = self.sampling.unserved() - self.sampling.unserved_before
         figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in SUMS}
         figures |= rates(recent, over_s, (50, 90, 99))
         return Totals(
             **figures,
             replicas=len(rows),
             up=sum(row.why is None for row in rows),
-            waiting_here=self._sampling.waiting(),
+            waiting_here=self.sampling.waiting(),
             errors_per_s=round((recent.errors + unserved) / over_s, 3),
-            index_bytes=router.placement.index.bytes_used(),
-            saved_tokens=self._sampling.saved_tokens,
-            saved_s=round(self._sampling.saved_s, 3),
+            index_bytes=self.statuses.placement.index.bytes_used(),
+            saved_tokens=self.sampling.saved_tokens,
+            saved_s=round(self.sampling.saved_s, 3),
         )
 
 

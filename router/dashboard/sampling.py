@@ -5,14 +5,17 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from router.core import Router
 from router.members.counts import ReplicaCounts, counts_of
-from router.members.members import Member
+from router.members.feeds import Feeds
+from router.members.members import Member, Members
+from router.placement.waiting import Waiting
+from router.proxy.request_summary import RequestCounts
 from router.workers.colleagues import Colleagues
 from router.workers.questions import FIGURES, Figures
 
@@ -178,17 +181,23 @@ class Sampled(Struct):
         self.series.add(at_s, values)
 
 
+@dataclass(eq=False)
 class Sampling:
     """Call `run` for the router's lifetime."""
 
-    def __init__(self, router: Router) -> None:
+    members: Members
+    feeds: Feeds
+    queue: Waiting[Any]
+    requests: RequestCounts
+    others: OtherWorkers
+    now_s: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self.fleet = Series(FLEET_SERIES, FLEET_POINTS)
         self.taken = 0  # points since the start
         self.saved_tokens, self.saved_s = 0, 0.0  # by caches until the newest point, also of replicas that have left
-        self.before_s = self._at_s = router.now_s()
+        self.before_s = self._at_s = self.now_s()
         self.unserved_before = self._unserved = 0
-        self.others = OtherWorkers(router.colleagues)
-        self._router = router
         self._replicas: dict[str, Sampled] = {}
 
     async def run(self) -> None:
@@ -201,11 +210,11 @@ class Sampling:
 
     async def sample(self) -> None:
         await self.others.look()
-        router, at_s, now_s = self._router, time.time(), self._router.now_s()
+        at_s, now_s = time.time(), self.now_s()
         over_s = max(1e-3, now_s - self._at_s)
         total, in_flight, waiting, queued, up = ReplicaCounts(), 0, self.waiting(), 0.0, 0
         looked: list[tuple[Sampled, ReplicaCounts, Sequence[float | None]]] = []
-        async for member in paused(list(router.members)):
+        async for member in paused(list(self.members)):
             sampled, counts = self.sampled(member), self.counts(member)
             if sampled is None:
                 sampled = Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
@@ -242,7 +251,7 @@ class Sampling:
     # ---- of all workers
 
     def counts(self, member: Member) -> ReplicaCounts:
-        counts = counts_of(member, self._router.feeds)
+        counts = counts_of(member, self.feeds)
         counts.add(self.others.counts(member.name))
         return counts
 
@@ -250,10 +259,10 @@ class Sampling:
         return member.candidate.in_flight + self.others.in_flight(member.name)
 
     def waiting(self) -> int:
-        return len(self._router.waiting) + self.others.waiting
+        return len(self.queue) + self.others.waiting
 
     def unserved(self) -> int:
-        return unserved_by(self._router) + self.others.unserved
+        return unserved_by(self.requests) + self.others.unserved
 
     # ---- current rates
 
@@ -265,7 +274,7 @@ class Sampling:
 
     def over_s(self) -> float:
         """The time that `recently` covers: one to two intervals."""
-        return max(LEAST_S, self._router.now_s() - self.before_s)
+        return max(LEAST_S, self.now_s() - self.before_s)
 
     def sampled(self, member: Member) -> Sampled | None:
         """The member at the last points; None if it joined later."""
@@ -273,5 +282,5 @@ class Sampling:
         return sampled if sampled is not None and sampled.member is member else None
 
 
-def unserved_by(router: Router) -> int:
-    return sum(router.history.counts.refused.get(code, 0) for code in UNSERVED)
+def unserved_by(counts: RequestCounts) -> int:
+    return sum(counts.refused.get(code, 0) for code in UNSERVED)

@@ -3,18 +3,21 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from router.core import Router
-from router.members.members import Member
+from router.members.members import Member, Members
 from router.placement.index import APPROXIMATE, Matches
+from router.placement.placement import Placement
 from router.placement.prices import GPU
 from router.prompts.prefixes.recent import RecentPrompt
 from router.prompts.prefixes.tree import Prefix, Run, Shared, Tree, most_shared
 from router.prompts.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
+from router.records.history import History
+from router.workers.colleagues import Colleagues
 from router.workers.questions import RECENT
 
 MOST_PREFIXES = 200
@@ -47,37 +50,6 @@ class Told(NamedTuple):
     retained: dict[Run, float]  # when the retention of all that have any ends
 
 
-async def told(router: Router, limit: int) -> Told:
-    routed = router.history.recent.all()
-    until_s = router.history.retained.until_s(router.now_s())
-    if router.colleagues is not None:
-        for there in (await router.colleagues.told(RECENT)).values():
-            routed += there.prompts
-            for key, ends_s in there.retained_until_s.items():
-                until_s[key] = max(ends_s, until_s.get(key, 0.0))
-        routed.sort(key=attrgetter("at_s"))
-    return await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES), until_s)
-
-
-async def shared(router: Router, limit: int) -> Shared:
-    routed, kinds, chosen, retained = await told(router, limit)
-    now_s = router.now_s()
-    beginnings: list[Prefix] = []
-    made: dict[Run, Prefix] = {}
-    for run in chosen:
-        await asyncio.sleep(0)  # requests come first
-        path = run.path()
-        prefix = made[run] = prefix_of(router, kinds[path[0]], path, now_s, retained.get(run))
-        above = made.get(path[-2]) if len(path) > 1 else None
-        (beginnings if above is None else above.below).append(prefix)
-    return Shared(
-        prompts=len(routed),
-        span_s=round(now_s - routed[0].at_s, 3) if routed else 0.0,
-        texts=router.shows_prompts,
-        prefixes=beginnings,
-    )
-
-
 def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]) -> Told:
     trees: dict[KeySpace, Tree] = {}
     for number, one in enumerate(routed):
@@ -100,48 +72,82 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, f
     return Told(routed, kinds, runs, retained)
 
 
-def prefix_of(
-    router: Router, kind: KeySpace, path: Sequence[Run], now_s: float, retained_until_s: float | None = None
-) -> Prefix:
-    run = path[-1]
-    before = sum(len(each.keys) for each in path[:-1])
-    keys = list(chain.from_iterable(each.keys for each in path))
-    holders: list[tuple[str, str]] = []  # by their events or by the prompts sent to them, with the slowest source
-    if (model := router.members.models.get(kind.model)) is not None:
-        slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
-        matches = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
-        held = matches.lower
-        holders = sorted(
-            (one.name, matches.source(one.slot))
-            for one in model.members
-            if is_held(router, kind, len(keys), one, held.get(one.slot, 0))
+@dataclass(slots=True, eq=False)
+class SharedPrefixes:
+    members: Members
+    placement: Placement
+    history: History
+    colleagues: Colleagues | None
+    now_s: Callable[[], float]
+    texts: bool  # whether they may be shown
+
+    async def told(self, limit: int) -> Told:
+        routed = self.history.recent.all()
+        until_s = self.history.retained.until_s(self.now_s())
+        if self.colleagues is not None:
+            for there in (await self.colleagues.told(RECENT)).values():
+                routed += there.prompts
+                for key, ends_s in there.retained_until_s.items():
+                    until_s[key] = max(ends_s, until_s.get(key, 0.0))
+            routed.sort(key=attrgetter("at_s"))
+        return await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES), until_s)
+
+    async def shared(self, limit: int) -> Shared:
+        routed, kinds, chosen, retained = await self.told(limit)
+        now_s = self.now_s()
+        beginnings: list[Prefix] = []
+        made: dict[Run, Prefix] = {}
+        for run in chosen:
+            await asyncio.sleep(0)  # requests come first
+            path = run.path()
+            prefix = made[run] = self.prefix_of(kinds[path[0]], path, retained.get(run))
+            above = made.get(path[-2]) if len(path) > 1 else None
+            (beginnings if above is None else above.below).append(prefix)
+        return Shared(
+            prompts=len(routed),
+            span_s=round(now_s - routed[0].at_s, 3) if routed else 0.0,
+            texts=self.texts,
+            prefixes=beginnings,
         )
-    return Prefix(
-        model=kind.model,
-        exact=kind.block_size != APPROXIMATE,
-        begin=before * kind.block_tokens,
-        tokens=len(run.keys) * kind.block_tokens,
-        prompts=run.prompts,
-        idle_s=round(now_s - run.last_s, 3),
-        held_by=len(holders),
-        replicas=[name for name, _ in holders[:MOST_NAMES]],
-        text=text_of(path),
-        below=[],
-        id=f"{kind.model} {run.keys[0]:016x}",
-        sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
-        retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
-    )
 
+    def prefix_of(self, kind: KeySpace, path: Sequence[Run], retained_until_s: float | None = None) -> Prefix:
+        run, now_s = path[-1], self.now_s()
+        before = sum(len(each.keys) for each in path[:-1])
+        keys = list(chain.from_iterable(each.keys for each in path))
+        holders: list[tuple[str, str]] = []  # by their events or by the prompts sent to them, with the slowest source
+        if (model := self.members.models.get(kind.model)) is not None:
+            slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
+            matches = self.usable_blocks(kind, keys, slots.get(kind.block_size, 0))
+            held = matches.lower
+            holders = sorted(
+                (one.name, matches.source(one.slot))
+                for one in model.members
+                if self.is_held(kind, len(keys), one, held.get(one.slot, 0))
+            )
+        return Prefix(
+            model=kind.model,
+            exact=kind.block_size != APPROXIMATE,
+            begin=before * kind.block_tokens,
+            tokens=len(run.keys) * kind.block_tokens,
+            prompts=run.prompts,
+            idle_s=round(now_s - run.last_s, 3),
+            held_by=len(holders),
+            replicas=[name for name, _ in holders[:MOST_NAMES]],
+            text=text_of(path),
+            below=[],
+            id=f"{kind.model} {run.keys[0]:016x}",
+            sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
+            retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
+        )
 
-def usable_blocks(router: Router, kind: KeySpace, keys: list[int], slots: int) -> Matches:
-    """The leading blocks that a longer prompt could use, by slot."""
-    index = router.placement.index_of(kind.block_size)
-    return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else [])
+    def usable_blocks(self, kind: KeySpace, keys: list[int], slots: int) -> Matches:
+        """The leading blocks that a longer prompt could use, by slot."""
+        index = self.placement.index_of(kind.block_size)
+        return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else [])
 
-
-def is_held(router: Router, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:
-    """Return whether the member holds as much of a prefix of this length as its groups can ever use."""
-    return 0 < usable == router.placement.index_of(kind.block_size).longest_hit(member.slot, blocks)
+    def is_held(self, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:
+        """Return whether the member holds as much of a prefix of this length as its groups can ever use."""
+        return 0 < usable == self.placement.index_of(kind.block_size).longest_hit(member.slot, blocks)
 
 
 def text_of(path: Sequence[Run]) -> str | None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest
@@ -31,7 +30,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-STATIC = files("router.dashboard") / "static"
+STATIC = Path(__file__).parent / "static"
 
 
 class File(NamedTuple):
@@ -51,14 +50,10 @@ def _all() -> dict[str, File]:
     return dict(read(STATIC))
 
 
-def read(folder: Traversable, above: str = "") -> Iterator[tuple[str, File]]:
+def read(folder: Path) -> Iterator[tuple[str, File]]:
     """Yield each public file with its path."""
-    for entry in folder.iterdir():
-        path, content_type = above + entry.name, TYPES.get(entry.name.rpartition(".")[2])
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from read(entry, f"{path}/")
-        elif content_type is not None:
-            content = entry.read_bytes()
-            yield path, File(content, content_type, f'"{xxh3_64_hexdigest(content)}"')
+    for path in folder.rglob("*"):
+        name, content_type = path.relative_to(folder).as_posix(), TYPES.get(path.suffix[1:])
+        if content_type is not None and not any(part.startswith(".") for part in name.split("/")) and path.is_file():
+            content = path.read_bytes()
+            yield name, File(content, content_type, f'"{xxh3_64_hexdigest(content)}"')

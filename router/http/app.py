@@ -1,5 +1,7 @@
 """The app for all routes that the router answers itself, behind a gate that admits requests."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -16,60 +18,71 @@ from api.errors import ApiError, internal
 from api.http.responses import error_response
 from api.http.routes import Role, RouteTable, check_preflight, mark_admitted, route_for, served
 from router.core import Router
+from router.dashboard.alerts import Alerts
+from router.dashboard.broadcast import Broadcast
 from router.dashboard.dashboard import Dashboard
+from router.dashboard.rows import FleetView
+from router.dashboard.sampling import OtherWorkers, Sampling
+from router.dashboard.sharing import SharedPrefixes
+from router.dashboard.status import Statuses
 from router.http.document import DIRECT, document
 from router.http.endpoints import Endpoints
+from router.http.metrics import Printed
 from router.http.one_answer import OneAnswer, answer_of
 from router.http.routes import APP_ROUTES
 from router.monitor.upkeep import Upkeep
-from router.records.access_log import line_of
-from router.tenants.admission import Admitted
-from router.workers.colleagues import Answer, Answering, Asked
+from router.records.access_log import encode, line_of
+from router.records.history import History
+from router.tenants.admission import Admission, Admitted
+from router.workers.colleagues import Answer, Answering, Asked, Colleagues
+from router.workers.peer_links import Links
 
 ERRORS: tuple[Any, ...] = (ApiError, HTTPException, ClientDisconnect, Exception)
 FROM_WORKER = "from_worker"  # in the scope of a request that another worker has admitted
 
 
+@dataclass(slots=True, eq=False)
 class RouterGate:
     """Admits each request before the app sees it, as `opening.py` does for requests that bypass the app."""
 
-    def __init__(self, app: ASGIApp, router: Router, table: RouteTable) -> None:
-        self._app = app
-        self._router = router
-        self._table = table
+    app: ASGIApp
+    table: RouteTable
+    admission: Admission
+    history: History
+    colleagues: Colleagues | None
+    now_s: Callable[[], float]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if scope.get(FROM_WORKER):
-            mark_admitted(scope, self._table.asked(scope))
-            await self._app(scope, receive, send)
+            mark_admitted(scope, self.table.asked(scope))
+            await self.app(scope, receive, send)
             return
-        router = self._router
         try:
-            asked = self._table.asked(scope)
+            asked = self.table.asked(scope)
             check_preflight(scope, asked, "start the router with --cors-origin ORIGIN")
-            admitted = router.admission.admit(
+            admitted = self.admission.admit(
                 scope["headers"],
                 asked.who,
                 scope["client"],
-                router.now_s(),
+                self.now_s(),
                 path=scope["path"],
                 http_version=scope["http_version"],
             )
         except ApiError as error:
-            router.history.turned_away(scope, error)
+            self.history.turned_away(scope, error)
             await error_response(error, scope["path"])(scope, receive, send)
             return
         scope["state"]["admitted"] = admitted
-        status, begun_s, sent = 0, router.now_s(), 0
+        status, begun_s, sent = 0, self.now_s(), 0
 
         async def count(message: Message) -> None:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                told = [] if admitted.charge is None else admitted.charge.headers(router.now_s())
+                told = [] if admitted.charge is None else admitted.charge.headers(self.now_s())
                 more = [(name.encode(), value.encode()) for name, value in told]
                 message["headers"] = [*message["headers"], (b"x-request-id", admitted.request_id.encode()), *more]
             else:
@@ -78,30 +91,56 @@ class RouterGate:
 
         try:
             mark_admitted(scope, asked)
-            app = self._app if router.colleagues is None else OneAnswer(self._app, router.colleagues)
+            app = self.app if self.colleagues is None else OneAnswer(self.app, self.colleagues)
             await app(scope, receive, count)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, count)
         finally:
-            router.admission.release(admitted)
-            if router.history.access_log is not None and asked.who is not Role.ANYONE:
-                router.history.access_log(
-                    line_of(
-                        scope,
-                        status=status,
-                        duration_s=router.now_s() - begun_s,
-                        sent_bytes=sent,
-                        request_id=admitted.request_id,
-                        key=admitted.key.name if admitted.key else None,
-                    )
+            self.admission.release(admitted)
+            if self.history.access_log is not None and asked.who is not Role.ANYONE:
+                line = line_of(
+                    scope,
+                    status=status,
+                    duration_s=self.now_s() - begun_s,
+                    sent_bytes=sent,
+                    request_id=admitted.request_id,
+                    key=admitted.key.name if admitted.key else None,
                 )
+                self.history.access_log.add(encode(line))
 
 
-def build_app(router: Router, upkeep: Upkeep, table: RouteTable, dashboard: Dashboard | None = None) -> Starlette:
+def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashboard:
+    """A dashboard, which shows nothing of the past until it runs."""
+    members, feeds, placement, history = router.members, router.feeds, router.placement, router.history
+    statuses = Statuses(members, feeds, placement, router.admission, history.decisions, router.now_s)
+    sampling = Sampling(members, feeds, router.waiting, history.counts, OtherWorkers(colleagues), router.now_s)
+    view = FleetView(statuses, sampling)
+    alerts = Alerts(router.config.policy, members, feeds, placement.index, history)
+    prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
+    broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, view, alerts)
+    return Dashboard(router.config.policy, statuses, sampling, view, prefixes, broadcast)
+
+
+def printed_by(router: Router, links: Links | None = None) -> Printed:
+    """The figures of /metrics; `links`: to other routers."""
+    parts = router.lifecycle, router.members, router.feeds, router.placement, router.waiting
+    return Printed(*parts, router.history.counts, router.ledger, links, router.now_s)
+
+
+def build_app(
+    router: Router,
+    upkeep: Upkeep,
+    table: RouteTable,
+    dashboard: Dashboard | None = None,
+    colleagues: Colleagues | None = None,
+    links: Links | None = None,
+) -> Starlette:
     """The app. Without a dashboard that runs, it gets one that records nothing."""
-    endpoints = Endpoints(router, upkeep, dashboard or Dashboard(router))
+    dashboard, printed = dashboard or dashboard_of(router), printed_by(router, links)
+    endpoints = Endpoints(router, upkeep, router.history, router.ledger, dashboard, printed, colleagues)
     routes = served(APP_ROUTES, endpoints) + [route_for(["POST"], path, _past_the_app) for path in DIRECT]
-    middleware = [Middleware(RouterGate, router=router, table=table)]
+    gate = partial(RouterGate, table=table, admission=router.admission, history=router.history)
+    middleware = [Middleware(gate, colleagues=colleagues, now_s=router.now_s)]
     if router.config.cors_origins:  # outside the gate: a browser asks first, without the key
         origins = list(router.config.cors_origins)
         middleware.insert(

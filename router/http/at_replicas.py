@@ -13,12 +13,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.errors import ApiError, invalid, quoted
-from router.core import Router
 from router.members.broken import Broken, no_replica
+from router.members.feeds import Feeds
 from router.members.fetch import fetch
-from router.members.members import Server
+from router.members.members import Members, Server
 from router.members.spec import ModelName
 from router.monitor.upkeep import Upkeep
+from router.placement.placement import Placement
+from router.workers.colleagues import Colleagues
 from router.workers.questions import EXPECT_CLEAR, FORGET, LEARN_AGAIN
 
 LOAD_S = 120.0  # an engine may read an adapter from a slow disk
@@ -101,7 +103,9 @@ class AdapterReport(Struct, frozen=True, omit_defaults=True):
 _decode = msgspec.json.Decoder(AdapterRequest).decode
 
 
-async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: bool) -> tuple[int, AdapterReport]:
+async def change_adapter(
+    members: Members, upkeep: Upkeep, colleagues: Colleagues | None, body: bytes, *, load: bool
+) -> tuple[int, AdapterReport]:
     """Send the request to every replica that it concerns; return a status and what each has now.
 
     If a replica does not have the adapter that should, or the other way round, the status is 400 or 404 where all of
@@ -112,7 +116,7 @@ async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: b
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fix = "write lora_name, and lora_path to load it"
         raise invalid(f"the body does not name an adapter: {error}; {fix}") from error
-    servers = list(router.members.servers.values())
+    servers = list(members.servers.values())
     if load:
         model = asked.model or _only_base(servers)
         concerned = [one for one in servers if model in one.models and model not in one.adapters]
@@ -135,12 +139,12 @@ async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: b
         return AdapterAtReplica(server.name, asked.lora_name in server.adapters, said.status, message or said.message)
 
     found = await at_all(concerned, at)
-    if router.colleagues is not None:
-        await router.colleagues.told(LEARN_AGAIN, [one.name for one in concerned])
+    if colleagues is not None:
+        await colleagues.told(LEARN_AGAIN, [one.name for one in concerned])
     if not load:
-        router.members.forget(asked.lora_name)
-        if router.colleagues is not None:
-            await router.colleagues.told(FORGET, asked.lora_name)
+        members.forget(asked.lora_name)
+        if colleagues is not None:
+            await colleagues.told(FORGET, asked.lora_name)
     status, failure = SUCCESS, None
     if failed := [one for one in found if one.has_it != load]:
         what = f"{len(failed)} of {len(found)} replicas {'do not have' if load else 'still have'} the adapter"
@@ -182,23 +186,38 @@ class _Cleared(Struct):
 _decode_cleared = msgspec.json.Decoder(_Cleared).decode
 
 
-async def reset_caches(router: Router, query: Iterable[tuple[str, str]]) -> tuple[int, ResetReport]:
+def expect_clear(server: Server, feeds: Feeds, placement: Placement) -> None:
+    """Note that the replicas at this address may clear their caches: nothing of them is sure until events come."""
+    for member in server.members:
+        if feeds.state(member.name) is None:
+            placement.approximate.clear(member.slot)
+        else:
+            feeds.expect_clear(member.name)
+
+
+async def reset_caches(
+    members: Members,
+    feeds: Feeds,
+    placement: Placement,
+    colleagues: Colleagues | None,
+    query: Iterable[tuple[str, str]],
+) -> tuple[int, ResetReport]:
     """Send the request, with the client's query, to every replica; return a status and what each says.
 
     If a cache was not cleared, the status is 400, 404 or 409 where all of these answer so, and 502 otherwise.
     """
-    servers, asked = list(router.members.servers.values()), urlencode(list(query))
+    servers, asked = list(members.servers.values()), urlencode(list(query))
     if not servers:
         raise no_replica("there is no replica")
-    if router.colleagues is not None:
-        await router.colleagues.told(EXPECT_CLEAR)
+    if colleagues is not None:
+        await colleagues.told(EXPECT_CLEAR)
 
     async def at(server: Server) -> ResetAtReplica:
-        router.expect_clear(server)
+        expect_clear(server, feeds, placement)
         try:
             said = await say(server, server.profile.reset_path + (f"?{asked}" if asked else ""), b"", RESET_S)
         finally:
-            router.expect_clear(server)  # it may have happened just now, or happen later
+            expect_clear(server, feeds, placement)  # it may have happened just now, or happen later
         cleared = said.status == SUCCESS
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an older one answers in words
             cleared = cleared and _decode_cleared(said.body).success

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -20,24 +21,26 @@ from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import json_response
 from api.messages.models import listed, shown
 from api.responses import Model
-from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
-from router.dashboard.sharing import shared
-from router.dashboard.status import for_clients, index_status, not_ready, replica_status, replica_statuses
+from router.dashboard.status import for_clients
 from router.http import retaining
 from router.http.at_replicas import change_adapter, reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
-from router.http.metrics import metrics_text
+from router.http.metrics import Printed, metrics_text
 from router.http.usage import MOST_ROWS, usage_answer
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel, Server
 from router.members.spec import BadSpec, spec_of
 from router.monitor.upkeep import Upkeep
 from router.proxy.exchange import too_large
+from router.proxy.services import Services
+from router.records.history import History
 from router.responses import ReplicaStatus
+from router.tenants.ledger import Ledger
+from router.workers.colleagues import Colleagues
 from router.workers.questions import NOT_READY
 
 DONE = {"status": "ok"}
@@ -48,18 +51,26 @@ MAX_RETAINED_BODY = 2 * 1024 * 1024  # read in the loop: the beginning of a prom
 MOST_NAMES = 10  # of replicas, in an error
 
 
+@dataclass(eq=False)
 class Endpoints:
-    def __init__(self, router: Router, upkeep: Upkeep, dashboard: Dashboard) -> None:
-        self._router = router
-        self._upkeep = upkeep
-        self._dashboard = dashboard
+    services: Services
+    upkeep: Upkeep
+    history: History
+    ledger: Ledger
+    board: Dashboard
+    printed: Printed
+    colleagues: Colleagues | None
+
+    def __post_init__(self) -> None:
+        self._members, self._lifecycle = self.services.members, self.services.lifecycle
+        self._statuses, self._bodies = self.board.statuses, self.services.bodies
         self._sharing = asyncio.Lock()  # a tree is work for a thread: one at a time
 
     # ---- models
 
     async def models(self, request: Request) -> Response:
         """The models that clients may ask for, under other names as well."""
-        served, others = self._router.members.models, self._router.model_rewrites.exact
+        served, others = self._members.models, self.services.model_rewrites.exact
         names = [*served, *(name for name, target in others.items() if name not in served and target in served)]
         return json_response(listed([self._model(name) for name in names], request.headers))
 
@@ -71,14 +82,14 @@ class Endpoints:
 
     def _served(self, name: str) -> ServedModel:
         """The model, or the one that stands for it."""
-        members, target = self._router.members, self._router.model_rewrites.target(name)
+        members, target = self._members, self.services.model_rewrites.target(name)
         return members.model(target if target in members.models else name)
 
     def _model(self, name: str) -> Model:
         served = self._served(name)
         longest = max((one.max_model_len for one in served.candidates if one.max_model_len), default=msgspec.UNSET)
         parent = msgspec.UNSET if served.lora is None else served.tokens.model
-        return Model(id=name, created=self._router.started, max_model_len=longest, parent=parent)
+        return Model(id=name, created=self._lifecycle.started, max_model_len=longest, parent=parent)
 
     # ---- the first look
 
@@ -95,53 +106,54 @@ class Endpoints:
         return json_response(DONE)
 
     async def ready(self, _: Request) -> Response:
-        if self._router.draining:
+        if self._lifecycle.draining:
             raise draining()
-        why = "the router is about to end" if self._router.leaving else not_ready(self._router)
-        if why is None and self._router.index_awaited_until_s and (colleagues := self._router.colleagues) is not None:
+        why = "the router is about to end" if self._lifecycle.leaving else self._lifecycle.not_ready()
+        if why is None and self._lifecycle.index_awaited_until_s and self.colleagues is not None:
             # The next request may come to another worker, which may have begun later.
-            why = next(filter(None, (await colleagues.told(NOT_READY)).values()), None)
+            why = next(filter(None, (await self.colleagues.told(NOT_READY)).values()), None)
         if why is not None:
             raise ApiError(503, why, "service_unavailable", code="not_ready", headers={"Retry-After": "1"})
-        self._router.index_awaited_until_s = 0.0  # a caller that saw "ready" sends requests
+        self._lifecycle.index_awaited_until_s = 0.0  # a caller that saw "ready" sends requests
         return json_response(DONE)
 
     async def metrics(self, request: Request) -> Response:
         shows_keys = request.state.admitted.admin  # their names are for administrators
-        return Response(await metrics_text(self._router, shows_keys=shows_keys), media_type=CONTENT_TYPE)
+        return Response(await metrics_text(self.printed, shows_keys=shows_keys), media_type=CONTENT_TYPE)
 
     async def version(self, _: Request) -> Response:
         return json_response({"version": version("warmroute")})
 
     async def usage(self, request: Request) -> Response:
         limit = limit_of(request.query_params, MOST_ROWS)
-        return await usage_answer(self._router, request.query_params, limit, request.state.admitted)
+        asked = request.query_params, limit, request.state.admitted
+        return await usage_answer(self.ledger, self.colleagues, *asked)
 
     # ---- replicas
 
     async def replicas(self, request: Request) -> Response:
-        statuses = replica_statuses(self._router, list(self._router.members))
+        statuses = self._statuses.all(list(self._members))
         if not request.state.admitted.admin:
             statuses = [for_clients(each) for each in statuses]
         return json_response({"replicas": statuses})
 
     async def add_replica(self, request: Request) -> Response:
         try:
-            async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
+            async with body_of(request, MAX_SMALL_BODY, self._bodies) as body:
                 spec = spec_of(msgspec.json.decode(body, type=dict[str, Any]))
             if spec.api_key_env or spec.curve_secret:  # an administrator need not have access to these
                 raise invalid("api_key_env and the files of CURVE keys can be set only at the router's start")
-            self._upkeep.add(spec)
+            self.upkeep.add(spec)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise invalid(f"the body is not a JSON object that describes a replica: {error}") from error
         except BadSpec as error:
             raise invalid(str(error)) from error
-        return json_response(replica_status(self._router, self._router.members.by_name[spec.name]), 201)
+        return json_response(self._statuses.one(self._members.by_name[spec.name]), 201)
 
     async def remove_replica(self, request: Request) -> Response:
         server = self._server(request)
         try:
-            self._upkeep.remove(server.name)
+            self.upkeep.remove(server.name)
         except BadSpec as error:
             raise ApiError(409, str(error), code="named_by_discovery") from error
         return json_response(DONE)
@@ -158,12 +170,12 @@ class Endpoints:
 
     async def resync(self, request: Request) -> Response:
         member = self._member(request)
-        self._router.feeds.resync(member.name, "requested by an administrator")
-        return json_response(replica_status(self._router, member))
+        self.services.feeds.resync(member.name, "requested by an administrator")
+        return json_response(self._statuses.one(member))
 
     def _member(self, request: Request) -> Member:
         name = request.path_params["name"]
-        member = self._router.members.by_name.get(name)
+        member = self._members.by_name.get(name)
         if member is None:
             raise self._no_replica(name)
         return member
@@ -171,17 +183,17 @@ class Endpoints:
     def _server(self, request: Request) -> Server:
         """The address of the replica; a name without its rank stands for all of its ranks."""
         name = request.path_params["name"]
-        server = self._router.members.server(name)
+        server = self._members.server(name)
         if server is None:
             raise self._no_replica(name)
         return server
 
     def _status_of(self, request: Request, server: Server) -> ReplicaStatus:
-        member = self._router.members.by_name.get(request.path_params["name"], server.members[0])
-        return replica_status(self._router, member)
+        member = self._members.by_name.get(request.path_params["name"], server.members[0])
+        return self._statuses.one(member)
 
     def _no_replica(self, name: str) -> ApiError:
-        names = self._router.members.by_name
+        names = self._members.by_name
         known = ", ".join(islice(names, MOST_NAMES)) or "none"
         more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
         message = f"there is no replica named {name[:100]!r}; there are: {known}{more}"
@@ -194,45 +206,47 @@ class Endpoints:
         return await self._change_adapter(request, load=False)
 
     async def _change_adapter(self, request: Request, *, load: bool) -> Response:
-        async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
-            status, report = await change_adapter(self._router, self._upkeep, body, load=load)
+        async with body_of(request, MAX_SMALL_BODY, self._bodies) as body:
+            status, report = await change_adapter(self._members, self.upkeep, self.colleagues, body, load=load)
         return json_response(report, status)
 
     async def reset_caches(self, request: Request) -> Response:
-        status, report = await reset_caches(self._router, request.query_params.multi_items())
+        services, query = self.services, request.query_params.multi_items()
+        parts = services.members, services.feeds, services.placement, self.colleagues
+        status, report = await reset_caches(*parts, query)
         return json_response(report, status)
 
     # ---- retention
 
     async def retain(self, request: Request) -> Response:
-        limit = min(MAX_RETAINED_BODY, self._router.config.max_body_bytes)
-        async with body_of(request, limit, self._router.bodies) as body:
-            status, report = await retaining.retain(self._router, body)
+        limit = min(MAX_RETAINED_BODY, self.services.config.max_body_bytes)
+        async with body_of(request, limit, self._bodies) as body:
+            status, report = await retaining.retain(self.services, self.history.retained, body)
         return json_response(report, status)
 
     async def retained(self, _: Request) -> Response:
-        return json_response(retaining.listed(self._router))
+        return json_response(retaining.listed(self.history.retained, self.services.now_s()))
 
     async def end_retention(self, request: Request) -> Response:
-        status, report = await retaining.end(self._router, request.path_params["id"])
+        parts = self._members, self.history.retained, self.services.now_s()
+        status, report = await retaining.end(*parts, request.path_params["id"])
         return json_response(report, status)
 
     # ---- why
 
     async def explain(self, request: Request) -> Response:
-        async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
+        async with body_of(request, self.services.config.max_body_bytes, self._bodies) as body:
             asked = body, request.scope["headers"], request.state.admitted, request.query_params.get("api")
-            return json_response(await explained(self._router, *asked))
+            return json_response(await explained(self.services, *asked))
 
     async def decisions(self, request: Request) -> Response:
-        remembered = list(self._router.history.decisions)[-limit_of(request.query_params, USUAL_DECISIONS) :][::-1]
+        remembered = list(self.history.decisions)[-limit_of(request.query_params, USUAL_DECISIONS) :][::-1]
         return json_response({"decisions": [one.record() for one in remembered]})
 
     async def decision(self, request: Request) -> Response:
         wanted = request.path_params["request_id"]
-        found = next(
-            (one for one in reversed(self._router.history.decisions) if one.outcome.request_id == wanted), None
-        )
+        remembered = reversed(self.history.decisions)
+        found = next((one for one in remembered if one.outcome.request_id == wanted), None)
         if found is None:
             message = f"no decision about a request {quoted(wanted)} is remembered; see GET /decisions"
             raise ApiError(404, message, code="decision_not_found")
@@ -241,10 +255,10 @@ class Endpoints:
     async def prefixes(self, request: Request) -> Response:
         limit = limit_of(request.query_params, 20)
         async with self._sharing:
-            return json_response(await shared(self._router, limit))
+            return json_response(await self.board.prefixes.shared(limit))
 
     async def debug_index(self, _: Request) -> Response:
-        return json_response(index_status(self._router))
+        return json_response(self._statuses.sizes(len(self.history.recent)))
 
     # ---- documents
 
@@ -272,15 +286,15 @@ class Endpoints:
         return _file(request, request.path_params["path"])
 
     async def dashboard_feed(self, request: Request) -> Response:
-        return self._dashboard.feed(query_of(request.query_params), request.state.admitted)
+        return self.board.feed(query_of(request.query_params), request.state.admitted)
 
     async def dashboard_replica(self, request: Request) -> Response:
-        await self._dashboard.sampling.others.look()
+        await self.board.sampling.others.look()
         member, prefixes = self._member(request), None
         if request.state.admitted.admin:
-            prefixes = await self._dashboard.prefixes(member)
+            prefixes = await self.board.held_prefixes(member)
             member = self._member(request)  # it may have left, or be another one by now
-        return json_response(self._dashboard.replica(member, prefixes))
+        return json_response(self.board.replica(member, prefixes))
 
 
 @asynccontextmanager

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from api.errors import invalid, quoted
 from api.generation_apis import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi
-from router.core import Router
 from router.dashboard.sampling import paused
-from router.members.members import ServedModel
+from router.members.members import Members, ServedModel
 from router.members.upstream import Header
 from router.placement.cost import TAKES
 from router.placement.decision import Decision, predict
@@ -19,13 +18,14 @@ from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE, Matches
 from router.placement.verdict import Verdict
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
-from router.prompts.reading.client import is_quick
+from router.prompts.reading.client import Reading, is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
 from router.proxy.headers import session_of
 from router.proxy.prefill import split_of, why_not_from
 from router.proxy.reading import make_for, peek_into, prompt_from, rewritten_apart
 from router.proxy.request_summary import Exactness, exactness
+from router.proxy.services import Services
 from router.responses import Explanation, PrefillChoice
 from router.tenants.admission import Admitted
 
@@ -44,38 +44,38 @@ _decode = msgspec.json.Decoder(_Asked).decode
 
 
 async def explained(
-    router: Router, body: bytes, headers: Sequence[Header], admitted: Admitted, named: str | None = None
+    services: Services, body: bytes, headers: Sequence[Header], admitted: Admitted, named: str | None = None
 ) -> Explanation:
     """The decision; raise ApiError if the request itself would be refused. Nothing is counted or remembered.
 
     `named` is the API of the request; None: the one that its fields tell.
     """
-    body = await rewritten_apart(router.model_rewrites, body)
-    peek, prompt = await read_prompt(router, body, admitted, api_of(named, body))
-    model = router.members.model(peek.model)
+    body = await rewritten_apart(services.model_rewrites, body)
+    peek, prompt = await read_prompt(services.members, services.reading, body, admitted, api_of(named, body))
+    model = services.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
-    decision, matches = router.decide(model, prompt, None if session is None else session.key)
-    prefill = _prefill(router, model, prompt, decision, None if session is None else session.key)
+    decision, matches = services.decide(model, prompt, None if session is None else session.key)
+    prefill = _prefill(services, model, prompt, decision, None if session is None else session.key)
     decision, members = decision.at_rest(), list(model.members)
     size = APPROXIMATE
     if prompt.exact:  # the block size of most replicas
         size = max(model.slots, key=lambda size: (model.slots[size].bit_count(), size), default=APPROXIMATE)
     keys = prompt.keys(size)
-    hits = runs_of(router.placement.index_of(size).holders(keys))
+    hits = runs_of(services.placement.index_of(size).holders(keys))
     tokens = size or prompt.approximate_block_tokens
     chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
     exact = Exactness(prompt.exact, why_not="no replica takes it now")
     if chosen is not None:
         model.tokens.is_verified_at(prompt, chosen.server.process)  # which notes in the prompt if it is not
         predicted = predict(prompt, decision, chosen.block_size, matches)
-        exact = exactness(prompt, predicted, router.doubt(chosen))
+        exact = exactness(prompt, predicted, services.doubt(chosen))
     verdicts = [
         _told(verdict, _sure(matches, candidate.slot) * tokens)
         async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))
     ]
     return Explanation(
         model=peek.model,
-        policy=router.config.policy,
+        policy=services.config.policy,
         prompt_tokens=prompt.all_tokens,
         exact=prompt.exact and prompt.doubt is None,
         why_not=prompt.why_not or prompt.doubt,
@@ -95,15 +95,15 @@ async def explained(
 
 
 def _prefill(
-    router: Router, model: ServedModel, prompt: Prompt, decision: Decision, session: str | None
+    services: Services, model: ServedModel, prompt: Prompt, decision: Decision, session: str | None
 ) -> PrefillChoice | None:
     """The choice where the prompt would be computed, with the replicas that may do so."""
     if not model.splits:
         return None
-    found, matches = split_of(router, model, prompt, decision, session, None)
+    found, matches = split_of(services, model, prompt, decision, session, None)
     candidates = []
     if found.prefill is not None and decision.chosen is not None:
-        generating, now_s = router.members.by_name[decision.chosen.name], router.now_s()
+        generating, now_s = services.members.by_name[decision.chosen.name], services.now_s()
         for verdict, member in zip(found.prefill.verdicts(), model.members, strict=True):
             if member.spec.role in TAKES["prefill"]:
                 verdict.why = why_not_from(member, generating, now_s) or verdict.why
@@ -143,12 +143,12 @@ def _known_by_fields(asked: _Asked) -> GenerationApi:
 
 
 async def read_prompt(
-    router: Router, body: bytes, admitted: Admitted, api: GenerationApi | None
+    members: Members, reading: Reading, body: bytes, admitted: Admitted, api: GenerationApi | None
 ) -> tuple[Peek, Prompt]:
     """Make the prompt of a request that is not sent; a large one in another process."""
     if api is not None and is_quick(body):
         peek = peek_into(api, body)
-        model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
+        model, salt = members.model(peek.model), admitted.cache_salt(peek.cache_salt)
         if model.tokens.is_quick(body):
             return peek, _prompt(model, body, peek, salt, api)
         return peek, await asyncio.to_thread(_prompt, model, body, peek, salt, api)
@@ -156,11 +156,11 @@ async def read_prompt(
     def want(found: Found) -> Make:
         nonlocal peek, model, salt
         peek = Peek(**found.fields)
-        model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
+        model, salt = members.model(peek.model), admitted.cache_salt(peek.cache_salt)
         known = api or (CHAT if found.chat else COMPLETIONS)
         return make_for(model, known.name, salt)
 
-    made = await router.reading.read(body, want)
+    made = await reading.read(body, want)
     assert made is not None, "it was wanted"
     return peek, prompt_from(made, model, peek, salt, TokenCounts())
 

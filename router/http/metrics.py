@@ -10,18 +10,38 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from api.http.prometheus import Histogram, head, histogram, labels, line, metric
-from router.core import Router
+from router.lifecycle import Lifecycle
+from router.members.feeds import Feeds
 from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Tally
 from router.placement.cost import TAKES
+from router.placement.placement import Placement
+from router.placement.waiting import Waiting
+from router.proxy.request_summary import RequestCounts
 from router.responses import FeedState
+from router.tenants.ledger import Ledger
 from router.tenants.usage import ClassCounts, Counts
 from router.workers.peer_inbox import InboxCounts
+from router.workers.peer_links import Links
 
 PREFIX = "warmroute_router:"
 SLICE_S = 0.002  # of work, before requests have their turn
 
 T = TypeVar("T")
+
+
+class Printed(NamedTuple):
+    """The parts of a router whose figures are printed."""
+
+    lifecycle: Lifecycle
+    members: Members
+    feeds: Feeds
+    placement: Placement
+    waiting: Waiting[Any]
+    counts: RequestCounts
+    ledger: Ledger
+    links: Links | None
+    now_s: Callable[[], float]
 
 
 class Metric(NamedTuple, Generic[T]):
@@ -95,8 +115,8 @@ TALLY_COUNTERS: tuple[Metric[Tally], ...] = (
     Metric("predicted_blocks", "Cached blocks predicted, of answers that report them.", lambda t: t.blocks_predicted),
     Metric("reported_blocks", "Cached blocks that these answers reported.", lambda t: t.blocks_reported),
 )
-ROUTER_GAUGES: tuple[Metric[Router], ...] = (
-    Metric("open_requests", "Requests in progress.", lambda r: r.open_requests),
+ROUTER_GAUGES: tuple[Metric[Printed], ...] = (
+    Metric("open_requests", "Requests in progress.", lambda r: r.lifecycle.open_requests),
     Metric("queue_length", "Requests that wait for a replica with room.", lambda r: len(r.waiting)),
     Metric("index_bytes", "Memory that the index takes, estimated.", lambda r: r.placement.index.bytes_used()),
     Metric(
@@ -105,17 +125,17 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
         lambda r: message_cache_bytes(r.members),
     ),
     Metric("peers", "Other routers that it hears.", lambda r: len(r.links.inbox.peers) if r.links else 0),
-    Metric("draining", "1 if the router is about to end.", lambda r: r.leaving),
+    Metric("draining", "1 if the router is about to end.", lambda r: r.lifecycle.leaving),
     Metric(
         "transfer_tokens_per_second",
         "Speed at which KV comes from other replicas; 0 while it is not known.",
         lambda r: r.placement.transfers.measured_tokens_per_s(r.now_s()),
     ),
 )
-ROUTER_COUNTERS: tuple[Metric[Router], ...] = (
-    Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.history.counts.retries),
-    Metric("resumes", "Answers continued by another replica.", lambda r: r.history.counts.resumes),
-    Metric("client_disconnects", "Clients that left before the end.", lambda r: r.history.counts.client_left),
+ROUTER_COUNTERS: tuple[Metric[Printed], ...] = (
+    Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.counts.retries),
+    Metric("resumes", "Answers continued by another replica.", lambda r: r.counts.resumes),
+    Metric("client_disconnects", "Clients that left before the end.", lambda r: r.counts.client_left),
     Metric("peer_requests", "Requests that other routers told of.", lambda r: told(r).requests),
     Metric("peer_ignored_requests", "Those that could not be counted.", lambda r: told(r).ignored),
     Metric("peer_corrected_requests", "Those whose end was not heard of.", lambda r: told(r).corrected),
@@ -153,11 +173,11 @@ PREFILL = f"{PREFIX}prefill_seconds", "From sending a prompt to its KV being hel
 WHOLE = f"{PREFIX}request_seconds", "From a request's arrival to the end of its answer."
 
 
-async def metrics_text(router: Router, *, shows_keys: bool = True) -> bytes:
+async def metrics_text(printed: Printed, *, shows_keys: bool = True) -> bytes:
     """Write the metrics a little at a time, so that no request waits for them; `shows_keys`: names of API keys, too."""
     loop = asyncio.get_running_loop()
     parts, since_s = [], loop.time()
-    for part in text_of(router, shows_keys=shows_keys):
+    for part in text_of(printed, shows_keys=shows_keys):
         parts.append(part)
         if loop.time() - since_s > SLICE_S:
             await asyncio.sleep(0)
@@ -165,31 +185,31 @@ async def metrics_text(router: Router, *, shows_keys: bool = True) -> bytes:
     return "".join(parts).encode()
 
 
-def text_of(router: Router, *, shows_keys: bool = True) -> Iterator[str]:
+def text_of(printed: Printed, *, shows_keys: bool = True) -> Iterator[str]:
     """Yield the text in parts, one per replica where there are many. Replicas may come and go between two parts."""
-    members = list(router.members)
-    blocks = [(member, router.placement.index.blocks(member.slot)) for member in members]  # a slot may be reused later
-    yield from _rows(ROUTER_GAUGES, ROUTER_COUNTERS, [("", router)])
-    groups = router.waiting.groups
-    names = dict.fromkeys((*router.members.expected, *router.members.models, *groups))
+    members, known = list(printed.members), printed.members
+    blocks = [(member, printed.placement.index.blocks(member.slot)) for member in members]  # a slot may be reused later
+    yield from _rows(ROUTER_GAUGES, ROUTER_COUNTERS, [("", printed)])
+    groups = printed.waiting.groups
+    names = dict.fromkeys((*known.expected, *known.models, *groups))
     yield metric("gauge", *MODEL_QUEUE, ((labels(model=name), groups[name]) for name in names))
-    refused = router.history.counts.refused.items()
+    refused = printed.counts.refused.items()
     yield metric("counter", *REFUSED, ((labels(code=code), count) for code, count in refused))
-    approximate = approximate_prompts(router.members.models.values()).items()
+    approximate = approximate_prompts(known.models.values()).items()
     by_reason = ((labels(model=model, reason=reason), count) for (model, reason), count in approximate)
     yield metric("counter", *APPROXIMATE_PROMPTS, by_reason)
     if shows_keys:
-        of_keys = [(labels(key=key), counts) for key, counts in router.ledger.totals()]
+        of_keys = [(labels(key=key), counts) for key, counts in printed.ledger.totals()]
         yield from _rows((), KEY_COUNTERS, of_keys)
-    of_classes = [(labels(**{"class": name}), counts) for name, counts in router.history.counts.classes.by_name.items()]
+    of_classes = [(labels(**{"class": name}), counts) for name, counts in printed.counts.classes.by_name.items()]
     yield from _rows((), CLASS_COUNTERS, of_classes)
-    yield from _histograms(DECISION, [("", router.history.counts.decision_s)])
+    yield from _histograms(DECISION, [("", printed.counts.decision_s)])
     named = [(labels(replica=member.name), member) for member in members]
     yield from _rows(MEMBER_GAUGES, MEMBER_COUNTERS, named)
     yield head(*BLOCKS, "gauge")
     for member, count_of in blocks:
         yield "".join(line(BLOCKS[0], labels(replica=member.name, medium=each), count_of[each]) for each in count_of)
-    states = [(labelled, router.feeds.state(member.name)) for labelled, member in named]
+    states = [(labelled, printed.feeds.state(member.name)) for labelled, member in named]
     yield from _rows(FEED_GAUGES, FEED_COUNTERS, [(labelled, state) for labelled, state in states if state is not None])
     yield from _by_name(
         UNKNOWN, "name", ((labelled, {} if state is None else state.unknown) for labelled, state in states)
@@ -235,8 +255,8 @@ def _histograms(named: tuple[str, str], labelled: Iterable[tuple[str, Histogram]
     yield from (histogram(named[0], labels, one) for labels, one in labelled)
 
 
-def told(router: Router) -> InboxCounts:
-    return InboxCounts() if router.links is None else router.links.inbox.counts
+def told(printed: Printed) -> InboxCounts:
+    return InboxCounts() if printed.links is None else printed.links.inbox.counts
 
 
 def message_cache_bytes(members: Members) -> int:

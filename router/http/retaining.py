@@ -13,12 +13,13 @@ from api.openai.engine_requests import RetainRequest
 from api.openai.requests import Identifier
 from api.reading import read
 from api.responses import RetainedPrefix as RetainedAtReplica
-from router.core import Router
 from router.http.at_replicas import BAD_GATEWAY, SUCCESS, Failure, at_all, say
 from router.http.explaining import read_prompt, runs_of
-from router.members.members import Member
-from router.prompts.prefixes.retained import Full, RetainedPrefix
+from router.members.members import Member, Members
+from router.placement.placement import Placement
+from router.prompts.prefixes.retained import Full, RetainedPrefix, RetainedPrefixes
 from router.prompts.prompt import Prompt
+from router.proxy.services import Services
 from router.responses import Retained, RetainedAt, RetainedList
 from router.tenants.admission import Admitted
 
@@ -35,49 +36,48 @@ class RetainReport(Retained, kw_only=True, omit_defaults=True):
     error: Failure | None = None  # if no replica has done it
 
 
-async def retain(router: Router, body: bytes) -> tuple[int, RetainReport]:
+async def retain(services: Services, retained: RetainedPrefixes, body: bytes) -> tuple[int, RetainReport]:
     """Ask the replicas that hold most of the prompt to retain it, or no longer; return a status and their answers."""
     asked = read(body, RetainAsked)
-    prompt = await _prompt_of(router, asked)
-    holders = _holders(router, asked.model, prompt)[: asked.replicas]
+    prompt = await _prompt_of(services, asked)
+    holders = _holders(services.members, services.placement, asked.model, prompt)[: asked.replicas]
     packed = prompt.packed[0]
     size = holders[0].block_size if holders else 0
     keys = prompt.keys(size) if size else []
     key = keys[-1] if keys else 0
     if asked.ttl_s and keys:
         try:
-            router.history.retained.check_room(key, packed, router.now_s())
+            retained.check_room(key, packed, services.now_s())
         except Full as full:
             raise ApiError(409, str(full), code="retention_full") from full
     found = await _ask_all(holders, asked.model, packed, prompt.salt, asked.ttl_s)
-    now_s = router.now_s()
+    now_s = services.now_s()
     prefix = RetainedPrefix(key, asked.model, size, len(keys) * size, asked.ttl_s, {}, packed, prompt.salt)
     prefix.until_s = {one.name: now_s + asked.ttl_s for one in found if one.retained_blocks}
     if asked.ttl_s and prefix.until_s:
-        router.history.retained.retain(prefix)
+        retained.retain(prefix)
     elif not asked.ttl_s:
-        router.history.retained.end(key)
+        retained.end(key)
     return _reported(prefix, found)
 
 
-async def end(router: Router, id: str) -> tuple[int, RetainReport]:
+async def end(members: Members, retained: RetainedPrefixes, now_s: float, id: str) -> tuple[int, RetainReport]:
     """End an operator's retention; ApiError 404 or 409."""
-    router.history.retained.expire(router.now_s())
-    prefix = router.history.retained.find(id)
+    retained.expire(now_s)
+    prefix = retained.find(id)
     if prefix is None:
         raise ApiError(404, f"nothing is retained as {quoted(id)}; see GET /retain", code="retention_not_found")
     if not prefix.is_operators:
         fix = "its tokens are not kept here: send its messages and ttl_s 0 to POST /retain, or let its time pass"
         raise ApiError(409, f"{quoted(id)} is retained for a client; {fix}", code="retained_by_client")
-    members = [member for name in prefix.until_s if (member := router.members.by_name.get(name)) is not None]
-    found = await _ask_all(members, prefix.model, prefix.packed, prefix.salt, 0)
-    router.history.retained.end(prefix.key)
+    holders = [member for name in prefix.until_s if (member := members.by_name.get(name)) is not None]
+    found = await _ask_all(holders, prefix.model, prefix.packed, prefix.salt, 0)
+    retained.end(prefix.key)
     prefix.ttl_s = 0
     return _reported(prefix, found)
 
 
-def listed(router: Router) -> RetainedList:
-    now_s = router.now_s()
+def listed(retained: RetainedPrefixes, now_s: float) -> RetainedList:
     return RetainedList(
         [
             Retained(
@@ -88,7 +88,7 @@ def listed(router: Router) -> RetainedList:
                 by="operator" if prefix.is_operators else "client",
                 replicas=[RetainedAt(name, left_s=round(until - now_s, 3)) for name, until in prefix.until_s.items()],
             )
-            for prefix in router.history.retained.all(now_s)
+            for prefix in retained.all(now_s)
         ]
     )
 
@@ -111,8 +111,8 @@ def _reported(prefix: RetainedPrefix, found: Sequence[RetainedAt]) -> tuple[int,
     return (SUCCESS if error is None else BAD_GATEWAY), report
 
 
-async def _prompt_of(router: Router, asked: RetainAsked) -> Prompt:
-    key = next((key for key in router.admission.keys if key.name == asked.key), None)
+async def _prompt_of(services: Services, asked: RetainAsked) -> Prompt:
+    key = next((key for key in services.admission.keys if key.name == asked.key), None)
     if asked.key is not None and key is None:
         raise invalid(
             f"there is no API key named {quoted(asked.key)}; leave key out for the cache that all share", "key"
@@ -127,19 +127,20 @@ async def _prompt_of(router: Router, asked: RetainAsked) -> Prompt:
         api = CHAT
         fields |= {"messages": asked.messages, "tools": asked.tools, "add_generation_prompt": False}
         fields["chat_template_kwargs"] = asked.chat_template_kwargs
-    _, prompt = await read_prompt(router, msgspec.json.encode(fields), Admitted("", key=key), api)
+    body = msgspec.json.encode(fields)
+    _, prompt = await read_prompt(services.members, services.reading, body, Admitted("", key=key), api)
     if not prompt.exact:
         raise invalid(f"the tokens of {quoted(asked.model)} are not known here: {prompt.why_not}", "model")
     return prompt
 
 
-def _holders(router: Router, model: str, prompt: Prompt) -> list[Member]:
+def _holders(members: Members, placement: Placement, model: str, prompt: Prompt) -> list[Member]:
     """Replicas of ours that hold something of the prompt, those that hold most first."""
     held: list[tuple[int, Member]] = []
-    for member in router.members.model(model).members:
+    for member in members.model(model).members:
         size = member.block_size
         if member.profile.retains and size:
-            runs = runs_of(router.placement.index_of(size).holders(prompt.keys(size))).get(member.slot, [])
+            runs = runs_of(placement.index_of(size).holders(prompt.keys(size))).get(member.slot, [])
             if runs and not runs[0][0]:
                 held.append((runs[0][1] + 1, member))
     return [member for _, member in sorted(held, key=lambda one: (-one[0], one[1].name))]

@@ -16,9 +16,10 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from api.errors import ApiError, invalid, quoted
-from router.core import Router
 from router.tenants.admission import Admitted
+from router.tenants.ledger import Ledger
 from router.tenants.usage import COUNTED, NO_KEY, PLACE, Row, Selection, day_of, merged
+from router.workers.colleagues import Colleagues
 from router.workers.questions import USAGE
 
 USUAL_DAYS = 30
@@ -27,7 +28,9 @@ FORMATS = ("json", "csv")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 
 
-async def usage_answer(router: Router, query: QueryParams, limit: int, admitted: Admitted) -> Response:
+async def usage_answer(
+    ledger: Ledger, colleagues: Colleagues | None, query: QueryParams, limit: int, admitted: Admitted
+) -> Response:
     """The usage of all keys for an administrator, and for any other client that of its own key.
 
     Of more rows than `limit`, those with the most tokens.
@@ -36,7 +39,7 @@ async def usage_answer(router: Router, query: QueryParams, limit: int, admitted:
     kind = query.get("format", "json")
     if kind not in FORMATS:
         raise invalid(f"format is {quoted(kind)}; write json or csv", "format")
-    rows = await _rows_of_all(router, wanted)
+    rows = await _rows_of_all(ledger, colleagues, wanted)
     if len(rows) > MOST_ROWS:
         raise invalid(f"that is more than {MOST_ROWS:,} rows; choose fewer days, a key or a model", "from")
     left_out = max(0, len(rows) - limit)
@@ -44,7 +47,6 @@ async def usage_answer(router: Router, query: QueryParams, limit: int, admitted:
         rows = nlargest(limit, rows, key=lambda row: row.counts.tokens)
     write: Callable[[], bytes] = partial(as_csv, rows, wanted.by)
     if kind == "json":
-        ledger = router.ledger
         about: dict[str, object] = {
             "from": wanted.first,
             "to": wanted.last,
@@ -58,9 +60,8 @@ async def usage_answer(router: Router, query: QueryParams, limit: int, admitted:
     return Response(body, media_type="application/json" if kind == "json" else "text/csv; charset=utf-8")
 
 
-async def _rows_of_all(router: Router, wanted: Selection) -> list[Row]:
+async def _rows_of_all(ledger: Ledger, colleagues: Colleagues | None, wanted: Selection) -> list[Row]:
     """The rows of all workers. First each saves what it has, so that nothing is in two places."""
-    ledger, colleagues = router.ledger, router.colleagues
     if colleagues is None:
         await ledger.save()
         others: Sequence[list[Row]] = ()

@@ -26,6 +26,7 @@ from router.placement.index import APPROXIMATE
 from router.placement.load import ReplicaLoad
 from router.placement.policy import Ring
 from router.prompts.tokens import Tokens
+from router.responses import FeedState
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +167,12 @@ class Member:
     def serves(self, name: str) -> bool:
         """Tell whether requests for this name may go to it."""
         return name in self.models and name not in self.taken_names
+
+    def index_state(self, feed: FeedState | None) -> str:
+        """`exact`, `partial` or `syncing` if its events are followed, else `approximate`."""
+        if feed is None or self.block_size == APPROXIMATE:
+            return "approximate"
+        return "exact" if feed.exact else "partial" if feed.partial else "syncing"
 
     def describe(self, facts: Facts, rank: Rank) -> None:
         """Take over the replica's description of itself."""

@@ -1,6 +1,8 @@
 """Takes over what replicas say of themselves: their models, ranks, caches and tokenizers."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -9,16 +11,19 @@ import msgspec
 from engines import profile_of
 from engines.metrics import scraped_pools, scraped_queues, speculates
 from engines.sources import Ask
-from router.core import Router
+from router.config import RouterConfig
 from router.members.accuracy import Accuracy
 from router.members.facts import Facts, Rank, foreign_facts, native_facts, ranks_of
+from router.members.feeds import Feeds
 from router.members.fetch import Fetched, fetch
-from router.members.members import Member, Server, engine_of
+from router.members.members import Member, Members, Server, engine_of
 from router.members.spec import AUTO, BadSpec, ReplicaSpec
 from router.members.verification import Verification
 from router.placement.index import APPROXIMATE
+from router.placement.placement import Placement
 from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
+from router.tenants.admission import Admission
 
 log = logging.getLogger(__name__)
 
@@ -54,39 +59,44 @@ async def described(spec: ReplicaSpec, ask: Ask, before: Facts | None = None) ->
     return msgspec.structs.replace(facts, ranks=known)
 
 
+@dataclass(eq=False)
 class Learning:
     """Gives each server the members that its replica describes."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
-        self._router = router
-        self._tokenizers = tokenizers
-        self._verification = router.verification = Verification(
-            ask, router.placement, router.now_s, router.shows_prompts
-        )
+    config: RouterConfig
+    members: Members
+    feeds: Feeds
+    placement: Placement
+    admission: Admission
+    tokenizers: Tokenizers
+    now_s: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.verification = Verification(ask, self.placement, self.now_s, self.config.shows_texts)
         self._processes = count(1)
         self._said_unsalted: set[str] = set()  # replicas that the log has warned of
 
     async def close(self) -> None:
-        await self._verification.close()
+        await self.verification.close()
 
     async def learn(self, server: Server) -> None:
         """Ask a replica what it serves; raise Broken if it does not answer, BadSpec if it cannot be used."""
         facts = await described(server.spec, partial(ask, server), server.facts if server.learned else None)
-        server.learned_s = self._router.now_s()
-        if self._router.members.servers.get(server.name) is not server:  # it was removed meanwhile
+        server.learned_s = self.now_s()
+        if self.members.servers.get(server.name) is not server:  # it was removed meanwhile
             return
         if facts.spec.model is None or (server.learned and facts == server.facts):
             return
         if facts.loading and facts.models == server.models:
             raise BadSpec(LOADING)
         # This fails before anything is taken over.
-        self._tokenizers.of(facts.spec.model, engine_of([facts.profile]), facts.tokenizer)
+        self.tokenizers.of(facts.spec.model, engine_of([facts.profile]), facts.tokenizer)
         if not server.learned or facts.models[:1] != server.models[:1]:
             self._forget_process(server)
             server.verified, server.renders = None, True
             server.process = f"{server.name} #{next(self._processes)}"
         self._take_over(server, facts)
-        self._router.members.arrange()
+        self.members.arrange()
         if facts.loading:
             raise BadSpec(LOADING)
 
@@ -101,7 +111,7 @@ class Learning:
         ranks = {rank.spec.name: rank for rank in facts.ranks}
         for member in server.members:
             member.describe(facts, ranks[member.name])
-            self._router.placement.offers(member.load, facts.kv_read, facts.kv_layout)
+            self.placement.offers(member.load, facts.kv_read, facts.kv_layout)
             if not facts.loading:
                 self._follow(member, facts.total_blocks)
 
@@ -109,16 +119,16 @@ class Learning:
         """Let the server have one member for each rank; those that it has already keep all that is known of them."""
         names = {rank.spec.name for rank in ranks}
         for name in names - server.names:
-            if name in self._router.members.by_name:
+            if name in self.members.by_name:
                 raise BadSpec(f"two replicas are named {name!r}, one as a rank of {server.name!r}; rename one")
         for member in list(server.members):
             if member.name not in names:
                 self._drop(member)
         for rank in ranks:
             if rank.spec.name not in server.names:
-                load = self._router.placement.add(rank.spec.name, limit=self._router.config.replica_limit)
-                member = Member(rank.spec, load, server, Accuracy(self._router.config.accuracy_objective))
-                self._router.members.by_name[member.name] = member
+                load = self.placement.add(rank.spec.name, limit=self.config.replica_limit)
+                member = Member(rank.spec, load, server, Accuracy(self.config.accuracy_objective))
+                self.members.by_name[member.name] = member
                 server.join(member)
 
     def forget(self, server: Server) -> None:
@@ -131,30 +141,30 @@ class Learning:
     def _drop(self, member: Member) -> None:
         """Forget one cache; its running requests may end."""
         member.server.part(member)
-        del self._router.members.by_name[member.name]
-        self._router.feeds.leave(member.name)
-        self._router.placement.remove(member.load)
+        del self.members.by_name[member.name]
+        self.feeds.leave(member.name)
+        self.placement.remove(member.load)
 
     def _follow(self, member: Member, total_blocks: int | None) -> None:
-        source = member.spec.source(self._router.config.curve_files)
+        source = member.spec.source(self.config.curve_files)
         changed = source != member.source
         if changed:  # if it is the same, the feed itself notices a restart
-            self._router.feeds.leave(member.name)
+            self.feeds.leave(member.name)
             member.source, member.overclaims = None, False
             if source is not None:
                 try:
-                    self._router.feeds.follow(member.name, member.slot, source)
+                    self.feeds.follow(member.name, member.slot, source)
                 except ValueError as error:
                     raise BadSpec(str(error)) from error
             member.source = source
         if total_blocks is not None:
-            self._router.feeds.limit(member.name, total_blocks)
+            self.feeds.limit(member.name, total_blocks)
         if source is None or member.spec.block_size is not None or changed:
             member.block_size = APPROXIMATE if source is None else member.spec.block_size or USUAL_BLOCK_TOKENS
 
     async def verify(self, server: Server) -> None:
         """Compare our tokenizer with the replica's: wrong tokens would be worse than none."""
-        tokens = self._router.members.models[server.models[0]].tokens
+        tokens = self.members.models[server.models[0]].tokens
         if tokens.prompts is None or tokens.why_not is not None:
             server.verified = "there is none here"
             return
@@ -164,7 +174,7 @@ class Learning:
         texts = [i for i, probe in enumerate(asked) if probe.shape is None or "prompt" in probe.what]
         found = verdict([asked[i] for i in texts], [answered[i] for i in texts])
         if found.verified and tokens.shapes is not None:
-            self._verification.probed(server, tokens, asked, answered)
+            self.verification.probed(server, tokens, asked, answered)
             found = verdict(asked, answered)
             found = ProbeResult(found.verified is not None or None, found.why)
         server.verified = found.why
@@ -173,16 +183,16 @@ class Learning:
         elif found.verified is None:
             log.warning("%s: cannot tell if its tokenizer equals the router's: %s", server.name, found.why)
             if tokens.shapes is not None:
-                tokens.shapes.unanswered(f"not verified: {found.why}", self._router.now_s())
+                tokens.shapes.unanswered(f"not verified: {found.why}", self.now_s())
 
     def _forget_process(self, server: Server) -> None:
         for name in server.models:
-            model = self._router.members.models.get(name)
+            model = self.members.models.get(name)
             if model is not None and model.tokens.shapes is not None:
                 model.tokens.shapes.forget(server.process)
 
     def warn_of_salts(self, server: Server) -> None:
-        if server.name not in self._said_unsalted and self._router.isolation(server.members[0]) == "unknown":
+        if server.name not in self._said_unsalted and self.admission.uses_salts and not server.profile.separates_salts:
             self._said_unsalted.add(server.name)
             log.warning(
                 "%s: API keys are in use, but its engine (%s) may ignore the salts that separate their caches",
@@ -195,11 +205,11 @@ class Learning:
         profile = server.profile
         queues, pools = scraped_queues(metrics, profile.metrics), scraped_pools(metrics, profile.metrics)
         for member in server.members:
-            self._router.feeds.speculates(member.name, speculates(metrics, profile.metrics))
+            self.feeds.speculates(member.name, speculates(metrics, profile.metrics))
             if (queue := queues.get(member.rank)) is not None:
                 member.load.scraped(*queue, now_s)
             pool, size = pools.get(member.rank), member.block_size
             if pool is not None and size:  # its events may name smaller blocks than its pool has
                 smaller = max(1, pool.block_tokens // size)
                 cacheable = pool.blocks - profile.unused_blocks
-                self._router.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)
+                self.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)

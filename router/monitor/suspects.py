@@ -7,9 +7,12 @@ metrics that only its steps change; so a long prompt is no silence.
 
 import logging
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from engines.metrics import is_asleep, scraped_steps
-from router.core import Router
+from router.members.feeds import Feeds
 from router.members.health import ASLEEP, STALLED
 from router.members.members import Member, Server
 from router.placement.cost import can_take
@@ -36,23 +39,31 @@ def is_quiet(server: Server, now_s: float) -> bool:
     return server.profile.answers_at_once and not server.upstream.spoken and now_s - server.quiet_since_s > QUIET_S
 
 
+class RunningRequests(Protocol):
+    """The requests at replicas, and those that wait for one."""
+
+    def move_unheard(self, to: Mapping[Server, Sequence[Member]]) -> None: ...
+    def is_stuck(self, server: Server) -> bool: ...
+    def sweep(self, now_s: float, gap_s: float) -> None: ...
+    def room(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
 class SuspectDetector:
     """Judges the silence of each replica beside that of the others."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    @property
-    def _servers(self) -> dict[str, Server]:
-        return self._router.members.servers
+    servers: Mapping[str, Server]
+    feeds: Feeds
+    requests: RunningRequests
+    now_s: Callable[[], float]
 
     def suspect(self, server: Server, reason: str, since_s: float) -> None:
         """Suspect a replica of being frozen or cut off; its requests then move to others where possible."""
         if not server.suspicion:
-            now_s = self._router.now_s()
+            now_s = self.now_s()
             log.warning("%s: suspected: %s", server.name, reason)
             server.silent_since_s, server.suspected_s = since_s, now_s
-            for other in self._servers.values():  # replicas without a heartbeat
+            for other in self.servers.values():  # replicas without a heartbeat
                 if other.health.heard_age_s(now_s) is None:
                     other.health.probe_soon(now_s)
         server.suspicion = reason
@@ -96,7 +107,7 @@ class SuspectDetector:
         since_s = now_s - server.worked_s
         if not server.tells_steps or since_s < STALLED_S or now_s - server.scraped_s > SCRAPED_LATELY_S:
             return
-        event_age_s = min(self._router.feeds.event_age_s(member.name) for member in server.members)
+        event_age_s = min(self.feeds.event_age_s(member.name) for member in server.members)
         server.worked_s = max(server.worked_s, now_s - event_age_s)
         quiet_s = now_s - server.worked_s
         # Some steps long it may give no sign, and each may compute a part of a long prompt.
@@ -112,7 +123,7 @@ class SuspectDetector:
             and not other.suspicion
             and (now_s - other.worked_s < STALLED_S / 2 or not other.in_flight)
             and not set(other.models).isdisjoint(server.models)
-            for other in self._servers.values()
+            for other in self.servers.values()
         )
         if others_work:
             why = f"{STALLED}: no token, event or count for {quiet_s:.1f} s, with {server.in_flight} answers due"
@@ -135,23 +146,23 @@ class SuspectDetector:
 
     def migrate_stalled(self, now_s: float) -> None:
         """Take requests away from suspected replicas, and restart those stuck at replicas that are heard again."""
-        heard_again = [one for one in self._servers.values() if now_s - one.recovered_s > RECOVERY_S]
+        heard_again = [one for one in self.servers.values() if now_s - one.recovered_s > RECOVERY_S]
         to = {server: server.members for server in heard_again if not server.suspicion}
-        suspected = [server for server in self._servers.values() if server.suspicion]
+        suspected = [server for server in self.servers.values() if server.suspicion]
         if suspected:
             lively = self._lively_by_model(max(server.suspected_s for server in suspected))
             to |= {one: [other for name in one.models for other in lively.get(name, ())] for one in suspected}
         if any(to.values()):
-            self._router.move_unheard(to)
+            self.requests.move_unheard(to)
         for server in heard_again:
-            if server.suspicion or not self._router.is_stuck(server):
+            if server.suspicion or not self.requests.is_stuck(server):
                 server.recovered_s = math.inf
 
     def _lively_by_model(self, since_s: float) -> dict[str, list[Member]]:
         """Replicas with room, by model, that were heard just now or have sent something since `since_s`."""
         by_model: dict[str, list[Member]] = {}
-        now_s = self._router.now_s()
-        for server in self._servers.values():
+        now_s = self.now_s()
+        for server in self.servers.values():
             heard_age_s = server.health.heard_age_s(now_s)
             is_lively = server.alive_s > since_s if heard_age_s is None else heard_age_s < LIVELY_S
             if is_lively and not server.suspicion:

@@ -11,11 +11,12 @@ import random
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 
 from events.native import Status
-from router.core import Router
 from router.log_lines import Report
 from router.members.broken import Broken
 from router.members.discovery.desired import Desired, difference
@@ -25,9 +26,8 @@ from router.members.members import Member, Server
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Upstream
 from router.monitor.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
-from router.monitor.suspects import GIVEN_UP_S, QUIET_S, SuspectDetector, is_quiet
+from router.monitor.suspects import GIVEN_UP_S, QUIET_S, RunningRequests, SuspectDetector, is_quiet
 from router.placement.index import APPROXIMATE
-from router.prompts.tokenizers import Tokenizers
 from router.proxy.retries import refusal_code
 
 log = logging.getLogger(__name__)
@@ -40,28 +40,34 @@ NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
 UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
 
 
+@dataclass(eq=False)
 class Upkeep:
     """Owns one task per server, for as long as its replica is desired."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers, seed: int | None = None) -> None:
+    learning: Learning
+    requests: RunningRequests
+    order: "count[int]"  # numbers every change of the figures that choices depend on
+    seed: int | None = None  # of its chance, if given
+
+    def __post_init__(self) -> None:
+        self.config, self.members, self.feeds = self.learning.config, self.learning.members, self.learning.feeds
+        self.placement, self.now_s = self.learning.placement, self.learning.now_s
         self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
-        self._to_drain: set[str] = set()  # once they are there
-        self._router = router
-        self._config = router.config
         self.wanted: Desired = {}
-        self._rng = random.Random(seed)
+        self.suspects = SuspectDetector(self.members.servers, self.feeds, self.requests, self.now_s)
+        self._servers = self.members.servers
+        self._to_drain: set[str] = set()  # once they are there
+        self._rng = random.Random(self.seed)
         self._health_config = HealthConfig(
-            faults_to_open=self._config.breaker_faults,
+            faults_to_open=self.config.breaker_faults,
             most_backoff_s=MOST_BACKOFF_S,
-            slow_start_s=self._config.slow_start_s,
-            probe_interval_s=self._config.health_interval_s,
+            slow_start_s=self.config.slow_start_s,
+            probe_interval_s=self.config.health_interval_s,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._due: dict[str, asyncio.Event] = {}  # set when a replica is to be checked
         self._leaving: set[asyncio.Task[None]] = set()
         self._stood_still_s = 0.0  # altogether
-        self._learning = Learning(router, tokenizers)
-        self.suspects = SuspectDetector(router)
 
     # ---- which replicas there are
 
@@ -89,11 +95,11 @@ class Upkeep:
                     self._add(spec)
         finally:
             if change:
-                self._router.members.arrange()
+                self.members.arrange()
 
     def add(self, spec: ReplicaSpec) -> None:
         """Add a replica by request; raise BadSpec if its name is taken or its key is not available."""
-        if self._router.members.server(spec.name) is not None:
+        if self.members.server(spec.name) is not None:
             raise BadSpec(f"a replica named {spec.name!r} is there already; remove it first, or choose another name")
         spec.api_key(os.environ)
         self.added[spec.name] = spec
@@ -119,25 +125,20 @@ class Upkeep:
         self.added = {**added, **self.added}
         self.apply(self.wanted)
 
-    @property
-    def _servers(self) -> dict[str, Server]:
-        return self._router.members.servers
-
     def _add(self, spec: ReplicaSpec) -> None:
-        router, config = self._router, self._config
         # A request chooses the URL, and must not get the router's key sent there.
-        key = spec.api_key(os.environ, None if spec.name in self.added else config.replica_api_key)
+        key = spec.api_key(os.environ, None if spec.name in self.added else self.config.replica_api_key)
         target = spec.target
         tls = ssl.create_default_context() if target.tls else None
-        upstream = Upstream(target, config.connect_timeout_s, tls)
-        health = Health(self._rng, router.now_s(), self._health_config)
+        upstream = Upstream(target, self.config.connect_timeout_s, tls)
+        health = Health(self._rng, self.now_s(), self._health_config)
         server = Server(spec, upstream, health)
         if key is not None:
             server.key_line = b"authorization: Bearer %b\r\n" % key.encode()
         if spec.draining or spec.name in self._to_drain:
             health.drain()
             self._to_drain.discard(spec.name)
-        self._learning.arrange(server, (Rank(spec),))
+        self.learning.arrange(server, (Rank(spec),))
         self._servers[spec.name] = server
         due = self._due[spec.name] = asyncio.Event()
         due.set()
@@ -152,13 +153,13 @@ class Upkeep:
         leaving = asyncio.create_task(self._leave(server))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-        self._learning.forget(server)
+        self.learning.forget(server)
         log.info("%s: removed", name)
 
     async def _leave(self, server: Server) -> None:
         reason = "it was removed, and its time to drain is over"
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_timeout_s):
+            async with asyncio.timeout(self.config.drain_timeout_s):
                 reason = await self._emptied(server) or reason
         with _going_on(server.name):
             server.upstream.break_all(reason)
@@ -167,10 +168,10 @@ class Upkeep:
     async def _emptied(self, server: Server) -> str | None:
         """Wait until the replica's requests have ended; return the reason if it is lost, found by probes."""
         upstream = server.upstream
-        quiet_since_s = self._router.now_s()
+        quiet_since_s = self.now_s()
         while upstream.sendings:
             await asyncio.sleep(TICK_S)
-            now_s = self._router.now_s()
+            now_s = self.now_s()
             if upstream.spoken or not server.profile.answers_at_once:
                 upstream.spoken, quiet_since_s = False, now_s
             elif now_s - quiet_since_s > GIVEN_UP_S:
@@ -179,7 +180,7 @@ class Upkeep:
                 except Broken as broken:
                     if broken.silent or not broken.refused:  # one that ends refuses connections, and still answers
                         return str(broken)
-                quiet_since_s = self._router.now_s()
+                quiet_since_s = self.now_s()
         return None
 
     async def close(self) -> None:
@@ -187,7 +188,7 @@ class Upkeep:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._learning.close()
+        await self.learning.close()
         for server in self._servers.values():
             server.upstream.close()
 
@@ -200,12 +201,12 @@ class Upkeep:
             await due.wait()
             due.clear()
             with _going_on(server.name):
-                now_s = self._router.now_s()
+                now_s = self.now_s()
                 if self._is_due(server, now_s):  # it may have been looked at meanwhile
                     server.health.probing(now_s)
                     unanswered = 0 if await self._check(server) else unanswered + 1
                     # Another engine is suspected that leaves several checks in a row unanswered, and says nothing else.
-                    silent_s = self._router.now_s() - server.quiet_since_s
+                    silent_s = self.now_s() - server.quiet_since_s
                     quiet = not server.upstream.spoken and silent_s > PROBE_S + QUIET_S
                     if unanswered >= UNANSWERED and not server.profile.answers_at_once and quiet:
                         reason = f"it has not answered {unanswered} health checks in a row"
@@ -221,14 +222,14 @@ class Upkeep:
     def _is_outdated(self, server: Server, now_s: float) -> bool:
         """Return whether to ask again a replica that loads and unloads adapters without a word."""
         facts = server.facts
-        asks = self._config.health_interval_s > 0 and server.learned and facts is not None and facts.changes_adapters
+        asks = self.config.health_interval_s > 0 and server.learned and facts is not None and facts.changes_adapters
         return asks and now_s - server.learned_s >= LEARN_AGAIN_S and server.health.breaker == "closed"
 
     async def learn_again(self, server: Server) -> None:
         """Ask a replica again what it serves; raise Broken if it does not answer."""
-        server.learned_s = self._router.now_s()
+        server.learned_s = self.now_s()
         try:
-            await self._learning.learn(server)
+            await self.learning.learn(server)
         except BadSpec as error:
             self._failed(server, str(error))
 
@@ -237,7 +238,7 @@ class Upkeep:
         stood_still_s = self._stood_still_s
         try:
             if not server.learned or server.health.silent:  # it may have restarted unseen
-                await self._learning.learn(server)
+                await self.learning.learn(server)
             await self._probe(server)
         except Broken as error:
             if error.ours:  # this says nothing about the replica
@@ -268,7 +269,7 @@ class Upkeep:
             log.log(logging.INFO if is_planned else logging.WARNING, "%s: %s", server.name, reason)
         server.trouble = reason
         server.faults += 1
-        now_s = self._router.now_s()
+        now_s = self.now_s()
         server.health.probed(False, reason, now_s, silent=silent)
         if is_quiet(server, now_s):
             server.health.fault(reason, now_s, refused=True, silent=silent)
@@ -281,11 +282,11 @@ class Upkeep:
         profile = server.profile
         timeout_s = NATIVE_PROBE_S if profile.answers_at_once else PROBE_S
         answer = await ask(server, profile.health_path, timeout_s=timeout_s)
-        now_s = self._router.now_s()
+        now_s = self.now_s()
         if answer.status == 200:
             if server.verified is None:
-                await self._learning.verify(server)
-            self._learning.warn_of_salts(server)
+                await self.learning.verify(server)
+            self.learning.warn_of_salts(server)
             server.trouble = ""
             server.health.probed(True, "", now_s)
         elif answer.status == 503 and refusal_code(answer.body) == "draining":
@@ -295,36 +296,36 @@ class Upkeep:
         if profile.is_scraped:
             scraped = await ask(server, "/metrics")
             if scraped.status == 200:
-                self._learning.scraped(server, scraped.body, now_s)
+                self.learning.scraped(server, scraped.body, now_s)
                 self.suspects.scraped(server, scraped.body, now_s)
             if server.health.stalled not in (None, ASLEEP):
                 # Ask it for one token: without work, an engine that has stopped gives no sign that it goes on.
                 body = msgspec.json.encode({"model": server.models[0], "prompt": "a", "max_tokens": 1})
                 with suppress(Broken):
                     if (await ask(server, "/v1/completions", body)).status < 500:
-                        server.works(self._router.now_s())
+                        server.works(self.now_s())
 
     # ---- what comes by itself
 
     def heard(self, name: str, status: Status) -> None:
         """Process a native replica's heartbeat."""
-        member = self._router.members.by_name.get(name)
+        member = self.members.by_name.get(name)
         if member is None:
             return
-        now_s = self._router.now_s()
+        now_s = self.now_s()
         if member.incarnation not in (None, status.incarnation):
-            self._router.placement.restarted(member.load)
+            self.placement.restarted(member.load)
             member.server.learned = False
         member.incarnation = status.incarnation
         member.health.heard(now_s)
         member.load.reported(status.load, now_s)
-        member.report = Report(status.ts, now_s, next(self._router.order))
+        member.report = Report(status.ts, now_s, next(self.order))
 
     async def tick(self) -> None:
         """Run the clock: silence, slow starts, timeouts and the state of event streams."""
-        expected_s = self._router.now_s()
+        expected_s = self.now_s()
         while True:
-            now_s = self._router.now_s()
+            now_s = self.now_s()
             # After a gap of our own, heartbeats and answers of that time are still to be read.
             gap_s = gap_s if (gap_s := now_s - expected_s) > LATE_S else 0.0
             self._stood_still_s += gap_s
@@ -336,12 +337,11 @@ class Upkeep:
                 is_due = self._is_due(server, now_s) or self._is_outdated(server, now_s)
                 if is_due and (due := self._due.get(server.name)) is not None:
                     due.set()
-            self._router.sweep(now_s, gap_s)
+            self.requests.sweep(now_s, gap_s)
             self.suspects.migrate_stalled(now_s)
-            if self._router.waiting:
-                self._router.room()
+            self.requests.room()
             # At round times: the subscriber's tick comes at the same moment, and the process wakes once for both.
-            pause_s = TICK_S - self._router.loop.time() % TICK_S
+            pause_s = TICK_S - self.now_s() % TICK_S
             expected_s = now_s + pause_s
             await asyncio.sleep(pause_s)
 
@@ -373,19 +373,22 @@ class Upkeep:
         self.suspects.look(server, now_s)
         for member in list(server.members):
             member.load.tick(now_s)
-            overclaims = self._router.feeds.overclaims(member.name)
+            overclaims = self.feeds.overclaims(member.name)
             if overclaims is not None:  # None while the cache is read anew: the last value stays
                 member.overclaims = overclaims
-            self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
+            trust = 0.0 if member.overclaims else member.accuracy.trust
+            if trust != member.trust:
+                member.trust = trust
+                self.placement.trust(member.slot, trust)
             self._set_block_size(member)
 
     def sized(self, name: str) -> None:
         """Take a replica's block size from its events at once: keys of another size would find nothing there."""
-        if (member := self._router.members.by_name.get(name)) is not None:
+        if (member := self.members.by_name.get(name)) is not None:
             self._set_block_size(member)
 
     def _set_block_size(self, member: Member) -> None:
-        feeds, block_size = self._router.feeds, member.block_size
+        feeds, block_size = self.feeds, member.block_size
         sizes = feeds.block_sizes(member.name)
         if sizes is None:
             return
@@ -402,7 +405,7 @@ class Upkeep:
                 told = "its events are reached" if state is None else f"what it has cached is guessed: {state.reason}"
                 log.warning("%s: %s", member.name, told)
             member.block_size = block_size
-            self._router.members.arrange()
+            self.members.arrange()
 
 
 @contextmanager

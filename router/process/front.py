@@ -15,9 +15,7 @@ from api.http.server import connection_limits, http_server
 from events.sockets.curve import shared_keys
 from router.config import Kubernetes, RouterConfig
 from router.core import Router
-from router.dashboard.dashboard import Dashboard
-from router.dashboard.status import not_ready
-from router.http.app import answering, build_app
+from router.http.app import answering, build_app, dashboard_of
 from router.http.front import front_protocol
 from router.http.one_answer import answer_of
 from router.http.opening import Openings
@@ -35,13 +33,14 @@ from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
 from router.members.watched_file import LastGood
+from router.monitor.learning import Learning
 from router.monitor.upkeep import Upkeep
 from router.placement.load import ReplicaLoad
 from router.placement.placement import Placement
 from router.process.telling import answer_question
 from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.prompts.tokenizers import Tokenizers
-from router.records.access_log import AccessLog
+from router.records.line_file import LineFile
 from router.records.request_log import RequestLog
 from router.tenants.admission import Admission
 from router.tenants.keys import Key, Priorities, parse_keys
@@ -51,7 +50,7 @@ from router.workers.processes import Place
 from router.workers.questions import CHANGES
 
 if TYPE_CHECKING:
-    from router.picker.server import PickerServer
+    from router.http.picker.server import PickerServer
     from router.records.metrics_export import MetricsExport
 
 log = logging.getLogger(__name__)
@@ -77,20 +76,21 @@ class Front:
         if config.model_rewrites_file is not None:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
             self._use_rewrites(self._watched_rewrites.look())
-        self.links = self.router.links = links_of(config, self.router)
-        self.colleagues = self.router.colleagues = None if place is None else Colleagues(place)
+        self.links = links_of(config, self.router)
+        self.colleagues = None if place is None else Colleagues(place)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._taken_over: Desired = {}
-        self._access_log = AccessLog.open(config.access_log)
-        self.router.history.access_log = self._access_log.answered if self._access_log else None
-        self.router.history.request_log = RequestLog.open(config)
+        if config.access_log is not None:
+            self.router.history.access_log = LineFile(config.access_log, "access log")
+        if config.request_log is not None:
+            self.router.history.request_log = RequestLog(config.request_log, bodies=config.log_prompts)
         self._metrics_export: MetricsExport | None = None
         if config.otlp_endpoint is not None:
             self._tell_collector(config.otlp_endpoint, None if place is None else place.number)
-        self.dashboard = Dashboard(self.router)
+        self.dashboard = dashboard_of(self.router, self.colleagues)
         more = named(config.client_paths)
         table = RouteTable((*ROUTES, *more))
-        self._app = build_app(self.router, self.upkeep, table, self.dashboard)
+        self._app = build_app(self.router, self.upkeep, table, self.dashboard, self.colleagues, self.links)
         limits: Limits = connection_limits(config.max_connections)
         protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
@@ -104,14 +104,14 @@ class Front:
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
-        from router.picker.exchange import ByGateway
-        from router.picker.gateway import Gateway
-        from router.picker.server import PickerServer  # this needs an extra
+        from router.http.picker.exchange import ByGateway
+        from router.http.picker.gateway import Gateway
+        from router.http.picker.server import PickerServer  # this needs an extra
 
         openings = Openings(self.router, forwarded, ByGateway(self.router.members, self.router.config.picker_fallbacks))
         gateway = Gateway(table, openings, partial(answer_of, self._app), limits)
-        router = self.router
-        return PickerServer(router.config, lambda: not router.leaving and not_ready(router) is None, gateway, listen)
+        life = self.router.lifecycle
+        return PickerServer(self.config, lambda: not life.leaving and life.not_ready() is None, gateway, listen)
 
     def _tell_collector(self, endpoint: str, worker: int | None) -> None:
         from router.records.genai_metrics import GenaiMetrics
@@ -132,7 +132,7 @@ class Front:
             asyncio.create_task(self.discovery.run(self._apply)),
             asyncio.create_task(self.upkeep.tick()),
             asyncio.create_task(self._look_at_files()),
-            asyncio.create_task(self.dashboard.run()),
+            asyncio.create_task(self.dashboard.sampling.run()),
         ]
         if (kubernetes := self.config.kubernetes) is not None:
             if self.router.priorities is not None:
@@ -183,7 +183,7 @@ class Front:
         late_s, said = self.router.now_s() + READY_WITHIN_S, False
         while any(changes.serves for changes in told):
             late = self.router.now_s() > late_s
-            if not self._lacks_rules and (late or not_ready(self.router) is None):
+            if not self._lacks_rules and (late or self.router.lifecycle.not_ready() is None):
                 break
             if late and not said:
                 said = True
@@ -212,7 +212,7 @@ class Front:
 
     def leave(self) -> None:
         """Keep serving, but report not ready, and make each response the last of its connection."""
-        self.router.leaving = True
+        self.router.lifecycle.leaving = True
         self._server.retire(now=False)
 
     async def drain(self, limit_s: float) -> int:
@@ -221,17 +221,18 @@ class Front:
             self.leave()
             await asyncio.sleep(self.config.drain_delay_s)
             self._server.retire(now=True)  # a request on an open connection would only be refused
-        self.router.leaving = self.router.draining = True
-        self.dashboard.close()  # its viewers are not waited for
+        life = self.router.lifecycle
+        life.leaving = life.draining = True
+        self.dashboard.broadcast.close()  # its viewers are not waited for
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while self.router.open_requests:
+                while life.open_requests:
                     await asyncio.sleep(DRAIN_LOOK_S)
-        return self.router.open_requests
+        return life.open_requests
 
     async def close(self) -> None:
         self._server.should_exit = True
-        self.dashboard.close()
+        self.dashboard.broadcast.close()
         if self.picker is not None:
             await self.picker.close()
         if self._serving is not None:
@@ -250,13 +251,13 @@ class Front:
             self.router.tracing.close()
         if self._metrics_export is not None:
             self._metrics_export.close()
-        for log_file in (self._access_log, self.router.history.request_log):
+        for log_file in (self.router.history.access_log, self.router.history.request_log):
             if log_file is not None:
                 log_file.close()
 
     def _use_rewrites(self, rules: Rules | None) -> None:
         if rules is not None:
-            self.router.model_rewrites, self.router.awaits_rewrites = rules, False
+            self.router.model_rewrites, self.router.lifecycle.awaits_rewrites = rules, False
 
     async def _tell(self, told: Told) -> Any:
         serves = self._serving is not None and not self._lacks_rules
@@ -265,7 +266,8 @@ class Front:
     @property
     def _lacks_rules(self) -> bool:
         """Tell whether colleagues may know more: what stood in a file before it broke, or what a cluster's API said."""
-        return self.router.awaits_rewrites or (self._watched_keys is not None and not self._watched_keys.is_known)
+        lacks_keys = self._watched_keys is not None and not self._watched_keys.is_known
+        return lacks_keys or self.router.lifecycle.awaits_rewrites
 
     async def _look_at_files(self) -> None:
         while True:
@@ -322,8 +324,16 @@ def assembled(
         placement.index, lambda name, status: upkeep.heard(name, status), lambda name: upkeep.sized(name), clock
     )
     router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
-    upkeep = Upkeep(router, tokenizers, seed)
+    upkeep = upkeep_of(router, tokenizers, seed)
     return router, upkeep
+
+
+def upkeep_of(router: Router, tokenizers: Tokenizers, seed: int | None = None) -> Upkeep:
+    """The upkeep of the router's replicas."""
+    parts = router.config, router.members, router.feeds, router.placement, router.admission
+    learning = Learning(*parts, tokenizers, router.now_s)
+    router.verification = learning.verification
+    return Upkeep(learning, router, router.order, seed)
 
 
 def discoveries(config: RouterConfig) -> list[Discovery]:

@@ -38,7 +38,7 @@ def serve(config: RouterConfig) -> int:
     if config.otlp_endpoint is not None:
         import router.records.tracing  # an extra: if it is missing, this process says so, not each worker
     if config.picker_listen is not None:
-        import router.picker.server  # noqa: F401  # likewise
+        import router.http.picker.server  # noqa: F401  # likewise
     if config.usage_db is not None:
         prepare(config.usage_db)  # once, before there are several workers
     try:
@@ -96,7 +96,7 @@ async def _serve(
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))
         await _first(signals.at_once.wait(), _done(drained))
-        left = drained.result() if drained.done() else front.router.open_requests
+        left = drained.result() if drained.done() else front.router.lifecycle.open_requests
         drained.cancel()
         if left:
             logging.getLogger(__name__).warning("%d requests have not ended; cutting them", left)

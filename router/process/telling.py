@@ -6,7 +6,7 @@ from typing import Any
 from router.core import Router
 from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
-from router.dashboard.status import not_ready
+from router.http.at_replicas import expect_clear
 from router.members.broken import Broken
 from router.members.counts import counts_of
 from router.monitor.upkeep import Upkeep
@@ -38,16 +38,16 @@ async def answer_question(router: Router, upkeep: Upkeep, told: Told, *, serves:
                 member.name: OfReplica(member.candidate.in_flight, counts_of(member, router.feeds))
                 for member in members
             }
-            return Figures(of_replicas, len(router.waiting), unserved_by(router))
+            return Figures(of_replicas, len(router.waiting), unserved_by(history.counts))
         case CHANGES.name:
             draining = [name for name, server in members.servers.items() if server.health.draining]
             return Changes(serves, upkeep.wanted, upkeep.added, draining)
         case NOT_READY.name:
-            return not_ready(router) or ""
+            return router.lifecycle.not_ready() or ""
         case RECENT.name:
             return RecentlyRouted(history.recent.all(), history.retained.until_s(router.now_s()))
         case DECIDED.name:
-            return decided(router)
+            return decided(history.decisions)
         case USAGE.name:
             await router.ledger.save()
             return await router.ledger.unsaved(about(told, Selection))
@@ -62,6 +62,6 @@ async def answer_question(router: Router, upkeep: Upkeep, told: Told, *, serves:
             return True
         case EXPECT_CLEAR.name:
             for server in members.servers.values():
-                router.expect_clear(server)
+                expect_clear(server, router.feeds, router.placement)
             return True
     raise ValueError(f"another worker asks {told.question!r}, which this one does not know")

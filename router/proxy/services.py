@@ -5,6 +5,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
+from starlette.types import Scope
+
+from api.errors import ApiError
+from api.http.bodies import Bodies
+from router.lifecycle import Lifecycle
 from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel
@@ -47,11 +52,18 @@ class Remembers(Protocol):
     def counts(self) -> RequestCounts: ...
     @property
     def request_log(self) -> object | None: ...
+    def turned_away(self, scope: Scope, error: ApiError) -> None: ...
 
 
 class Settings(Protocol):
     """The options that requests depend on."""
 
+    @property
+    def policy(self) -> str: ...
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def cors_origins(self) -> Sequence[str]: ...
     @property
     def queue_timeout_s(self) -> float: ...
     @property
@@ -77,6 +89,8 @@ class Services(Protocol):
     members: Members
     feeds: Feeds
     placement: Placement
+    lifecycle: Lifecycle
+    bodies: Bodies
     admission: Admission
     priorities: Priorities | None  # None: only keys have classes
     model_rewrites: Rules

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from router.records.line_file import LineFile
-
 if TYPE_CHECKING:
     from router.proxy.request_summary import RequestSummary
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 class Line(Struct, omit_defaults=True):
@@ -33,18 +31,6 @@ class Line(Struct, omit_defaults=True):
     resumes: int = 0
     client_left: bool = False
     output_tokens: int | None = None
-
-
-class AccessLog(LineFile):
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "access log")
-
-    @classmethod
-    def open(cls, path: str | None) -> "AccessLog | None":
-        return None if path is None else cls(path)
-
-    def answered(self, line: Line) -> None:
-        self.add(_encode(line))
 
 
 def line_of(scope: Any, *, status: int, duration_s: float, sent_bytes: int, request_id: str, **more: Any) -> Line:

@@ -1,8 +1,6 @@
 """The router's memory of its requests: counters, the last decisions and prompts, logs, traces and metrics."""
 
-import logging
 from collections import deque
-from collections.abc import Callable
 from time import time_ns
 from typing import TYPE_CHECKING
 
@@ -24,42 +22,40 @@ from router.proxy.request_summary import (
     count_request,
     past_decision,
 )
-from router.records.access_log import Line, line_of, line_of_request
+from router.records.access_log import encode, line_of, line_of_request
+from router.records.line_file import LineFile
 from router.records.request_log import RequestLog
 
 if TYPE_CHECKING:
     from router.records.genai_metrics import GenaiMetrics
 
-log = logging.getLogger(__name__)
-
 
 class History:
     """Learns of each request when it is over, or turned away."""
 
-    def __init__(self, config: RouterConfig, predictions: Predictions, index: PrefixIndex, *, texts: bool) -> None:
-        """`texts`: recent prompts are kept with the beginnings of their texts."""
+    def __init__(self, config: RouterConfig, predictions: Predictions, index: PrefixIndex) -> None:
         self.counts = RequestCounts()
         self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
         self.recent = RecentPrompts(config.recent_prompts)
         self.retained = RetainedPrefixes()
-        self.access_log: Callable[[Line], None] | None = None
+        self.access_log: LineFile | None = None
         self.request_log: RequestLog | None = None
         self.genai_metrics: GenaiMetrics | None = None
         self._predictions = predictions
         self._index = index
-        self._texts = texts
-        self._is_untold = False  # whether the access log has failed
+        self._texts = config.shows_texts  # recent prompts are kept with the beginnings of their texts
 
     def turned_away(self, scope: Scope, error: ApiError) -> None:
         """Count and log a request that was not admitted."""
         self.counts.refused[error.code or str(error.status)] += 1
         if self.access_log is not None:
-            self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=len(error.body()), request_id=""))
+            line = line_of(scope, status=error.status, duration_s=0.0, sent_bytes=len(error.body()), request_id="")
+            self.access_log.add(encode(line))
 
     def over(self, summary: RequestSummary) -> None:
         """Record a finished request."""
         if self.access_log is not None:
-            self._tell(line_of_request(summary))
+            self.access_log.add(encode(line_of_request(summary)))
         if self.request_log is not None:
             self.request_log.over(summary)
         if summary.trace is not None:
@@ -72,15 +68,6 @@ class History:
         self.counts.resumes += summary.resumes
         if (generation := summary.generation) is not None:
             self._generated(summary, generation)
-
-    def _tell(self, line: Line) -> None:
-        assert self.access_log is not None, "its caller has looked"
-        try:
-            self.access_log(line)
-        except OSError as error:  # a full disk must not stop the answers
-            if not self._is_untold:
-                log.error("Cannot write the access log (%s): lines are lost from now on", error)
-            self._is_untold = True
 
     def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
         self.decisions.append(past_decision(summary, generation))

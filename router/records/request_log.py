@@ -13,7 +13,6 @@ from router.proxy.request_summary import prefill_record
 from router.records.line_file import LineFile
 
 if TYPE_CHECKING:
-    from router.config import RouterConfig
     from router.proxy.attempt import Attempt
     from router.proxy.request_summary import GenerationSummary, Notes, RequestSummary
 
@@ -28,12 +27,6 @@ class RequestLog(LineFile):
         self.run = uuid4().hex[:12]
         self._bodies = bodies
         self._has_failed = False
-
-    @classmethod
-    def open(cls, config: "RouterConfig") -> "RequestLog | None":
-        if config.request_log is None:
-            return None
-        return cls(config.request_log, bodies=config.log_prompts)
 
     def over(self, summary: "RequestSummary") -> None:
         """Write the line of a finished request, if a replica was looked for. A mistake costs only the line."""

@@ -27,9 +27,9 @@ from router.config import RouterConfig
 from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.broadcast import FeedQuery, Subscriber
-from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import Query
 from router.dashboard.sampling import EVERY_S
+from router.http.app import dashboard_of
 from router.http.explaining import explained
 from router.members.spec import ReplicaSpec
 from router.placement.cost import Question
@@ -177,7 +177,7 @@ async def _answering(rounds: int) -> None:
     front = fleet()
     router = front.router
     busy(router)
-    dashboard = Dashboard(router)
+    dashboard = dashboard_of(router)
     await dashboard.sampling.sample()
     gc.collect()
     gc.freeze()
@@ -191,13 +191,13 @@ async def _answering(rounds: int) -> None:
         return dashboard.broadcast._show_all
 
     async def first() -> bytes:
-        dashboard.broadcast._alerts.forget()
+        dashboard.broadcast.alerts.forget()
         await shown(Query())()
         return b""
 
     async def replica() -> bytes:
         dashboard._kept = None
-        return msgspec.json.encode(dashboard.replica(member, await dashboard.prefixes(member)))
+        return msgspec.json.encode(dashboard.replica(member, await dashboard.held_prefixes(member)))
 
     async def decision() -> bytes:
         return msgspec.json.encode(router.history.decisions[0].record())
@@ -237,7 +237,7 @@ def model_keys(router: Router, body: bytes) -> list[int]:
 async def small(rounds: int) -> None:
     """Measure a history sample, which the router takes with or without viewers."""
     front = FrontOnWires(4)
-    sampling = Dashboard(front.router).sampling
+    sampling = dashboard_of(front.router).sampling
     for member in front.router.members:
         counted(member, 1)
     heading("a point of the history with 4 replicas")

@@ -28,8 +28,8 @@ from router.members.feeds import Feeds
 from router.members.members import Member, Members
 from router.members.spec import parse_replica
 from router.members.upstream import Connection
-from router.monitor.upkeep import Upkeep
 from router.placement.placement import Placement
+from router.process.front import upkeep_of
 from router.prompts.tokenizers import Tokenizers
 from router.tenants.admission import Admission
 from router.tenants.keys import Key, digest_of
@@ -95,7 +95,7 @@ class FrontOnWires:
             placement,
             Admission(config.keys, demand_key=bool(config.keys), shared=shared),
         )
-        self.upkeep = Upkeep(self.router, tokenizers)
+        self.upkeep = upkeep_of(self.router, tokenizers)
         specs = [parse_replica(f"url=http://127.0.0.1:{port},engine=vllm") for port in range(1, replicas + 1)]
         self.upkeep.apply({spec.name: spec for spec in specs})
         self.connections = [self._connect(member) for member in self.router.members]

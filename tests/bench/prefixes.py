@@ -12,7 +12,7 @@ import msgspec
 import uvloop
 
 from events.blocks import block_keys, root_key
-from router.dashboard.sharing import shared
+from router.http.app import dashboard_of
 from router.members.facts import Facts, Rank
 from router.members.spec import parse_replica
 from router.prompts.prefixes.recent import MOST_BLOCKS, RecentPrompt
@@ -83,7 +83,7 @@ async def _telling(rounds: int) -> None:
             watching = asyncio.create_task(longest_stall_s())
             await asyncio.sleep(10 * TICK_S)
             began_s = time.perf_counter()
-            found = await shared(front.router, limit)
+            found = await dashboard_of(front.router).prefixes.shared(limit)
             msgspec.json.encode(found)
             took_ms.append((time.perf_counter() - began_s) * 1000)
             watching.cancel()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx2
 
-from router.top.app import Top
-from router.top.poller import Poller, RouterClient
+from router.console.top.app import Top
+from router.console.top.poller import Poller, RouterClient
 from tests.bench.fleet import up
 
 DOCS = Path(__file__).parents[2] / "docs"

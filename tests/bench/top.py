@@ -11,12 +11,10 @@ import msgspec
 import uvloop
 from textual.pilot import Pilot
 
-from router.dashboard.status import replica_status
-from router.http.metrics import metrics_text
+from router.console.top.app import Top
+from router.console.top.poller import Poller, RouterClient
+from router.http.app import dashboard_of
 from router.responses import FeedState, Index, Load, ReplicaList, ReplicaStatus, Served
-from router.top.app import Top
-from router.top.history import totals_of
-from router.top.poller import Poller, RouterClient
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import REPLICAS, fleet
 
@@ -26,38 +24,33 @@ FRAMES = 20
 
 def run(rounds: int) -> None:
     logging.disable(logging.WARNING)
-    text = uvloop.run(_asked(rounds))
-    asyncio.run(_looking(rounds, text))
+    uvloop.run(_asked(rounds))
+    asyncio.run(_looking(rounds))
     gc.unfreeze()
     logging.disable(logging.NOTSET)
 
 
-async def _asked(rounds: int) -> bytes:
+async def _asked(rounds: int) -> None:
     heading(f"what a router with {REPLICAS:,} replicas spends on one answer, CPU")
     front = fleet()
     router = front.router
     for member in router.members:
         member.tally("m").statuses[200] = 1
         member.tally("m").first_token_s.observe(0.1)
-    replicas, metrics, text = [], [], b""
+    replicas, statuses = [], dashboard_of(router).statuses
     for _ in range(rounds):
         gc.collect()
         began_s = time.process_time()
-        msgspec.json.encode([replica_status(router, member) for member in router.members])
-        between_s = time.process_time()
-        text = await metrics_text(router)
-        replicas.append((between_s - began_s) * 1000)
-        metrics.append((time.process_time() - between_s) * 1000)
+        msgspec.json.encode(statuses.all(list(router.members)))
+        replicas.append((time.process_time() - began_s) * 1000)
     row("`GET /replicas`, polled every second", replicas, "ms")
-    row("`GET /metrics`, polled a hundredth as often", metrics, "ms")
     await front.close()
     print()
-    return text
 
 
-async def _looking(rounds: int, metrics: bytes) -> None:
+async def _looking(rounds: int) -> None:
     heading(f"one poll and one frame of {SIZE[0]} x {SIZE[1]} with {REPLICAS:,} replicas, CPU")
-    reading, noting, drawing, pressing, scanning = [], [], [], [], []
+    reading, noting, drawing, pressing = [], [], [], []
     gc.collect()
     gc.freeze()  # a real terminal application holds no objects of a router
     async with aclosing(RouterClient("http://router", None)) as asking:
@@ -74,14 +67,10 @@ async def _looking(rounds: int, metrics: bytes) -> None:
                 noting.append((time.process_time() - began_s) * 1000)
                 drawing.append(await frames_ms(app, pilot))
                 pressing.append(await keys_ms(pilot))
-                began_s = time.process_time()
-                totals_of(metrics.decode())
-                scanning.append((time.process_time() - began_s) * 1000)
     row("parsing `GET /replicas`", reading, "ms")
     row("updating rates and counters", noting, "ms")
     row("a frame with nearly all cells changed", drawing, "ms", "<= 50")
     row("a key that moves the cursor", pressing, "ms", "<= 20")
-    row("parsing `GET /metrics`", scanning, "ms")
     print()
 
 

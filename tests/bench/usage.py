@@ -13,9 +13,9 @@ import uvloop
 from playwright.sync_api import expect
 from starlette.datastructures import QueryParams
 
-from router.core import Router
 from router.http.usage import MOST_ROWS, usage_answer
 from router.tenants.admission import Admitted
+from router.tenants.ledger import Ledger
 from router.tenants.limits import DAY_S
 from router.tenants.usage import Usage
 from tests.bench.dashboard import TARGET_MS, told
@@ -61,7 +61,7 @@ async def _answers(path: Path | None, rounds: int) -> None:
     gc.freeze()
     heading(f"GET /usage, {DAYS} days of {KEYS:,} keys, {'in memory' if path is None else 'in a file'}")
     for name, query, limit, target in ASKED:
-        answer = partial(body, front.router, QueryParams(f"from={first_day()}&{query}"), limit)
+        answer = partial(body, front.router.ledger, QueryParams(f"from={first_day()}&{query}"), limit)
         await told(name, answer, rounds, target)
         row(f"{name}: size", [len(await answer()) / 1000], "kB")
     print()
@@ -69,8 +69,8 @@ async def _answers(path: Path | None, rounds: int) -> None:
     await front.close()
 
 
-async def body(asked: Router, query: QueryParams, limit: int) -> bytes:
-    answer = await usage_answer(asked, query, limit, Admitted("bench", admin=True))
+async def body(ledger: Ledger, query: QueryParams, limit: int) -> bytes:
+    answer = await usage_answer(ledger, None, query, limit, Admitted("bench", admin=True))
     return bytes(answer.body)
 
 

@@ -195,11 +195,11 @@ def leave_a_task(kept: list[Any], upkeep: Upkeep, name: str) -> None:  # noqa: A
 
 
 def leave_a_connection(kept: list[Any], upkeep: Upkeep, name: str) -> None:
-    kept.append(socket.create_connection(("127.0.0.1", upkeep._router.members.by_name[name].upstream.target.port)))
+    kept.append(socket.create_connection(("127.0.0.1", upkeep.members.by_name[name].upstream.target.port)))
 
 
 def leave_what_it_held(kept: list[Any], upkeep: Upkeep, name: str) -> None:
-    kept.append({str(number): name for number in range(upkeep._router.members.by_name[name].slot + 50)})
+    kept.append({str(number): name for number in range(upkeep.members.by_name[name].slot + 50)})
 
 
 def leave_a_thread(kept: list[Any], upkeep: Upkeep, name: str) -> None:  # noqa: ARG001

@@ -145,14 +145,14 @@ class World:
     def agrees(self) -> bool:
         """Return True if no request is open and the router has every event that the replicas sent."""
         states = [self.router.feeds.state(f"r{number}") for number in range(REPLICAS)]
-        return not self.router.open_requests and all(
+        return not self.router.lifecycle.open_requests and all(
             state is not None and state.exact and state.seq == witness.stream.last_seq
             for state, witness in zip(states, self.truth.witnesses, strict=True)
         )
 
     async def quiet_point(self) -> None:
         """Block by block."""
-        await until(lambda: not self.router.open_requests, "every request has ended")
+        await until(lambda: not self.router.lifecycle.open_requests, "every request has ended")
         await self.truth.heard_all()
         await until(self.agrees, "the router has all events")
         self.router.placement.index.check()

@@ -16,15 +16,15 @@ from router.config import RouterConfig
 from router.http.app import build_app
 from router.http.one_answer import answer_of
 from router.http.opening import Openings
+from router.http.picker.exchange import ByGateway
+from router.http.picker.gateway import Gateway
+from router.http.picker.schema import ProcessingRequest
 from router.http.routes import FORWARDED, ROUTES
 from router.members.facts import Rank, foreign_facts, native_facts
 from router.members.health import Health, HealthConfig
 from router.members.members import Member, Server
 from router.members.spec import ReplicaSpec
 from router.members.upstream import Upstream
-from router.picker.exchange import ByGateway
-from router.picker.gateway import Gateway
-from router.picker.schema import ProcessingRequest
 from router.process.front import assembled
 from router.tenants.admission import Admission
 from router.tenants.keys import Key, digest_of
@@ -54,7 +54,7 @@ class World:
 
     def __init__(self) -> None:
         self.router, upkeep = assembled(CONFIG, Admission(KEYS))
-        self._learning = upkeep._learning
+        self._learning = upkeep.learning
         for number, endpoint in enumerate(ENDPOINTS):
             self._add(number, endpoint)
         self.router.members.arrange()
@@ -94,13 +94,13 @@ class World:
             case 2:
                 member.health.drain()
             case 3:
-                router.draining = True
+                router.lifecycle.draining = True
             case _:
                 router.room()
 
     def settle(self) -> None:
         """Undo what has happened."""
-        self.router.draining = False
+        self.router.lifecycle.draining = False
         for member in self.members:
             member.health.resting = None
             member.health.undrain()
@@ -108,7 +108,7 @@ class World:
     def check(self) -> None:
         """Raise AssertionError if anything is left of a request."""
         router = self.router
-        assert router.open_requests == 0, f"{router.open_requests} requests are open"
+        assert router.lifecycle.open_requests == 0, f"{router.lifecycle.open_requests} requests are open"
         assert router.bodies.used_bytes == 0, f"{router.bodies.used_bytes} bytes of bodies are counted"
         assert not router._attempts and not router.waiting, "attempts or requests that wait are left"
         for member in self.members:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from router.picker.exchange import PickedExchange
-from router.picker.gateway import Gateway
-from router.picker.messages import Outcome, Pick, Reply
-from router.picker.stream import PickerStream
+from router.http.picker.exchange import PickedExchange
+from router.http.picker.gateway import Gateway
+from router.http.picker.messages import Outcome, Pick, Reply
+from router.http.picker.stream import PickerStream
 from tests.fuzz import picker
 from tests.fuzz.decode import Failure
 from tests.fuzz.picker import BLOCK, Report, Sequences, fuzz

@@ -16,7 +16,6 @@ from api.native import unpack_ids
 from events.cache.pool import Digest
 from events.messages import AllBlocksCleared, BlockRemoved
 from events.native import Load
-from router.dashboard.status import replica_status
 from router.members.accuracy import DISBELIEVED, TRUSTED, Accuracy
 from tests.hostile.lying import Liar, batch, stored
 from tests.router.loopback import until
@@ -128,7 +127,7 @@ class Scene:
         return float(self.running.member("one").trust)
 
     def honesty(self) -> float:
-        return replica_status(self.running.router, self.running.member("one")).honesty
+        return self.running.front.dashboard.statuses.one(self.running.member("one")).honesty
 
     async def ask(self, times: int) -> int:
         """Send `times` equal prompts; return the number that the first replica got."""
@@ -137,7 +136,7 @@ class Scene:
             for claimant in (self.one, self.other):
                 claimant.say() if self.honest_status else claimant.liar.say(load=LOAD)
             assert (await self.client.post(CHAT, PROMPT)).status == 200
-            await until(lambda: self.running.router.open_requests == 0, "it is over")
+            await until(lambda: self.running.router.lifecycle.open_requests == 0, "it is over")
             await until(self._is_known, "the choice knows")
             self.running.router.placement.index.optimistic.expire(math.inf)
         return len(self.one.replica.calls) - before

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from router.dashboard.status import replica_status
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import read_peek
 from tests.api.tokenizers import saved
@@ -40,7 +39,7 @@ async def test_an_adapter_on_two_base_models_belongs_to_the_first(make: Any, cap
                 assert (await client.post(CHAT, chat() | {"model": ADAPTER})).status == 200
             assert (await client.post(CHAT, chat() | {"model": "base-2"})).status == 200
         assert (asked(running.replicas["a"]), asked(running.replicas["b"])) == ([ADAPTER] * 4, ["base-2"])
-        status = {name: replica_status(running.router, running.member(name)) for name in ("a", "b")}
+        status = {name: running.front.dashboard.statuses.one(running.member(name)) for name in ("a", "b")}
         assert status["a"].taken_names == {} and status["a"].models == ["base-1", ADAPTER]
         assert status["b"].taken_names == {ADAPTER: "base-1"} and status["b"].models == ["base-2"]
     [said] = [record.message for record in caplog.records if "is not used" in record.message]

@@ -82,7 +82,8 @@ async def test_requests_for_an_absent_model_take_at_most_half_of_the_queue() -> 
         running.member("away").health.drain()
         crowd = await asked(stack, running, 8, "away")
         await until(
-            lambda: running.router.open_requests + sum(running.router.history.counts.refused.values()) >= 8, "all came"
+            lambda: running.router.lifecycle.open_requests + sum(running.router.history.counts.refused.values()) >= 8,
+            "all came",
         )
         others = await asked(stack, running, 3, "live")
         assert [(await client.answer()).json for client in others] == ["live"] * 3

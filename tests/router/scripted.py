@@ -292,11 +292,11 @@ class Served:
         return self.router.members.by_name[name]
 
     async def opened(self, count: int) -> None:
-        await until(lambda: self.router.open_requests == count, "so many requests have come")
+        await until(lambda: self.router.lifecycle.open_requests == count, "so many requests have come")
 
     async def idle(self) -> None:
         """Until nothing is left of any request."""
-        await until(lambda: self.router.open_requests == 0, "no request is open")
+        await until(lambda: self.router.lifecycle.open_requests == 0, "no request is open")
         assert not self.router._attempts
         assert not self.router.waiting
         for member in self.router.members:

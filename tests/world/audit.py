@@ -1,4 +1,4 @@
-"""What must hold of a world: while it lasts, and when all is over."""
+"""The promises of a world: those that hold while it lasts, and those that hold when all is over."""
 
 import json
 from collections import Counter

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter, figures_of
 from lab.doctor.report import figures_in_words, lines, summary
-from router.doctor.engine_metrics import MetricsDelta
-from router.doctor.figures import Figures
-from router.doctor.rules import findings
-from router.doctor.samples import BadMetrics, Samples
+from router.console.samples import BadMetrics, Samples
+from router.dashboard.doctor.engine_metrics import MetricsDelta
+from router.dashboard.doctor.figures import Figures
+from router.dashboard.doctor.rules import findings
 from router.responses import Considered, DecisionRecord, FeedState, ReplicaStatus
-from tests.router.doctor.snapshots import replica
+from tests.router.dashboard.doctor.snapshots import replica
 
 URL = "http://10.0.0.1:8000"
 

@@ -13,9 +13,9 @@ import pytest
 
 from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
-from router.doctor.figures import Figures
-from router.doctor.findings import Finding
-from router.doctor.rules import findings
+from router.dashboard.doctor.figures import Figures
+from router.dashboard.doctor.findings import Finding
+from router.dashboard.doctor.rules import findings
 from tests.chaos.replicas import Command, command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from router.dashboard.status import blocks_of
 from router.monitor import upkeep
 from tests.chaos.test_native_prefill import Beside
 from tests.replica.lora.adapters import adapted_logits, saved_adapter
@@ -169,7 +168,7 @@ async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list
             states = [(member, router.feeds.state(member.name)) for member in router.members]
             if not all(state.exact for _, state in states):
                 return 0
-            return 1 + sum(sum(blocks_of(router, *one).values()) for one in states)
+            return 1 + sum(sum(router.placement.index.blocks(member.slot).values()) for member, _ in states)
 
         def is_known(blocks: int) -> bool:
             return known() == blocks

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from router.console.formatting import ago, bar, count, cut, duration, padded, percent, rate, short, sparkline
+from router.console.formatting import ago, count, cut, duration, padded, percent, rate, short
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,3 @@ def test_names_are_cut_in_their_middle() -> None:
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans(), st.booleans())
 def test_a_cell_has_its_width_whatever_letters_are_in_it(text: str, width: int, middle: bool, right: bool) -> None:
     assert cell_len(padded(cut(text, width, middle=middle), width, right=right)) == width
-
-
-def test_a_sparkline_reaches_from_nothing_to_its_top() -> None:
-    assert sparkline([0, 1, 50, 100]) == " ▁▄█"
-    assert sparkline([0.25, 0.5], top=1.0) == "▂▄"
-    assert sparkline([0, 0]) == "  " and sparkline([]) == ""
-
-
-@pytest.mark.parametrize(
-    ("share", "drawn"), [(0, "    "), (0.5, "██  "), (1, "████"), (2, "████"), (0.34, "█▍  "), (None, "    ")]
-)
-def test_a_bar_is_as_long_as_its_share(share: float | None, drawn: str) -> None:
-    assert bar(share, 4) == drawn

@@ -11,9 +11,9 @@ from lab.doctor.asking import Asking as Doctor
 from lab.doctor.comparing import Look, figures_of
 from router.dashboard import alerts, broadcast
 from router.dashboard.alerts import Alerts
-from router.doctor.figures import Figures, RoutingFigures
-from router.doctor.findings import PAGE
-from router.doctor.rules import RULES
+from router.dashboard.doctor.figures import Figures, RoutingFigures
+from router.dashboard.doctor.findings import PAGE
+from router.dashboard.doctor.rules import RULES
 from tests.router.dashboard.watching import Page, watched
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Script, Scripted, Served, chat, connect, drops, refused_port, says, served
@@ -90,7 +90,7 @@ async def test_counts_of_before_are_no_alert_and_those_of_now_are() -> None:
 async def test_nothing_is_judged_or_kept_without_a_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "LINGER_S", 0.01)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
-        judging = running.front.dashboard.broadcast._alerts
+        judging = running.front.dashboard.broadcast.alerts
 
         def was_judged() -> bool:
             return judging.report.judged_at is not None
@@ -119,23 +119,28 @@ async def test_a_fleet_without_replicas_says_so() -> None:
         assert rules_of(await page.next("fleet")) == ["no-replicas"]
 
 
+def alerts_of(running: Served) -> Alerts:
+    router = running.router
+    return Alerts(router.config.policy, router.members, router.feeds, router.placement.index, router.history)
+
+
 async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
     """Figures of the router itself; queues and times are read at other moments."""
     script = Script(
         says(b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'), drops, says(GOOD, 429), says(GOOD)
     )
     async with served(*script.replicas(3), breaker_faults=1000) as running:
-        judging = Alerts(running.router)
+        judging = alerts_of(running)
         await ask(running, 5)
         before = await asyncio.to_thread(looked, running.port)
-        fleet = await running.front.dashboard.broadcast._view.look()
+        fleet = await running.front.dashboard.broadcast.view.look()
         first = await judging._look(fleet.at_s)
         await ask(running, 20)
         await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
         running.member("r0").health.drain()
         running.router.history.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
-        fleet = await running.front.dashboard.broadcast._view.look()
+        fleet = await running.front.dashboard.broadcast.view.look()
         ours = await judging.figures(fleet, first, await judging._look(fleet.at_s))
         theirs = figures_of(before, [], after)
         assert len(ours.replicas) == 3
@@ -172,7 +177,7 @@ def test_each_rule_has_a_heading_to_go_to() -> None:
 async def test_choices_are_looked_at_no_further_than_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "MOST_CONSIDERED", 6)
     async with served(*Script(says(GOOD)).replicas(2)) as running:
-        judging = Alerts(running.router)
+        judging = alerts_of(running)
         await ask(running, 10)
         assert len(judging._decided_since(None)) == 3
         monkeypatch.setattr(alerts, "MOST_CONSIDERED", 10**6)
@@ -238,6 +243,6 @@ async def test_replicas_are_not_polled_without_a_watcher(monkeypatch: pytest.Mon
     async with served(replica) as running:
         async with watched(running) as page:
             await told(page, "caching-off")
-        asking_for: Any = running.front.dashboard.broadcast._alerts._metrics
+        asking_for: Any = running.front.dashboard.broadcast.alerts._metrics
         await until(lambda: not asking_for._samples, "nothing is kept when nobody watches any more")
         assert asking_for._polling is None

@@ -32,7 +32,7 @@ def referenced() -> Iterator[tuple[str, str]]:
 async def get(path: str, method: str = "GET", **headers: str) -> Answer:
     async with served() as running, connect(running.port, 2**20) as client:
         answer = await client.ask(method, path, **headers)
-        await until(lambda: running.router.open_requests == 0, "it has ended")
+        await until(lambda: running.router.lifecycle.open_requests == 0, "it has ended")
         return answer
 
 

@@ -8,7 +8,6 @@ import pytest
 from events.cache.groups import Group, Layout
 from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import REPLICA_SERIES
-from router.dashboard.sharing import told
 from router.tenants.keys import keys_from_options
 from tests.router.dashboard.test_sharing import SHARED, asked, holding
 from tests.router.http.test_app import LOCAL, bearer
@@ -178,10 +177,11 @@ async def test_one_that_leaves_while_it_is_asked_about_is_not_found() -> None:
 async def test_of_one_that_has_left_nothing_is_looked_up_in_what_may_be_anothers_slot() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, *[asked(SYSTEM, "Why? " * 400)] * 4)
-        member, shared = running.member("r1"), await told(running.router, 50)
-        assert await held_prefixes(running.router, member, shared)
+        member, prefixes = running.member("r1"), running.front.dashboard.prefixes
+        shared = await prefixes.told(50)
+        assert await held_prefixes(prefixes, member, shared)
         running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
-        assert await held_prefixes(running.router, member, shared) == []
+        assert await held_prefixes(prefixes, member, shared) == []
 
 
 # ---- decisions

@@ -14,8 +14,8 @@ from events.cache.changes import Grouped, Stored
 from events.cache.groups import Group, Layout
 from events.native import Load
 from events.publisher import Publisher
-from router.core import INDEX_WITHIN_S
-from router.dashboard.status import index_status, not_ready, replica_status, state_of
+from router import lifecycle
+from router.http.app import printed_by
 from router.http.metrics import metrics_text
 from router.members.spec import parse_replica
 from router.tenants.keys import keys_from_options
@@ -55,7 +55,8 @@ def ours(publisher: Publisher | None) -> Scripted:
 
 
 def state(running: Served, name: str) -> str:
-    return state_of(running.member(name), running.router.feeds.state(name))
+    found: str = running.member(name).index_state(running.router.feeds.state(name))
+    return found
 
 
 async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
@@ -69,12 +70,12 @@ async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
 
             await until(is_exact, "it is exact")
             await until(lambda: running.member("ours").block_size == 4, "its blocks are known")
-            told = replica_status(running.router, running.member("ours"))
+            told = running.front.dashboard.statuses.one(running.member("ours"))
             assert told.inexact is None and told.index.blocks == {"GPU": 3}
             assert told.events is not None and told.events.exact and told.events.block_sizes == (4,)
             assert json.loads(msgspec.json.encode(told))
             assert (await client.get("/ready")).status == 200
-            shown = index_status(running.router)
+            shown = running.front.dashboard.statuses.sizes(0)
             assert shown["replicas"] == {"ours": {"GPU": 3}} and shown["models"][MODEL]["block_sizes"] == [4]
 
 
@@ -86,7 +87,7 @@ async def test_blocks_that_several_groups_hold_are_of_use_once() -> None:
             index, slot = running.router.placement.index, running.member("ours").slot
             index.apply(slot, Grouped(Layout(4, (Group(0, "full", 1), Group(1, "window", 1, 2)))))
             index.apply(slot, Stored("GPU", [KEYS[1], KEYS[2]], [], 0, chain(3), 1))
-            told = replica_status(running.router, running.member("ours")).index
+            told = running.front.dashboard.statuses.one(running.member("ours")).index
             assert (told.blocks, told.prompt_blocks) == ({"GPU": 5}, {"GPU": 3})
 
 
@@ -144,11 +145,11 @@ async def test_an_unnoticed_restart_is_followed_again() -> None:
             restarted = ours(first)
             async with served(restarted, health_interval_s=0.05) as running:
                 await exact(running, first)
-                assert replica_status(running.router, running.member("ours")).index.blocks == {"GPU": 3}
+                assert running.front.dashboard.statuses.one(running.member("ours")).index.blocks == {"GPU": 3}
                 first.close()
                 restarted.control["/load"] = ours(second).control["/load"]
                 await exact(running, second)
-                assert replica_status(running.router, running.member("ours")).index.blocks == {"GPU": 2}
+                assert running.front.dashboard.statuses.one(running.member("ours")).index.blocks == {"GPU": 2}
 
 
 async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> None:
@@ -164,7 +165,7 @@ async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> N
             asked = silent.asked.count("/load")
             await until(lambda: silent.asked.count("/load") > asked + 2, "the replica is asked again")
             assert running.router.members.model(MODEL) is model and member.server.learned
-            assert replica_status(running.router, member).index.blocks == {"GPU": 3}
+            assert running.front.dashboard.statuses.one(member).index.blocks == {"GPU": 3}
             await exact(running, publisher)
 
 
@@ -185,7 +186,7 @@ async def test_a_router_is_not_ready_while_a_cache_is_being_read() -> None:
         assert "what ours holds is still being read" in answer.error["message"]
         assert (await client.post(CHAT, chat())).status == 200  # asked all the same, it does its work
         running.member("ours").health.drain()
-        assert "ours (draining)" in (not_ready(running.router) or "")
+        assert "ours (draining)" in (running.router.lifecycle.not_ready() or "")
 
 
 async def test_a_router_is_not_ready_before_each_replica_has_answered_or_failed() -> None:
@@ -194,17 +195,18 @@ async def test_a_router_is_not_ready_before_each_replica_has_answered_or_failed(
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"url=http://127.0.0.1:{mute.getsockname()[1]},name=mute"
         async with engine.running(), served(engine, replicas=(engine.spec, parse_replica(url))) as running:
-            assert "what mute holds is still being read" in (not_ready(running.router) or "")
+            assert "what mute holds is still being read" in (running.router.lifecycle.not_ready() or "")
             mute.close()  # its connections break
-            await until(lambda: not_ready(running.router) is None, "the one that answers is enough")
+            await until(lambda: running.router.lifecycle.not_ready() is None, "the one that answers is enough")
 
 
 async def test_a_cache_that_cannot_be_read_keeps_a_router_from_its_clients_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(lifecycle, "INDEX_WITHIN_S", 0.5)
     async with served(ours(None)) as running, connect(running.port) as client:
         assert (await client.get("/ready")).status == 503
-        monkeypatch.setattr(running.router, "now_s", lambda: running.router.loop.time() + INDEX_WITHIN_S)
+        await until(lambda: running.router.lifecycle.not_ready() is None, "it has waited long enough")
         assert (await client.get("/ready")).status == 200
 
 
@@ -229,14 +231,14 @@ async def test_whether_an_engine_keeps_keys_apart_is_told(
             engine, replicas=(spec,), keys=tuple(keys_from_options(["secret"], None)), health_interval_s=0.05
         ) as running:
             member = running.member("engine")
-            assert replica_status(running.router, member).isolation == isolated
+            assert running.front.dashboard.statuses.one(member).isolation == isolated
             metric = b'warmroute_router:replica_salted{replica="engine"} %.1f' % (isolated == "by salt")
-            assert metric in await metrics_text(running.router)
+            assert metric in await metrics_text(printed_by(running.router))
             asked = len(engine.asked)
             await until(lambda: len(engine.asked) > asked + 4, "the replica is asked again")
             assert caplog.text.count("may ignore the salts") == (isolated == "unknown")
             running.router.admission.use(())
-            assert replica_status(running.router, member).isolation is None
+            assert running.front.dashboard.statuses.one(member).isolation is None
 
 
 async def test_a_cache_that_cannot_be_known_as_a_whole_is_no_reason_to_wait() -> None:
@@ -254,15 +256,15 @@ async def test_a_cache_that_cannot_be_known_as_a_whole_is_no_reason_to_wait() ->
 
                 await until(is_partial, "it is partial")
                 assert (await client.get("/ready")).status == 200
-                told = replica_status(running.router, running.member("engine"))
+                told = running.front.dashboard.statuses.one(running.member("engine"))
                 assert told.inexact and told.events is not None and told.events.partial
 
 
 async def test_without_events_a_replica_is_matched_approximately() -> None:
     async with served(named("a")) as running, connect(running.port) as client:
-        assert state(running, "a") == "approximate" and not_ready(running.router) is None
+        assert state(running, "a") == "approximate" and running.router.lifecycle.not_ready() is None
         await client.post(CHAT, chat("a long prompt " * 200))
-        told = replica_status(running.router, running.member("a"))
+        told = running.front.dashboard.statuses.one(running.member("a"))
         assert told.events is None and told.block_size is None
         assert sum(told.index.blocks.values()) > 0
 
@@ -270,8 +272,8 @@ async def test_without_events_a_replica_is_matched_approximately() -> None:
 @pytest.mark.parametrize("all_of_them", [False, True])
 async def test_one_replica_is_enough_unless_all_are_wanted(all_of_them: bool) -> None:
     async with served(named("a"), named("b")) as running:
-        assert not_ready(running.router, all_of_them=all_of_them) is None
+        assert running.router.lifecycle.not_ready(all_of_them=all_of_them) is None
         running.member("a").health.drain()
-        assert (not_ready(running.router, all_of_them=all_of_them) is not None) == all_of_them
+        assert (running.router.lifecycle.not_ready(all_of_them=all_of_them) is not None) == all_of_them
         running.member("b").health.drain()
-        assert "a (draining); b (draining)" in (not_ready(running.router) or "")
+        assert "a (draining); b (draining)" in (running.router.lifecycle.not_ready() or "")

@@ -19,9 +19,9 @@ import pytest
 
 from api.native import REQUEST_TYPE
 from router.members.spec import ReplicaSpec
+from tests.router.http.picker.asking import gateway, head
 from tests.router.loopback import until
 from tests.router.monitor.test_upkeep import status
-from tests.router.picker.asking import gateway, head
 from tests.router.proxy.nixl_peer import Engine, Fabric
 from tests.router.proxy.test_conversing_losses import message, response
 from tests.router.proxy.test_generation import from_piece, goes_on

@@ -91,7 +91,7 @@ async def test_a_stream_that_outlasts_the_delay_ends_whole_and_its_connection_wi
     async with served(*Script(slowly).replicas(1), drain_delay_s=0.01) as running, connect(running.port) as client:
         await slowly.begun(client)
         drained = asyncio.create_task(running.front.drain(60))
-        await until(lambda: running.router.draining, "it takes nothing more")
+        await until(lambda: running.router.lifecycle.draining, "it takes nothing more")
         await slowly.ended(client)
         assert await client.rest() == b""
         assert await drained == 0

@@ -177,7 +177,7 @@ async def test_what_runs_may_come_to_its_end_while_the_router_drains() -> None:
         client.send("POST", CHAT, chat())
         await until(lambda: taken, "the replica is asked")
         draining = asyncio.create_task(running.front.drain(10))
-        await until(lambda: running.router.draining, "the router drains")
+        await until(lambda: running.router.lifecycle.draining, "the router drains")
         refused = await other.post(CHAT, chat())
         assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "draining", "1")
         async with connect(running.port) as probe:

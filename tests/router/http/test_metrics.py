@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.http.prometheus import Histogram
 from router.http import metrics
+from router.http.app import printed_by
 from router.http.metrics import metrics_text
 from router.members.members import ServedModel, approximate_prompts
 from router.prompts.tokens import Tokens
@@ -151,7 +152,7 @@ async def test_others_have_their_turn_while_it_is_written_and_may_take_replicas_
 ) -> None:
     monkeypatch.setattr(metrics, "SLICE_S", -1.0)  # a turn after every part
     async with served(*Script(says(GOOD)).replicas(3)) as running:
-        writing = asyncio.create_task(metrics_text(running.router))
+        writing = asyncio.create_task(metrics_text(printed_by(running.router)))
         turns = 0
         while not writing.done():
             await asyncio.sleep(0)
@@ -161,14 +162,14 @@ async def test_others_have_their_turn_while_it_is_written_and_may_take_replicas_
                 running.front.upkeep.apply(left)
         assert turns > 50
         found = families((await writing).decode())
-        assert found == families((await metrics_text(running.router)).decode())
+        assert found == families((await metrics_text(printed_by(running.router))).decode())
 
 
 async def test_names_of_any_kind_are_labels() -> None:
     odd = 'a "quoted" \\ model\nof two lines'
     async with served(named("a")) as running:
         running.router.history.counts.refused[odd] = 7
-        text = (await metrics_text(running.router)).decode()
+        text = (await metrics_text(printed_by(running.router))).decode()
         [refused] = [one for one in text_string_to_metric_families(text) if one.name == "warmroute_router:refused"]
         assert [(sample.labels, sample.value) for sample in refused.samples] == [({"code": odd}, 7.0)]
 

@@ -174,7 +174,7 @@ async def test_pages_of_the_origins_that_are_named_are_let_in(allowed: str) -> N
 
 async def test_a_router_that_drains_refuses_what_is_new() -> None:
     async with served(named("a")) as running, connect(running.port) as client:
-        running.router.draining = True
+        running.router.lifecycle.draining = True
         answer = await client.post(CHAT, chat())
         assert (answer.status, answer.error["code"]) == (503, "draining")
 

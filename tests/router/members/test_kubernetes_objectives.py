@@ -10,6 +10,7 @@ from router.config import EXTENSION, Kubernetes
 from router.members.discovery.cluster import Cluster
 from router.members.discovery.pool import objectives_of
 from router.tenants.keys import CLASSES, Key, digest_of
+from tests.router.http.picker.asking import Gateway, asked, gateway
 from tests.router.kubernetes_api import (
     OBJECTIVES,
     PODS,
@@ -24,7 +25,6 @@ from tests.router.kubernetes_api import (
     port,
 )
 from tests.router.loopback import Request, until
-from tests.router.picker.asking import Gateway, asked, gateway
 from tests.router.scripted import CHAT, Served, chat, connect, named, served
 
 

@@ -462,7 +462,7 @@ async def test_a_client_that_leaves_before_it_has_asked_leaves_nothing(sent: str
         client.write(head("POST", CHAT, "content-length: 100"))
         if sent == "half of the body":
             client.write(b"{" * 50)
-        await until(lambda: running.router.open_requests == 1, "it has begun")
+        await until(lambda: running.router.lifecycle.open_requests == 1, "it has begun")
         client.leave()
         await running.idle()
         assert not script.calls

@@ -484,7 +484,7 @@ async def test_a_body_that_comes_slowly_gains_nothing_by_it() -> None:
         router.now_s = lambda: clock() + late_s
         body = json.dumps(chat(stream=True)).encode()
         client.send("POST", CHAT, body[:10], content_length=str(len(body)))
-        await until(lambda: router.open_requests, "its head has come")
+        await until(lambda: router.lifecycle.open_requests, "its head has come")
         late_s = 30.0
         client.write(body[10:])
         assert (await client.answer()).status == 200
@@ -722,7 +722,7 @@ async def test_a_client_that_reads_nothing_any_more_gives_its_slot_back() -> Non
         connect(running.port) as client,
     ):
         client.send("POST", CHAT, chat(stream=True))
-        await until(lambda: running.router.open_requests == 1, "it has come")
+        await until(lambda: running.router.lifecycle.open_requests == 1, "it has come")
         await running.idle()
         assert faults(running) == 0 and running.router.history.counts.client_left == 1
 
@@ -859,7 +859,7 @@ async def test_waiting_requests_go_to_a_new_replica_and_not_to_a_removed_one() -
         await until(lambda: gone.calls and busy.calls and len(running.router.waiting) == 1, "one request waits")
         running.front.upkeep.remove("gone")
         gone.calls[0].answer(GOOD)
-        await until(lambda: running.router.open_requests == 2, "what it had is answered")
+        await until(lambda: running.router.lifecycle.open_requests == 2, "what it had is answered")
         assert len(gone.calls) == len(running.router.waiting) == 1
         running.front.upkeep.add(new.spec)
         await until(lambda: new.calls, "the one that waits goes to the new one")
@@ -1113,11 +1113,7 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
 async def test_an_unwritable_access_log_blocks_no_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def full(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    async with served(named("r0")) as running, connect(running.port) as client:
-        running.router.history.access_log = full
+    async with served(named("r0"), access_log="/dev/full") as running, connect(running.port) as client:
         for _ in range(3):
             assert (await client.post(CHAT, chat())).json == "r0"
         await running.idle()

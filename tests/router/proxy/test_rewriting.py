@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.router.http.picker.asking import BUFFERED, DUPLEX, gateway
 from tests.router.loopback import until
-from tests.router.picker.asking import BUFFERED, DUPLEX, gateway
 from tests.router.scripted import CHAT, Client, Scripted, Served, connect, says, served
 
 MESSAGES, RESPONSES, EMBEDDINGS, SCORE = "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score"

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.records.access_log import AccessLog, Line, line_of
+from router.records.access_log import Line, encode, line_of
+from router.records.line_file import LineFile
 
 SCOPE = {"client": ("10.0.0.9", 4711), "method": "POST", "path": "/v1/chat/completions"}
 
@@ -19,9 +20,9 @@ def line(**more: object) -> Line:
 
 
 def test_a_line_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
-    log = AccessLog(str(tmp_path / "log"))
-    log.answered(line(model="m", retries=0))
-    log.answered(line(client_left=True, cached_tokens=0))
+    log = LineFile(str(tmp_path / "log"), "access log")
+    log.add(encode(line(model="m", retries=0)))
+    log.add(encode(line(client_left=True, cached_tokens=0)))
     log.close()
     first, second = map(json.loads, (tmp_path / "log").read_text().splitlines())
     assert first.pop("ts") > 1e9
@@ -33,43 +34,39 @@ def test_a_line_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_each_line_is_there_at_once(tmp_path: Path) -> None:
-    log = AccessLog(str(tmp_path / "log"))
-    log.answered(line())
+    log = LineFile(str(tmp_path / "log"), "access log")
+    log.add(encode(line()))
     assert (tmp_path / "log").read_text().count("\n") == 1
     log.close()
 
 
 def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
     for _ in range(2):
-        log = AccessLog(str(tmp_path / "log"))
-        log.answered(line())
+        log = LineFile(str(tmp_path / "log"), "access log")
+        log.add(encode(line()))
         log.close()
     assert (tmp_path / "log").read_text().count("\n") == 2
 
 
 def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    AccessLog(str(tmp_path / "log")).close()
+    LineFile(str(tmp_path / "log"), "access log").close()
     assert os.stat(tmp_path / "log").st_mode & 0o777 == 0o600
 
 
 def test_a_line_end_within_a_name_does_not_begin_a_line(tmp_path: Path) -> None:
-    log = AccessLog(str(tmp_path / "log"))
-    log.answered(line(model='a\n{"status":200}\x1b[2J'))
+    log = LineFile(str(tmp_path / "log"), "access log")
+    log.add(encode(line(model='a\n{"status":200}\x1b[2J')))
     log.close()
     [only] = (tmp_path / "log").read_text().splitlines()
     assert json.loads(only)["model"].startswith("a\n") and "\x1b" not in only
 
 
 def test_stdout_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
-    log = AccessLog("-")
-    log.answered(line())
+    log = LineFile("-", "access log")
+    log.add(encode(line()))
     log.close()
-    log.answered(line())
+    log.add(encode(line()))
     assert capfd.readouterr().out.count('"status":200') == 2
-
-
-def test_no_value_is_none() -> None:
-    assert AccessLog.open(None) is None
 
 
 def test_a_client_without_an_address_has_none() -> None:
@@ -81,21 +78,21 @@ def test_an_unwritable_log_does_no_harm_and_is_reported_once(caplog: pytest.LogC
     caplog.set_level("INFO")
     read, write = os.pipe()
     os.set_blocking(write, False)
-    log = AccessLog(f"/dev/fd/{write}")
+    log = LineFile(f"/dev/fd/{write}", "access log")
     os.set_blocking(log._fd, False)
     with suppress(BlockingIOError):
         while True:
             os.write(write, bytes(4096))
     for _ in range(3):
-        log.answered(line())
+        log.add(encode(line()))
     assert log.lost_lines == 3
     os.read(read, 1 << 20)
-    log.answered(line())
-    log.answered(line())
+    log.add(encode(line()))
+    log.add(encode(line()))
     assert os.read(read, 1 << 20).count(b'"status":200') == 2
     for end in (read, write):
         os.close(end)
-    log.answered(line())  # nobody reads it any more
+    log.add(encode(line()))  # nobody reads it any more
     log.close()
     assert log.lost_lines == 4
     said = [record.getMessage() for record in caplog.records]
@@ -104,16 +101,16 @@ def test_an_unwritable_log_does_no_harm_and_is_reported_once(caplog: pytest.LogC
 
 
 def test_a_line_that_was_cut_does_not_spoil_the_next(tmp_path: Path) -> None:
-    log = AccessLog(str(tmp_path / "log"))
+    log = LineFile(str(tmp_path / "log"), "access log")
     size = len(msgspec.json.encode(line())) + 1
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 2, before[1]))  # Python itself ignores SIGXFSZ
     try:
-        log.answered(line())
-        log.answered(line())
+        log.add(encode(line()))
+        log.add(encode(line()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    log.answered(line())
+    log.add(encode(line()))
     log.close()
     whole, _, after = (tmp_path / "log").read_text().splitlines()
     assert json.loads(whole)["status"] == json.loads(after)["status"] == 200

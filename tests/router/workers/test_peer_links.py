@@ -32,7 +32,8 @@ def in_flight(running: Served, name: str = "r0") -> tuple[int, int]:
 
 
 def hears(running: Served) -> int:
-    peers: dict[int, Any] = running.router.links.inbox.peers
+    assert running.front.links is not None
+    peers: dict[int, Any] = running.front.links.inbox.peers
     return len(peers)
 
 
@@ -74,7 +75,7 @@ async def test_a_request_at_one_router_counts_at_the_other_while_it_runs() -> No
             assert in_flight(one) == (1, 1)
             assert not hears(one), "nobody told it of the other"
         await until(lambda: in_flight(other) == (0, 0), "it has ended")
-        assert other.router.links.inbox.counts.requests == 1
+        assert other.front.links is not None and other.front.links.inbox.counts.requests == 1
 
 
 async def test_a_request_waits_for_its_routers_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,134 @@
+"""One stream of a gateway, from its first message to its end; what it holds back is bounded by HTTP/2 flow control."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from api.errors import ApiError
+from router.http.picker import wire
+from router.http.picker.exchange import PickedExchange, moved, refusal
+from router.http.picker.gateway import Gateway
+from router.http.picker.messages import Message, Mode, Outcome, Refusal, Reply, RequestHeaders, ResponseHeaders
+from router.http.picker.stream import OutOfOrder, Phase, PickerStream
+from router.proxy.request import Request
+
+LATER_S = 1.0  # than the router gives an answer up, and counts that against the replica
+
+
+class Conversation:
+    def __init__(self, gateway: Gateway, context: Any, first_token_s: float, idle_s: float) -> None:
+        self._gateway = gateway
+        self._context = context
+        self._stream = PickerStream()
+        self._exchange: PickedExchange | None = None
+        self._reading: asyncio.Task[Any] | None = None
+        self._limits_s = {Phase.PICKED: first_token_s + LATER_S, Phase.ANSWERING: idle_s + LATER_S}
+        self._body_until_s = 0.0
+        self._too_slow = ""
+        self._deadline = asyncio.timeout(gateway.limits.head_s)  # for the next message, and the replies to it
+
+    async def run(self) -> None:
+        """Answer until the stream is over; a gateway goes on by itself with an answer that the picker leaves."""
+        try:
+            async with self._deadline:
+                while self._stream.phase is not Phase.OVER and await self._answer_next():
+                    self._extend()
+        except TimeoutError:
+            if self._stream.phase is Phase.ASKING:
+                why = f"the request's body {self._too_slow}; send it again, at once"
+                await self._refuse(ApiError(408, why, code="body_timeout"))
+        except (OutOfOrder, ValueError) as error:
+            if not self._stream.is_open:
+                await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await self._refuse(ApiError(400, f"a message of the gateway cannot be taken: {error}", code="bad_message"))
+        finally:
+            if self._reading is not None:
+                self._reading.cancel()
+            if self._exchange is not None:
+                self._exchange.leave()
+
+    async def _answer_next(self) -> bool:
+        """Answer the next message; return False at the end. Nothing of it is kept: a body may be large."""
+        reading, self._reading = self._reading, None
+        replies = self._take(await (self._context.read() if reading is None else reading))
+        if replies is None:
+            return False
+        exchange = self._exchange
+        if exchange is not None and self._stream.is_open:
+            if self._stream.phase is Phase.DECIDING and not exchange.decided.is_set():
+                await self._until_decided(exchange)
+            if exchange.decided.is_set():
+                await self._write(self._stream.decide(exchange.told()))
+                return True
+        await self._write(replies)
+        return True
+
+    async def _write(self, replies: Iterable[Reply | Refusal]) -> None:
+        for reply in replies:
+            await self._context.write(wire.written(reply))
+
+    def _take(self, read: Any) -> list[Reply] | None:
+        if read is grpc.aio.EOF:
+            return None
+        message = wire.read(read)
+        replies = self._stream.receive(message)
+        exchange = self._hear(message)
+        if isinstance(message, ResponseHeaders):
+            replies[0].mutation = exchange.changed_in_answer(message.headers)
+        return replies
+
+    def _hear(self, message: Message) -> PickedExchange:
+        if isinstance(message, RequestHeaders):
+            self._body_until_s = asyncio.get_running_loop().time() + self._gateway.limits.whole_body_s
+            self._exchange = self._gateway.open(message)
+            return self._exchange
+        exchange = self._exchange
+        if exchange is None:
+            raise OutOfOrder(f"{type(message).__name__} came before the request's headers")
+        request = exchange.answerer
+        if isinstance(message, ResponseHeaders) and message.served is not None and isinstance(request, Request):
+            exchange.guard(moved, request, message.served)
+        exchange.hear(message)
+        return exchange
+
+    async def _until_decided(self, exchange: PickedExchange) -> None:
+        """Wait, as long as the router lets the request wait, until it is decided or the stream goes on or ends."""
+        self._deadline.reschedule(None)
+        deciding = asyncio.create_task(exchange.decided.wait())
+        self._reading = asyncio.create_task(self._context.read())
+        await asyncio.wait({deciding, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+        deciding.cancel()
+        self._extend()
+
+    # ---- time
+
+    def _extend(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._stream.phase is Phase.ASKING:
+            self._deadline.reschedule(self._asking_until(now_s))
+        else:
+            limits = self._gateway.limits
+            self._deadline.reschedule(now_s + self._limits_s.get(self._stream.phase, limits.body_s))
+
+    def _asking_until(self, now_s: float) -> float:
+        """When the body has to go on, or be complete; one that the gateway buffers comes at once."""
+        limits, exchange = self._gateway.limits, self._exchange
+        is_buffered = exchange is not None and exchange.asked.request_mode == Mode.BUFFERED
+        if is_buffered or now_s + limits.body_s > self._body_until_s:
+            self._too_slow = f"was not complete within {limits.whole_body_s:g} s"
+            return self._body_until_s
+        self._too_slow = f"stopped for {limits.body_s:g} s"
+        return now_s + limits.body_s
+
+    async def _refuse(self, error: ApiError) -> None:
+        """Refuse a request that is not decided, lest the gateway let it pass."""
+        outcome: Outcome = refusal(error)
+        if self._exchange is not None:
+            self._exchange.refuse(error)  # unless it is refused already
+            outcome = self._exchange.told()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LATER_S):
+                await self._write(self._stream.decide(outcome))

@@ -1,0 +1,297 @@
+"""The gateway's side of one request: it gives the body, takes a choice or a refusal, and shows the answer go by."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from msgspec import field
+from starlette.types import Scope
+
+from api.errors import ApiError, internal, quoted
+from api.native import PRIORITY_HEADER
+from router.http.picker.messages import (
+    Message,
+    Mode,
+    Mutation,
+    Outcome,
+    Pick,
+    Refusal,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+from router.members.members import Member, Members
+from router.members.upstream import Header
+from router.placement.cost import INFINITE, NONE_TRIED
+from router.placement.decision import Decision
+from router.proxy.attempt import Attempt
+from router.proxy.exchange import Exchange
+from router.proxy.headers import CORS, HOP_BY_HOP, Transport, lines_to
+from router.proxy.request import Request
+from router.tenants.admission import Admitted
+
+FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
+# A gateway goes on by these, and no engine reads them. Without `x-forwarded-proto` Envoy finds no route.
+GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwarded-proto")
+
+
+class PickedExchange(Exchange, kw_only=True):
+    asked: RequestHeaders
+    outcome: Outcome | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt: Attempt | None = None  # at the replica that was chosen
+    _is_replaced: bool = False
+    _given: bytes | bytearray = b""  # the body as it came, or as it was inflated
+    _lines: bytes = b""
+
+    # ---- what comes from the gateway
+
+    def hear(self, message: Message) -> None:
+        """Take a message after the first one."""
+        if self.response_complete:
+            return
+        match message:
+            case RequestBody(body, end):
+                self._take_body(body, end=end or self.asked.request_mode == Mode.BUFFERED)  # trailers may follow
+            case RequestTrailers():
+                self._take_body(b"", end=True)
+            case ResponseHeaders():
+                self._answered(message)
+            case ResponseBody(body, end):
+                self._received(body, end=end)
+            case ResponseTrailers():
+                self._received(b"", end=True)
+
+    def leave(self) -> None:
+        """End the request, whose stream has ended, if it has not ended before."""
+        self.disconnected = True
+        self.set()
+        self.attempt = None  # a cycle of references would wait for the collector
+
+    def _take_body(self, body: bytes, *, end: bool) -> None:
+        if self.more_body:
+            if self._served is not None:  # else nobody reads it, nor counts it
+                self.body += body
+            self.more_body = not end
+            self.set()
+
+    def _answered(self, message: ResponseHeaders) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.sending is None:  # the gateway answers by itself
+            self.leave()
+            return
+        attempt.member.upstream.spoken = True
+        attempt.sending.answered(message.status, list(message.headers))
+        if message.end or self.asked.response_mode == Mode.NONE:
+            self._received(b"", end=True)
+
+    def _received(self, body: bytes, *, end: bool) -> None:
+        attempt = self.attempt
+        if attempt is not None and attempt.sending is not None:
+            attempt.member.upstream.spoken = True
+            attempt.sending.received(body, end)
+
+    def replace_body(self, body: bytearray | None) -> None:
+        super().replace_body(body)
+        self._is_replaced = body is not None
+
+    def take_body(self) -> bytes:
+        self._given = self.body
+        return super().take_body()
+
+    # ---- what the router decides
+
+    def pick(self, attempt: Attempt, endpoints: list[str], lines: bytes, body: bytes) -> None:
+        """Name the replica: with these header lines and this body it gets what this router itself would send."""
+        self.attempt = attempt
+        path = (b":path", request_target(self.scope))
+        mutation = difference(self.asked.headers, [path, *headers_in(lines)])
+        is_changed = b"content-encoding" in mutation.removed or self._is_replaced or body != self._given
+        self._decide(Pick(endpoints, mutation, body, is_changed))
+
+    def added_to_answer(self) -> list[Header]:
+        name_line = b"" if self.attempt is None else self.attempt.member.name_line
+        more = b"" if self.more_lines is None else self.more_lines()
+        return list(headers_in(name_line + self.extra + more))
+
+    def changed_in_answer(self, headers: Iterable[Header]) -> Mutation:
+        """The changes of an answer's head. A replica does not say which pages may read it."""
+        added = self.added_to_answer()
+        names = {name for name, _ in added}
+        removed = {name for name, _ in headers if name in CORS} - names
+        return Mutation(added, [] if self.attempt is None else sorted(removed))
+
+    def _decide(self, outcome: Outcome) -> None:
+        self.outcome, self._given = outcome, b""
+        self.decided.set()
+
+    def told(self) -> Outcome:
+        """Hand the outcome over to the caller."""
+        outcome, self.outcome = self.outcome, None
+        assert outcome is not None, "it is decided"
+        return outcome
+
+    # ---- what goes to the client
+
+    def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:  # noqa: ARG002
+        self.response_started, self.status, self._lines = True, status, headers
+
+    def flush(self) -> None:
+        """Do nothing: the gateway has the head."""
+
+    def send(self, body: bytes) -> None:
+        self.sent_bytes += len(body)
+
+    def finish(self, body: bytes = b"") -> None:
+        if self.disconnected or self.response_complete:
+            return
+        self.sent_bytes += len(body)
+        if not self.decided.is_set():
+            headers = [*headers_in(self._lines), *self.added_to_answer()]
+            self._decide(Refusal(self.status, headers, bytes(body)))
+        self._end()
+
+    def cut(self) -> None:
+        """End the request for this router; the gateway goes on with it, if it knows where."""
+        if not self.decided.is_set():
+            self._decide(refusal(internal()))
+        self._end()
+
+    @property
+    def unread_bytes(self) -> int:
+        return 0
+
+    def abandon(self) -> None:
+        self._end()
+
+
+def refusal(error: ApiError) -> Refusal:
+    return Refusal(error.status, [(b"content-type", b"application/json")], error.body())
+
+
+def headers_in(lines: bytes) -> Iterator[Header]:
+    for line in lines.split(b"\r\n"):
+        if line:
+            name, _, value = line.partition(b": ")
+            yield name.lower(), value
+
+
+def request_target(scope: Scope) -> bytes:
+    """The usual spelling, which was admitted: a replica might read another one differently."""
+    query: bytes = scope["query_string"]
+    path: bytes = scope["raw_path"]
+    return b"%b?%b" % (path, query) if query else path
+
+
+def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
+    """The changes that make the given headers the wanted ones; a gateway's own, and those of frames, are left alone."""
+    before, after = _by_name(given), _by_name(wanted)
+    changed = [(name, value) for name, values in after.items() if before.get(name) != values for value in values]
+    return Mutation(changed, [name for name in before if name not in after])
+
+
+def _by_name(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        if name == b":path" or not (name in FRAMING or name.startswith(GATEWAYS_OWN)):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+# ---- the choice, as the gateway gets it
+
+
+PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
+PASSED_OVER = "the gateway did not reach it, and took another one"
+
+
+class ByGateway(Transport):
+    is_single = True
+
+    def __init__(self, members: Members, fallbacks: int) -> None:
+        self._members = members
+        self._fallbacks = fallbacks
+
+    def beyond(self, exchange: Exchange) -> frozenset[str]:
+        """The replicas beyond those that the gateway offers; the router's may have changed since it began."""
+        subset = picked(exchange).asked.subset
+        if subset is None:
+            return NONE_TRIED
+        return frozenset(one.name for one in self._members if not _is_in(subset, one))
+
+    def send(
+        self,
+        exchange: Exchange,
+        admitted: Admitted,
+        decision: Decision,
+        attempt: Attempt,
+        passed: frozenset[bytes],
+        more: bytes,
+        body: bytes,
+        *_: object,
+        **__: object,
+    ) -> None:
+        """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
+        member = attempt.member
+        endpoint = endpoint_of(member)
+        if endpoint is None:
+            raise no_address(member)
+        attempt.sending = member.upstream.watch(attempt)
+        if attempt.placed.priority_s is not None:
+            more += PRIORITY_LINE % attempt.placed.priority_s
+        endpoints = [endpoint, *fallbacks(decision, member, self._members)[: self._fallbacks]]
+        lines = lines_to(member, exchange.scope["headers"], admitted, passed, more)
+        picked(exchange).pick(attempt, endpoints, lines, body)
+
+
+def picked(exchange: Exchange) -> PickedExchange:
+    assert isinstance(exchange, PickedExchange), "gateways' requests have no other"
+    return exchange
+
+
+def moved(request: Request, address: str) -> None:
+    """Count a request where it has gone after all, if that is not the first choice."""
+    attempt, decision = request.answer.attempt, request.flow.decision
+    if attempt is None or decision is None or endpoint_of(attempt.member) == address:
+        return
+    members = request.router.members
+    there = (one for one in members if address in (one.upstream.target.authority, one.upstream.reached_at))
+    found = next((one for one in there if one.spec.role != "prefill"), None)
+    if found is None:
+        return
+    attempt.cancel()
+    request.flow.passed_over(PASSED_OVER)
+    attempt = picked(request.exchange).attempt = request.record_sent(found, decision, streams=attempt.placed.streams)
+    attempt.sending = found.upstream.watch(attempt)
+    request.hit.member, request.hit.prediction = found, None
+
+
+def endpoint_of(member: Member) -> str | None:
+    """The address that a gateway can send to, which would look up no name; None: the router has not reached it yet."""
+    return member.upstream.reached_at or None
+
+
+def no_address(member: Member) -> ApiError:
+    host = member.upstream.target.host
+    why = f"the replica {member.name} is at {quoted(host)}, whose IP address is not known yet; try again"
+    return ApiError(503, why, "service_unavailable", code="no_address")
+
+
+def fallbacks(decision: Decision, member: Member, members: Members) -> list[str]:
+    """The next best replicas, for a gateway that retries: those to which the same headers may go."""
+    chosen, found = endpoint_of(member), list[str]()
+    for cost, candidate in sorted(zip(decision.costs, decision.candidates, strict=True), key=lambda one: one[0]):
+        other = members.by_name.get(candidate.name)
+        if cost < INFINITE and other is not None and other.own_lines == member.own_lines:
+            endpoint = endpoint_of(other)
+            if endpoint is not None and endpoint not in (chosen, *found):
+                found.append(endpoint)
+    return found
+
+
+def _is_in(subset: frozenset[str], member: Member) -> bool:
+    upstream = member.upstream
+    host = upstream.reached_at.rpartition(":")[0].strip("[]")
+    return not subset.isdisjoint((upstream.target.authority, upstream.target.host, upstream.reached_at, host))

@@ -1,0 +1,124 @@
+"""The picker's gRPC server: external processing for gateways, and the health of this router."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from router.config import RouterConfig
+from router.http.picker.conversation import Conversation
+from router.http.picker.gateway import Gateway
+from router.http.picker.schema import (
+    HEALTH_SERVICE,
+    SERVICE,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    ProcessingResponse,
+)
+from router.http.picker.wire import MOST_BESIDE_BYTES
+
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+WATCH_LOOK_S = 0.25
+MOST_WATCHERS = 8
+LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
+PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
+LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
+END_S = 1.0  # for streams that are still open
+
+
+class PickerServer:
+    def __init__(self, config: RouterConfig, is_ready: Callable[[], bool], gateway: Gateway, listen: str) -> None:
+        """Bind the address; raise OSError if that fails. Call it within a running loop."""
+        self._config = config
+        self._is_ready = is_ready
+        self._gateway = gateway
+        self._watchers = 0
+        limits = gateway.limits
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
+            options=_options(config.max_body_bytes + MOST_BESIDE_BYTES),
+        )
+        self._server.add_generic_rpc_handlers(self._handlers())
+        self.address = f"{listen.rpartition(':')[0]}:{self._bind(listen)}"
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def close(self) -> None:
+        await self._server.stop(END_S)
+
+    def _bind(self, listen: str) -> int:
+        config = self._config
+        try:
+            if config.tls_cert is None or config.tls_key is None:
+                port: int = self._server.add_insecure_port(listen)
+            else:
+                pair = Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes()
+                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
+        except RuntimeError:
+            raise OSError(f"cannot listen on {listen}; choose another --picker-listen") from None
+        return port
+
+    def _handlers(self) -> tuple[Any, ...]:
+        process = grpc.stream_stream_rpc_method_handler(self._process, None, ProcessingResponse.SerializeToString)
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        )
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        )
+        return (
+            grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
+            grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check, "Watch": watch}),
+        )
+
+    async def _process(self, _: Any, context: Any) -> None:
+        config, gateway = self._config, self._gateway
+        gateway.streams += 1
+        try:
+            await Conversation(gateway, context, config.first_token_timeout_s, config.idle_timeout_s).run()
+        finally:
+            gateway.streams -= 1
+
+    async def _check(self, request: Any, context: Any) -> Any:
+        status = self._health_of(request.service)
+        if status == SERVICE_UNKNOWN:
+            known = f"{LIVENESS}, {READINESS} or {SERVICE}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {request.service[:100]!r}; ask for {known}")
+        return HealthCheckResponse(status=status)
+
+    async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Yield the status now, and at each change, until the caller leaves or this server ends."""
+        if self._watchers >= MOST_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} callers watch already; use Check")
+        self._watchers += 1
+        told = None
+        try:
+            while True:
+                if (status := self._health_of(request.service)) != told:
+                    told = status
+                    yield HealthCheckResponse(status=status)
+                await asyncio.sleep(WATCH_LOOK_S)
+        finally:
+            self._watchers -= 1
+
+    def _health_of(self, service: str) -> int:
+        if service == LIVENESS:
+            return SERVING
+        if service not in ("", READINESS, SERVICE):
+            return SERVICE_UNKNOWN
+        return SERVING if self._is_ready() else NOT_SERVING
+
+
+def _options(most_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", most_bytes),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PONG_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_MS),
+    ]

@@ -1,0 +1,167 @@
+r"""One gateway's stream as a state machine: the order of its messages, and the replies that each one needs.
+
+    new -> asking -> deciding -> picked -> answering -> over
+              \________\________________________/        a refusal, or an answer of the gateway's own
+
+It keeps nothing of a body, and knows neither gRPC nor the router: `receive` a message, then `decide` once the outcome
+is known; a refusal may come as soon as the headers have.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from itertools import chain
+
+from router.http.picker.messages import (
+    UNCHANGED,
+    Message,
+    Mode,
+    Mutation,
+    Outcome,
+    Pick,
+    Refusal,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+
+ENDPOINT = b"x-gateway-destination-endpoint"
+PART_BYTES = 62_000  # of a body that streams back; Envoy takes 64 KiB
+
+
+class OutOfOrder(Exception):
+    """A message that cannot come now."""
+
+
+class Phase(IntEnum):
+    NEW = 0
+    ASKING = 1  # the request's body comes
+    DECIDING = 2  # all of the request is there
+    PICKED = 3
+    ANSWERING = 4
+    OVER = 5
+
+
+class PickerStream:
+    def __init__(self) -> None:
+        self.phase = Phase.NEW
+        self._request_mode: int = Mode.FULL_DUPLEX_STREAMED
+        self._response_mode: int = Mode.FULL_DUPLEX_STREAMED
+        self._has_body = False
+        self._trailers: Sequence[bytes] | None = None  # their names; None: none have come
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the request may still be decided."""
+        return self.phase <= Phase.DECIDING
+
+    def receive(self, message: Message) -> list[Reply]:
+        """Take the next message; raise OutOfOrder if it is no next one."""
+        match message:
+            case RequestHeaders():
+                return self._begin(message)
+            case RequestBody():
+                self._expect(message, Phase.ASKING)
+                self._has_body = True
+                if message.end or self._request_mode == Mode.BUFFERED:
+                    self.phase = Phase.DECIDING
+                return []
+            case RequestTrailers():
+                return self._take_trailers(message)
+            case ResponseHeaders():
+                return self._answer(message)
+            case ResponseBody():
+                return self._pass_on(message)
+            case ResponseTrailers():
+                self._expect(message, Phase.ANSWERING)
+                self.phase = Phase.OVER
+                return [Reply("response_trailers")]
+
+    def decide(self, outcome: Outcome) -> Iterable[Reply | Refusal]:
+        """Tell the gateway where the request goes, or its answer; parts of a body are made as they are read."""
+        assert self.is_open, "it is decided once"
+        if isinstance(outcome, Refusal):
+            self.phase = Phase.OVER
+            return [outcome]
+        assert self.phase is Phase.DECIDING, "a whole request is placed"
+        self.phase = Phase.PICKED
+        endpoints = ",".join(outcome.endpoints)
+        changed = [*outcome.mutation.changed, (ENDPOINT, endpoints.encode())]
+        removed = [name for name in outcome.mutation.removed if name != ENDPOINT]  # a client may have named it
+        if self._request_mode == Mode.BUFFERED and self._has_body:
+            return [self._whole(outcome, Mutation(changed, removed), endpoints)]
+        if self._trailers is not None:
+            removed.append(b"content-length")  # the body may have another one now
+        elif self._has_body:
+            changed.append((b"content-length", b"%d" % len(outcome.body)))
+        mutation = Mutation(changed, removed)
+        return chain((Reply("request_headers", mutation, endpoints),), self._streamed(outcome.body))
+
+    # ---- the request
+
+    def _begin(self, message: RequestHeaders) -> list[Reply]:
+        self._expect(message, Phase.NEW)
+        self._request_mode, self._response_mode = message.request_mode, message.response_mode
+        self.phase = Phase.DECIDING if message.end else Phase.ASKING
+        is_held_back = self._request_mode == Mode.BUFFERED and not message.end
+        return [Reply("request_headers")] if is_held_back else []
+
+    def _take_trailers(self, message: RequestTrailers) -> list[Reply]:
+        if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and self._trailers is None:
+            self._trailers = message.names
+            return [without(message.names)]
+        self._expect(message, Phase.ASKING)
+        if self._request_mode == Mode.BUFFERED:
+            raise OutOfOrder("trailers came without a body; their reply could not name an endpoint")
+        self._trailers = message.names
+        self.phase = Phase.DECIDING
+        return []
+
+    def _whole(self, pick: Pick, mutation: Mutation, endpoints: str) -> Reply:
+        if pick.is_changed:
+            length = b"content-length", b"%d" % len(pick.body)
+            mutation = Mutation([*mutation.changed, length], mutation.removed)
+        return Reply("request_body", mutation, endpoints, whole=bytes(pick.body) if pick.is_changed else None)
+
+    def _streamed(self, body: bytes | bytearray) -> Iterator[Reply]:
+        if self._has_body:
+            yield from parts("request_body", body, end=self._trailers is None)
+        if self._trailers is not None:
+            yield without(self._trailers)
+
+    # ---- the answer
+
+    def _answer(self, message: ResponseHeaders) -> list[Reply]:
+        """Let an answer begin; before a choice is made, it is the gateway's own, and ends the request."""
+        if self.phase > Phase.PICKED:
+            raise OutOfOrder(f"ResponseHeaders came when the stream was {self.phase.name.lower()}")
+        self.phase = Phase.OVER if message.end else Phase.ANSWERING
+        return [Reply("response_headers", UNCHANGED)]
+
+    def _pass_on(self, message: ResponseBody) -> list[Reply]:
+        self._expect(message, Phase.ANSWERING)
+        if message.end:
+            self.phase = Phase.OVER
+        if self._response_mode != Mode.FULL_DUPLEX_STREAMED:
+            return [Reply("response_body")]
+        return list(parts("response_body", message.body, end=message.end))
+
+    def _expect(self, message: Message, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise OutOfOrder(f"{type(message).__name__} came when the stream was {self.phase.name.lower()}")
+
+
+def without(trailers: Sequence[bytes]) -> Reply:
+    """Remove all trailers: replicas take some for headers, which they obey."""
+    return Reply("request_trailers", Mutation((), trailers))
+
+
+def parts(about: str, body: bytes | bytearray, *, end: bool) -> Iterator[Reply]:
+    """A body in parts of a size that the gateway takes; one without bytes, too, says whether it ends."""
+    view, last = memoryview(body), max(0, len(body) - 1) // PART_BYTES
+    for number in range(last + 1):
+        part = bytes(view[number * PART_BYTES : (number + 1) * PART_BYTES])
+        yield Reply(about, part=part, end=end and number == last)

@@ -1,0 +1,207 @@
+"""Translates between protobuf messages and our own; a message that cannot be read is refused by a ValueError."""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from router.http.picker.messages import (
+    Message,
+    Mode,
+    Mutation,
+    Refusal,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+from router.http.picker.schema import MESSAGES, ProcessingRequest, ProcessingResponse
+from router.members.upstream import Header
+
+LB = "envoy.lb"
+ENDPOINT = "x-gateway-destination-endpoint"
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET_HINT, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+OVERWRITE, APPEND = 2, 0  # HeaderAppendAction
+MOST_STATUS = 599
+MOST_READ = 1000  # headers of a message; the router takes far fewer
+
+_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110, 5.6.2
+_BREAKS = re.compile(rb"[\r\n\0]")
+
+
+def read(raw: bytes) -> Message:
+    """One of our messages from the bytes of a ProcessingRequest."""
+    check_sizes(raw)
+    try:
+        message = ProcessingRequest.FromString(raw)
+    except DecodeError as error:
+        raise ValueError(f"the message cannot be decoded: {error}") from None
+    if message.HasField("request_headers"):
+        return _request_headers(message)
+    if message.HasField("request_body"):
+        return RequestBody(message.request_body.body, message.request_body.end_of_stream)
+    if message.HasField("request_trailers"):
+        trailers = message.request_trailers.trailers
+        if len(trailers.headers) > MOST_READ:
+            raise ValueError(f"{len(trailers.headers):,} trailers; at most {MOST_READ:,} are taken")
+        return RequestTrailers(tuple(dict.fromkeys(name for name, _ in _headers(trailers))))
+    if message.HasField("response_headers"):
+        return _response_headers(message)
+    if message.HasField("response_body"):
+        return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
+    if message.HasField("response_trailers"):
+        return ResponseTrailers()
+    raise ValueError("the message has neither headers nor a body nor trailers")
+
+
+def _request_headers(message: Any) -> RequestHeaders:
+    headers, config = message.request_headers, message.protocol_config
+    told = message.HasField("protocol_config")
+    return RequestHeaders(
+        list(_headers(headers.headers)),
+        headers.end_of_stream,
+        config.request_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
+        config.response_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
+        _subset(_metadata(message, SUBSET_HINT, SUBSET)),
+    )
+
+
+def _response_headers(message: Any) -> ResponseHeaders:
+    headers = list(_headers(message.response_headers.headers))
+    status = next((value for name, value in headers if name == b":status"), b"")
+    if not (status.isdigit() and len(status) == 3 and 100 <= int(status) <= MOST_STATUS):
+        raise ValueError(f"the answer's :status is {status[:20]!r}; it must be a number of three digits")
+    served = _metadata(message, LB, SERVED)
+    address = served.string_value if served is not None and served.HasField("string_value") else None
+    plain = [header for header in headers if not header[0].startswith(b":")]
+    return ResponseHeaders(int(status), plain, message.response_headers.end_of_stream, address or None)
+
+
+def _headers(given: Any) -> Iterator[Header]:
+    for header in islice(given.headers, MOST_READ):
+        name, value = header.key.encode().lower(), header.raw_value or header.value.encode()
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:50]!r} is no name of a header")
+        if _BREAKS.search(value):
+            raise ValueError(f"the header {name[:50]!r} has a line break or a zero byte")
+        yield name, value
+
+
+def _metadata(message: Any, namespace: str, key: str) -> Any:
+    """A value of the gateway's metadata; None: there is none."""
+    for entry in message.metadata_context.filter_metadata:
+        if entry.key == namespace and key in entry.value.fields:
+            return entry.value.fields[key]
+    return None
+
+
+def _subset(value: Any) -> frozenset[str] | None:
+    """The addresses of a list, or of text with commas, as a gateway's rules make it of a header."""
+    if value is None:
+        return None
+    listed = value.list_value.values if value.HasField("list_value") else [value]
+    texts = (one.string_value for one in listed)
+    return frozenset(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+# ---- to the gateway
+
+
+def written(reply: Reply | Refusal) -> Any:
+    """A ProcessingResponse."""
+    response = ProcessingResponse()
+    if isinstance(reply, Refusal):
+        immediate = response.immediate_response
+        immediate.status.code, immediate.body = reply.status, reply.body
+        _set(immediate.headers, reply.headers)
+        return response
+    if reply.about.endswith("trailers"):
+        trailers = getattr(response, reply.about)
+        trailers.SetInParent()
+        _mutate(trailers.header_mutation, reply.mutation)
+        return response
+    common = getattr(response, reply.about).response
+    common.SetInParent()
+    _mutate(common.header_mutation, reply.mutation)
+    if reply.part is not None:
+        streamed = common.body_mutation.streamed_response
+        streamed.body, streamed.end_of_stream = reply.part, reply.end
+    elif reply.whole is not None:
+        common.body_mutation.body = reply.whole
+    if reply.endpoints:
+        common.clear_route_cache = True
+        response.dynamic_metadata.update({LB: {ENDPOINT: reply.endpoints}})
+    return response
+
+
+def _mutate(made: Any, mutation: Mutation) -> None:
+    _set(made, mutation.changed)
+    made.remove_headers.extend(name.decode("latin-1") for name in mutation.removed)
+
+
+def _set(made: Any, headers: Iterable[Header]) -> None:
+    """Set headers; of several with the same name the first one takes the place of those that are there."""
+    seen: set[bytes] = set()
+    for name, value in headers:
+        option = made.set_headers.add(append_action=APPEND if name in seen else OVERWRITE)
+        option.header.key, option.header.raw_value = name.decode("latin-1"), value
+        seen.add(name)
+
+
+# ---- what a message has beside a body, bounded before it is decoded: headers take two bytes there, and many more here
+
+
+MOST_BESIDE_BYTES = 256 * 1024  # headers and metadata
+MOST_FIELDS = 1000  # a usual message has three
+BODIES = frozenset(MESSAGES["ProcessingRequest"][name][0] for name in ("request_body", "response_body"))
+
+LONGEST_VARINT = 10
+
+
+def check_sizes(raw: bytes) -> None:
+    """Raise ValueError if so many bytes are no part of a body."""
+    if len(raw) <= MOST_BESIDE_BYTES:
+        return
+    at = beside = fields = 0
+    while at < len(raw):
+        start, fields = at, fields + 1
+        number, at = _after_field(raw, at)
+        beside += 0 if number in BODIES else at - start
+        if beside > MOST_BESIDE_BYTES or fields > MOST_FIELDS:
+            raise ValueError(f"the message has more than {MOST_BESIDE_BYTES:,} bytes beside a body; send less")
+
+
+def _after_field(raw: bytes, at: int) -> tuple[int, int]:
+    """The number of a field, and where the next one begins."""
+    tag, at = _varint(raw, at)
+    match tag & 7:
+        case 0:
+            _, at = _varint(raw, at)
+        case 1:
+            at += 8
+        case 2:
+            size, at = _varint(raw, at)
+            at += size
+        case 5:
+            at += 4
+        case kind:
+            raise ValueError(f"the message has a field of the wire type {kind}")
+    return tag >> 3, at
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 7 * LONGEST_VARINT, 7):
+        if at >= len(raw):
+            break
+        byte, at = raw[at], at + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("the message has a number without an end")

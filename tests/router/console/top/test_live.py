@@ -1,0 +1,123 @@
+"""`warmroute top` as people have it: a whole router, simulated replicas, traffic, a terminal, and all of it fails."""
+
+import asyncio
+import signal
+import termios
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.chaos.routers import Fleet, RouterProcess, fleet, router
+from tests.events.terminals import terminal
+from tests.replica.serving import MODEL
+from tests.router.console.top.shown import Shown, shown
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+SYSTEM = "You answer questions about ships, and you are never wrong. " * 30
+FAST = ("--num-blocks", 512, "--set=simulated_prefill_tokens_per_s=400_000", "--set=simulated_step_overhead=0")
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[Fleet]:
+    with fleet(2, *FAST) as running:
+        yield running
+
+
+def ask(running: RouterProcess, question: str) -> None:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    answer = running.post("/v1/chat/completions", {"model": MODEL, "max_tokens": 4, "messages": messages})
+    assert answer.status == 200, answer.body
+
+
+async def asked(running: RouterProcess, *questions: str) -> None:
+    for question in questions:
+        await asyncio.to_thread(ask, running, question)
+
+
+async def states(screen: Shown, *wanted: str) -> None:
+    def found() -> list[str]:
+        return [" ".join(screen.line_of(f"r{number} ").split()[1:2]) for number in range(len(wanted))]
+
+    await screen.until(lambda: found() == list(wanted), f"their states are {wanted}")
+
+
+async def test_traffic_is_seen_with_exact_caches_and_true_predictions(replicas: Fleet) -> None:
+    with router(*replicas.as_options) as running:
+        async with shown(running.url, size=(110, 40)) as screen:
+            await states(screen, "exact", "exact")
+            await asked(running, "Why?", "Why is that so?", "Where to?")
+            await screen.until_text("You answer questions about ships", "cold: lowest cost")
+            await screen.until(lambda: screen.app.poller.decisions[0].reported_cached_tokens, "a hit is reported")
+            hit = screen.app.poller.decisions[0]
+            assert (hit.reported_cached_tokens or 0) >= (hit.predicted_cached_tokens or 0) > 0
+            row = next(one for one in screen.app.poller.replicas if one.name == hit.chosen)
+            assert row.load.total_blocks == 512 and row.index.blocks["GPU"] > 20
+            assert row.heard_age_s is not None and row.heard_age_s < 5
+            await screen.until(lambda: "%" in screen.line_of(f"{hit.chosen} "), "its cache is in use")
+
+
+async def test_a_killed_replica_is_down_and_its_restart_is_news(replicas: Fleet) -> None:
+    with router(*replicas.as_options) as running:
+        async with shown(running.url) as screen:
+            await states(screen, "exact", "exact")
+            await asyncio.to_thread(replicas.kill, 1)
+            await states(screen, "exact", "down")
+            await screen.until_text("1 exact, 1 down")
+            await asyncio.to_thread(replicas.start, 1)
+            await states(screen, "exact", "exact")
+            await screen.press("2")
+            assert screen.app.poller.history.risen("r1") & {"restarts", "reconnects", "repairs"}
+            assert not screen.app.poller.history.risen("r0")
+
+
+async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replicas: Fleet) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(router(*replicas.as_options))
+        port = first.port
+        async with shown(first.url) as screen:
+            await states(screen, "exact", "exact")
+            first.process.kill()
+            await screen.until_text("NO ANSWER, figures")
+            assert screen.first_cells("replicas") == ["r0", "r1"]
+            await asyncio.to_thread(first.end, None)
+            again = await asyncio.to_thread(stack.enter_context, router(*replicas.as_options, port=port))
+            await screen.until(lambda: not screen.app.poller.is_stale, "it is found again")
+            await states(screen, "exact", "exact")
+            assert again.port == port and "NO ANSWER" not in screen.text
+
+
+async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
+    with router(*replicas.as_options, "--admin-key", "root") as running:
+        async with shown(running.url, "root") as screen:
+            await states(screen, "exact", "exact")
+            await screen.press("d", "y")
+            await states(screen, "draining", "exact")
+            await asked(running, *(f"{number} ships?" for number in range(4)))
+            await screen.until(lambda: len(screen.app.poller.decisions) == 4, "all are decided")
+            assert {one.chosen for one in screen.app.poller.decisions} == {"r1"}
+            await screen.press("d", "y")
+            await states(screen, "exact", "exact")
+
+
+# ---- a terminal
+
+
+@pytest.mark.parametrize("way", ["q", "ctrl+c", "SIGTERM", "SIGHUP"])
+def test_the_terminal_is_left_as_it_was_found(replicas: Fleet, way: str) -> None:
+    with router(*replicas.as_options) as running, terminal("top", running.url, "--interval", "0.2") as screen:
+        screen.read_until(b"2 exact")
+        screen.read_until(b"? help")
+        match way:
+            case "q":
+                screen.type(b"q")
+            case "ctrl+c":
+                screen.type(b"\x03")
+            case _:
+                screen.process.send_signal(getattr(signal, way))
+        assert screen.end() == 0
+        assert screen.written.rindex(b"\x1b[?1049l") > screen.written.rindex(b"\x1b[?1049h")  # the other screen
+        assert screen.written.rindex(b"\x1b[?25h") > screen.written.rindex(b"\x1b[?25l")  # the cursor
+        assert b"Traceback" not in screen.written
+        assert termios.tcgetattr(screen.theirs) == screen.before
