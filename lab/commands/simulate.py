@@ -146,7 +146,6 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
 @fleet_option("--routers", "N", "Routers that take turns.", "routers", click.IntRange(1, 64))
 @fleet_option("--peer-delay", "S", "Routers tell each other what they sent, S seconds later.", "peer_delay_s", SECONDS)
-@fleet_option("--peer-loss", "P", "Share of what routers tell that is lost.", "peer_loss", SHARE)
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option(

@@ -4,7 +4,7 @@ Reading refuses nothing that an engine might accept: unknown fields stay unread,
 by a lenient engine, or treated as absent. The client's bytes go on to the replica as they came.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -239,9 +239,16 @@ def _is_batch(peek: Peek) -> bool:
 
 def text_of(peek: Peek) -> bytes:
     """The first prompt in bytes: equal beginnings of conversations are equal bytes, however their JSON is written."""
-    if peek.messages is not None:
-        return _conversation_text(_unbilled(peek.messages), peek.tools)
-    return _prompt_text(peek.prompt)
+    if peek.messages is None:
+        return _prompt_text(peek.prompt)
+    # Message by message: one that is not ASCII is encoded far more slowly, and must not take the others with it.
+    parts = [
+        f"\0{message.role}\0{message.content}".encode()
+        if type(message.content) is str and message.tool_calls is None
+        else f"\0{message.role}\0{_message_text(message)}".encode()
+        for message in _unbilled(peek.messages)
+    ]
+    return b"".join((bytes(peek.tools), *parts) if peek.tools else parts)
 
 
 def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
@@ -279,17 +286,6 @@ def beginning_of(peek: Peek, most_bytes: int) -> bytes:
             if len(begun) >= most_bytes:
                 return begun.encode()[:most_bytes]
     return begun.encode()[:most_bytes]
-
-
-def _conversation_text(messages: Iterable[PeekMessage], tools: Raw) -> bytes:
-    # Message by message: one that is not ASCII is encoded far more slowly, and must not take the others with it.
-    parts = [
-        f"\0{message.role}\0{message.content}".encode()
-        if type(message.content) is str and message.tool_calls is None
-        else f"\0{message.role}\0{_message_text(message)}".encode()
-        for message in messages
-    ]
-    return b"".join((bytes(tools), *parts) if tools else parts)
 
 
 def _message_text(message: PeekMessage) -> str:
