@@ -15,6 +15,8 @@ from tests.router.scripted import Served, chat
 from tests.world.client import LEFT, Asked, without_own
 from tests.world.replica import ScriptedReplica, stream_of, tokens_of
 
+# Where each replica has refused a request or was lost with it, its client hears of the last refusal.
+LAST_REFUSALS = ["refused with 429 queue_full"], ["refused with 503 draining"]
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
 
 
@@ -50,7 +52,7 @@ class Audit:
                 self.failures.append(f"{one.id} ended {one.ends} for its client, and {times} times for the router")
             if one.longest_wait_s > WAITS_S:
                 self.failures.append(f"{one.id}: nothing came for {one.longest_wait_s:.1f} s")
-            if one.ends == [LEFT] or (one.ends == ["refused with 429 queue_full"] and one.id in refused):
+            if one.ends == [LEFT] or (one.id in refused and one.ends in LAST_REFUSALS):
                 continue
             if one.ends == ["broken off"] and unfinished[one.id] >= MAX_LOST:
                 continue
