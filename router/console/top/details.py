@@ -48,9 +48,8 @@ def decision_lines(decision: DecisionRecord) -> list[Text]:
     candidates = {}
     for one in sorted(decision.candidates, key=lambda one: (math.inf if one.cost_s is None else one.cost_s, one.name)):
         cost = "ineligible" if one.cost_s is None else duration(one.cost_s)
-        candidates[f"{'>' if one.name == decision.chosen else ' '} {one.name}"] = (
-            f"{one.matched_tokens:,} cached, {cost}"
-        )
+        mark = ">" if one.name == decision.chosen else " "
+        candidates[f"{mark} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
     told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions), "candidates": candidates}
     first = Text.assemble((printable(decision.chosen or "nobody"), "bold"), f": {printable(reason_for(decision))}")
     return [first, *_fields(msgspec.to_builtins(decision) | told)]

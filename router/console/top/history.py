@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 from router.responses import ReplicaStatus
 
 WINDOW_S = 15.0
-OF_STREAM = ("seq", "gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")
+OF_STREAM = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")
 
 Counts = tuple[float, ...]
 
@@ -44,13 +44,17 @@ class History:
     def add(self, replicas: Iterable[ReplicaStatus], now_s: float) -> None:
         counts: dict[str, Counts] = {}
         for one in replicas:
-            stream = [0] * len(OF_STREAM) if one.events is None else [getattr(one.events, name) for name in OF_STREAM]
-            counts[one.name] = now = *astuple(one.served), *stream
+            events = [0] * (1 + len(OF_STREAM))
+            if one.events is not None:
+                events = [getattr(one.events, name) for name in ("seq", *OF_STREAM)]
+            counts[one.name] = now = events[0], *astuple(one.served), *events[1:]
             # The last poll may lack it: a router that has just started knows no replicas yet.
             before = next((look[one.name] for _, look in reversed(self._looks) if one.name in look), now)
-            if any(new < old for new, old in zip(now, before, strict=True)):
-                for _, look in self._looks:
-                    look.pop(one.name, None)
+            is_reset = any(new < old for new, old in zip(now[1:], before[1:], strict=True))
+            for _, look in self._looks if is_reset or now[0] < before[0] else ():
+                known = look.pop(one.name, None)
+                if known is not None and not is_reset:  # only its stream has begun anew: batches count from here on
+                    look[one.name] = now[0], *known[1:]
         self._looks.append((now_s, counts))
         while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:
             self._looks.popleft()
@@ -70,7 +74,7 @@ class History:
     def risen(self, replica: str) -> frozenset[str]:
         """The counters of its event stream that rose lately."""
         counts, _ = self._rise(replica) or ((), 0.0)
-        return frozenset(name for name, more in zip(OF_STREAM[1:], counts[1 - len(OF_STREAM) :], strict=False) if more)
+        return frozenset(name for name, more in zip(OF_STREAM, counts[-len(OF_STREAM) :], strict=False) if more)
 
     def any_risen(self) -> frozenset[str]:
         return frozenset().union(*map(self.risen, self._names))
@@ -78,8 +82,7 @@ class History:
     def rates(self, replica: str) -> Rates | None:
         if (rise := self._rise(replica)) is None:
             return None
-        requests, prompt, matched, *others = (more / rise[1] for more in rise[0])
-        *generated, batches = others[: 1 - len(OF_STREAM)]
+        batches, requests, prompt, matched, *generated = (more / rise[1] for more in rise[0][: -len(OF_STREAM)])
         return Rates(requests, prompt, max(0.0, prompt - matched), batches, *generated)
 
     def total(self) -> Rates | None:

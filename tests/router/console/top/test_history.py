@@ -93,14 +93,16 @@ def test_a_replica_that_came_later_is_measured_since_then() -> None:
     assert history.rates("gone") is None
 
 
-def test_batches_of_a_replica_that_restarted_are_not_negative() -> None:
+def test_a_stream_that_begins_anew_is_news_and_its_batches_count_from_there() -> None:
     history = History()
-    history.add([served(0, seq=900)], 0.0)
-    history.add([served(0, seq=2)], 1.0)
-    assert history.rates("r0") is None
-    history.add([served(0, seq=7)], 2.0)
+    history.add([a_replica(served=Served(5), events=FeedState(seq=900))], 0.0)
+    history.add([a_replica(served=Served(7), events=FeedState(seq=2, restarts=1))], 1.0)
     rates = history.rates("r0")
-    assert rates is not None and rates.batches_per_s == 5.0
+    assert rates is not None and (rates.requests_per_s, rates.batches_per_s) == (2.0, 0.0)
+    assert history.risen("r0") == {"restarts"}
+    history.add([a_replica(served=Served(7), events=FeedState(seq=6, restarts=1))], 2.0)
+    rates = history.rates("r0")
+    assert rates is not None and rates.batches_per_s == 2.0
 
 
 def test_a_counter_that_rose_is_news_for_some_seconds() -> None:
