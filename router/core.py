@@ -82,7 +82,7 @@ class Router:
             config.kubernetes is not None and config.kubernetes.rewrites
         )
         self.lifecycle = Lifecycle(members, feeds, self.now_s, awaits_rewrites)
-        self._attempts: dict[Attempt, None] = {}  # in the order in which they were sent
+        self._attempts: dict[Attempt, None] = {}  # their order is that of sending
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
 

@@ -46,7 +46,7 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
         if job.prefill is not None:
             computed[job.prefill.replica] += job.prefill.uncached_tokens
     ttfts_s = sorted(job.ttft_s for job in jobs)
-    sessions: dict[str, list[float]] = {}  # when each began and ended
+    sessions: dict[str, list[float]] = {}  # each one's beginning and end
     for job in jobs:
         if job.request.session is not None and job.ended_s:
             span = sessions.setdefault(job.request.session, [job.request.at_s, 0.0])
@@ -141,7 +141,7 @@ def compared(
         rows.append(_row(policy, runs, settings.replicas, settings.prefill_tokens_per_s))
     for name, bound in BOUNDS.items() if bounds else ():
         if name == "ideal" and settings.closed_loop:
-            continue  # whose arrivals are those of the trace
+            continue  # it takes arrivals from the trace
         runs = [bound(one, settings, on_request) for one in paced]
         rows.append(_row(name, runs, 1, settings.prefill_tokens_per_s * settings.replicas, is_bound=True))
     return rows

@@ -19,7 +19,7 @@ from replica.cache.chain import Chain
 from router.placement.outbox import RUNNING_S, PeerBatch
 
 REPORT_INTERVAL_S = 0.25  # as in replica.process
-LONGEST_GAP_S = 120.0  # of a closed loop, whose other sessions would have ended before somebody comes back next day
+LONGEST_GAP_S = 120.0  # in a closed loop: nobody simulates the night until a user comes back
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
 
 
@@ -50,7 +50,7 @@ class SimulatedFleet:
         ]
         self._reports = [False for _ in names]  # whether a report is due
         self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost batches, delivered with the next one
-        self._then: dict[int, Callable[[], None]] = {}  # of a closed loop: what follows a job, by its number
+        self._then: dict[int, Callable[[], None]] = {}  # next turns in a closed loop, by the job before
         self._tells = [
             settings.prefill_tokens_per_s * (1 + (-1) ** number * settings.rate_error) for number in range(len(names))
         ]

@@ -114,7 +114,7 @@ class SharedPrefixes:
         run, now_s = path[-1], self.now_s()
         before = sum(len(each.keys) for each in path[:-1])
         keys = list(chain.from_iterable(each.keys for each in path))
-        holders: list[tuple[str, str]] = []  # by their events or by the prompts sent to them, with the slowest source
+        holders: list[tuple[str, str]] = []  # a name and the slowest source: events tell it, or the prompts sent there
         if (model := self.members.models.get(kind.model)) is not None:
             slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
             matches = self.usable_blocks(kind, keys, slots.get(kind.block_size, 0))

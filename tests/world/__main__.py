@@ -30,7 +30,7 @@ def look(seed: int, *, tells: bool = False) -> bool:
     began_s, world = time.monotonic(), World(seed)
     try:
         world.run()
-    except Exception as error:
+    except Exception as error:  # any error is a finding
         world.audit.failures.append(repr(error))
     if tells:
         print("\n".join(world.timeline))

@@ -81,7 +81,7 @@ class WorldLoop(asyncio.SelectorEventLoop):
                 return
             try:
                 result = func(*args)
-            except Exception as error:
+            except Exception as error:  # its future tells whoever waits
                 future.set_exception(error)
             else:
                 future.set_result(result)

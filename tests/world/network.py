@@ -425,7 +425,7 @@ class End(asyncio.Transport):
         """As asyncio does: what a protocol raises ends its connection."""
         try:
             return callback(*arguments)
-        except Exception as error:
+        except Exception as error:  # asyncio, too, hands a protocol's error to the loop
             context = {"message": "a protocol's own mistake", "exception": error, "transport": self}
             self._loop.call_exception_handler(context)
             self.abort()
