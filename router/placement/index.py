@@ -7,11 +7,11 @@ Keys are not kept by slot: what feeds the index knows them anyway, and passes th
 shared block costs one bit.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
 from heapq import heappop, heappush
-from itertools import chain, repeat
+from itertools import chain, filterfalse, repeat
 from operator import or_
 from typing import TypeAlias
 
@@ -391,15 +391,11 @@ class Approximate:
             held = self._held[slot] = OrderedDict()
         if len(keys) > self._capacity_blocks:
             keys = keys[: self._capacity_blocks]
-        new, touch = [], held.move_to_end
-        for key in reversed(keys):  # so that the end is forgotten before the beginning
-            if key in held:
-                touch(key)
-            else:
-                held[key] = None
-                new.append(key)
+        new = list(filterfalse(held.__contains__, keys))
+        held.update(dict.fromkeys(new))
+        # Without a call of Python for each: the end of the prompt is to be forgotten before its beginning.
+        deque(map(held.move_to_end, reversed(keys)), maxlen=0)
         if new:
-            new.reverse()
             self._index.store(slot, new)
             if (over := len(held) - self._capacity_blocks) > 0:
                 self._index.remove(slot, [held.popitem(last=False)[0] for _ in range(over)])

@@ -317,7 +317,7 @@ class Answer(Struct, eq=False):
         if is_unread and not (kind.generation is not None and self.flow.is_single):
             given_up = False
             # Of an answer that was sent on as it came, the client knows the length.
-            if not exchange.response_started and self.asks_tokens(attempt.member):
+            if kind.generation is None and not exchange.response_started and self.asks_tokens(attempt.member):
                 body, given_up = without_tokens(body, self.ends)
             if given_up or is_aborted(kind.api, body, attempt.member.profile):
                 self._lose(attempt, b"", Broken(ABORTED))
