@@ -282,7 +282,13 @@ class Connection(asyncio.Protocol):
                 self._fail(f"its answer is not HTTP ({error})")
                 return
             self._keeps = False  # what follows the answer was not asked for
-        if not (self._pieces or self._complete) or len(data) > MAX_HEAD_BYTES:
+        pieces = self._pieces
+        if self._told and len(pieces) == 1 and not self._complete and len(data) <= MAX_HEAD_BYTES:
+            self._bodiless_bytes, body = 0, pieces.pop()
+            if not sending.over:  # in the middle of an answer: straight to the listener
+                sending._listener.received(body, False)
+            return
+        if not (pieces or self._complete) or len(data) > MAX_HEAD_BYTES:
             if (excess := self._excess(len(data))) is not None:
                 self._fail(excess)
                 return
@@ -295,7 +301,6 @@ class Connection(asyncio.Protocol):
             sending.answered(self._status, self._head)
             if self._sending is not sending:  # it was cancelled
                 return
-        pieces = self._pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._complete:

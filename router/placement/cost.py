@@ -181,7 +181,7 @@ def weigh(
 ) -> list[float]:
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
     tokens = question.tokens + question.further_tokens
-    on_gpu, saved = question.matched.get, saved_by(question)
+    on_gpu, saved = question.matched.get, saved_by(question) if question.below or question.pulls else None
     costs: list[float] = []
     append = costs.append
     for candidate, rate, obstacle in zip(candidates, rates, obstacles, strict=True):

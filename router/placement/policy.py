@@ -121,7 +121,8 @@ def choose(
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
     decision.uncached_tokens = uncached = uncached_tokens(question, chosen, rates[index])
-    decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
+    ahead = chosen.queued_tokens if decision.effects is None else decision.ahead(index)
+    decision.ttft_s = (ahead + uncached) / rates[index]
     if question.below or question.pulls:
         decision.portions = decision.portions_of(index)  # now, as rates change
     if policy == "cost":

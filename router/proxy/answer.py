@@ -20,8 +20,8 @@ from router.members.budget import Budget
 from router.members.members import Member, ServedModel
 from router.placement.cost import Neighbour, can_take
 from router.prompts.prompt import Prompt, salted_for
-from router.proxy.attempt import Attempt, Report
-from router.proxy.events import ABORTED, SentEvents, is_aborted, is_servers_error
+from router.proxy.attempt import MARK, Attempt, Report
+from router.proxy.events import ABORTED, LONGEST_END, SentEvents, is_aborted, is_servers_error
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
 from router.proxy.headers import FROM_FRAMES, TO_CLIENT, length_of, lines, value_of
@@ -280,7 +280,7 @@ class Answer(Struct, eq=False):
         if reader is not None:
             body, lost = reader.read(body, complete)
             if report is not None:
-                report.counted = reader.new_tokens or report.counted
+                report.read_tokens = reader.new_tokens
             if lost is not None:
                 # If what it repeats differs, that is no fault of the replica.
                 self._lose(attempt, body, Broken(lost, ours=lost == reader.why_not))
@@ -306,8 +306,22 @@ class Answer(Struct, eq=False):
             exchange.send(body)
             if events is not None:
                 events.note(body)
+                if reader is None and report is not None and events.is_plain:
+                    attempt.passes = self._pass_on  # from now on
         else:
             exchange.flush()
+
+    def _pass_on(self, body: bytes) -> bool:
+        """Do as `take`, for whole events in the middle of a stream of which nothing more is to be read."""
+        report, events = self.report, self.events
+        assert report is not None and events is not None, "else it is not asked to"
+        is_whole = events.is_between and len(body) >= LONGEST_END and body.endswith(b"\n\n")
+        if not is_whole or MARK in body or events.mark in body:
+            return False
+        report.events += body.count(b"\n\n")
+        events.end = body
+        self.exchange.send(body)
+        return True
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange, kind = self.exchange, self.type

@@ -5,7 +5,7 @@ Methods called by a connection raise nothing: a mistake of ours must not stop th
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -64,10 +64,15 @@ class Report(Struct, eq=False):
     prompt: int | None = None
     cached: int | None = None
     generated: int | None = None
-    counted: int = 0  # generated tokens, as far as they can be counted without a report
+    events: int = 0  # that have come
+    read_tokens: int = 0  # generated ones, by whoever reads the events
     is_whole: bool = False  # the answer has come to its end
-    _events: int = 0
     _end: bytes = b""
+
+    @property
+    def counted(self) -> int:
+        """The generated tokens, as far as they can be counted without a report."""
+        return self.read_tokens or max(0, self.events - BESIDE_TOKENS)
 
     @property
     def tokens(self) -> int:
@@ -78,8 +83,7 @@ class Report(Struct, eq=False):
 
     def read(self, body: bytes) -> None:
         """Look for figures in a part of the answer."""
-        self._events += body.count(b"\n\n")
-        self.counted = max(0, self._events - BESIDE_TOKENS)
+        self.events += body.count(b"\n\n")
         if self._end:
             self._look(self._end + body[:END_BYTES])
         if MARK in body:
@@ -162,6 +166,7 @@ class Attempt(Struct, eq=False):
     generated: int = 0  # token ids in its frames
     told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
     report: Report | None = None  # of an answer that is not in frames
+    passes: Callable[[bytes], bool] | None = None  # passes on a part that is nothing but events; False: it is more
     _refusal: bytearray | None = None
     counted_tokens: int = 0  # generated until it was last looked at; all of them when it has ended
     _counted_s: float = 0.0
@@ -219,6 +224,8 @@ class Attempt(Struct, eq=False):
     def received(self, body: bytes, complete: bool) -> None:
         try:
             self.spoken = BODY
+            if self.passes is not None and not complete and self.passes(body):
+                return
             if self._refusal is not None:
                 self._refusal += body
                 if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
