@@ -137,7 +137,7 @@ class Tenant(Struct, frozen=True, gc=False):
     service: ServiceClass | None = None  # None: there are no classes
 
 
-class Question(Struct, eq=False):
+class Question(Struct, eq=False, gc=False):
     """A prompt to place, and the matched tokens on each replica."""
 
     tokens: int

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
 from heapq import heappop, heappush
-from itertools import chain, filterfalse, repeat
+from itertools import chain, filterfalse, groupby, repeat
 from operator import or_
 from typing import TypeAlias
 
@@ -329,20 +329,17 @@ def leading(masks: Iterable[int], slots: int) -> Matched:
     """
     matched: Matched = {}
     depth = 0
-    last = -1
     alive = slots
-    for mask in masks:
-        if mask != last:  # blocks of one chain mostly have the same holders
-            last = mask
-            gone = alive & ~mask
-            if gone:
-                if depth:
-                    for slot in slots_of(gone):
-                        matched[slot] = depth
-                alive ^= gone
-                if not alive:
-                    return matched
-        depth += 1
+    for mask, run in groupby(masks):  # blocks of one chain mostly have the same holders
+        gone = alive & ~mask
+        if gone:
+            if depth:
+                for slot in slots_of(gone):
+                    matched[slot] = depth
+            alive ^= gone
+            if not alive:
+                return matched
+        depth += len(list(run))
     if depth:
         matched.update(dict.fromkeys(slots_of(alive), depth))
     return matched

@@ -58,7 +58,7 @@ FAR_S = 1e12  # later than any end, and yet not INFINITE
 MOST_FRESH = 1024  # if no report comes, the oldest count as reported
 
 
-class Sent(Struct, eq=False):
+class Sent(Struct, eq=False, gc=False):
     """One of our requests, or of a peer's, that has not ended."""
 
     id: int

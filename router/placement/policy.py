@@ -32,7 +32,7 @@ POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
 FREE_REQUESTS = 4  # so few in flight never drive a session away
 
 
-class TieBreak(Struct):
+class TieBreak(Struct, gc=False):
     """Tie-breaks of one decision: all draws follow from a seed, which is logged, so that a replay draws them again."""
 
     number: int

@@ -20,7 +20,7 @@ from router.members.budget import Budget
 from router.members.members import Member, ServedModel
 from router.placement.cost import Neighbour, can_take
 from router.prompts.prompt import Prompt, salted_for
-from router.proxy.attempt import MARK, Attempt, Report
+from router.proxy.attempt import BODY, MARK, Attempt, Report
 from router.proxy.events import ABORTED, LONGEST_END, SentEvents, is_aborted, is_servers_error
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
@@ -306,21 +306,26 @@ class Answer(Struct, eq=False):
             exchange.send(body)
             if events is not None:
                 events.note(body)
-                if reader is None and report is not None and events.is_plain:
-                    attempt.passes = self._pass_on  # from now on
+                if reader is None and report is not None and events.is_plain and attempt.sending is not None:
+                    attempt.sending.pass_on = self._pass_on  # from now on
         else:
             exchange.flush()
 
     def _pass_on(self, body: bytes) -> bool:
         """Do as `take`, for whole events in the middle of a stream of which nothing more is to be read."""
-        report, events = self.report, self.events
-        assert report is not None and events is not None, "else it is not asked to"
+        attempt, report, events = self.attempt, self.report, self.events
+        if attempt is None or report is None or events is None:
+            return False
         is_whole = events.is_between and len(body) >= LONGEST_END and body.endswith(b"\n\n")
         if not is_whole or MARK in body or events.mark in body:
             return False
+        attempt.spoken = BODY
         report.events += body.count(b"\n\n")
         events.end = body
-        self.exchange.send(body)
+        try:
+            self.exchange.send(body)
+        except Exception:
+            attempt.crash()
         return True
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:

@@ -5,7 +5,7 @@ Methods called by a connection raise nothing: a mistake of ours must not stop th
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -78,7 +78,7 @@ class Report(Struct, eq=False):
     def tokens(self) -> int:
         """The generated tokens. An engine's figures at the beginning of a stream say nothing of what came after."""
         if self.generated is None:
-            return self.counted
+            return self.read_tokens or max(0, self.events - BESIDE_TOKENS)
         return self.generated if self.is_whole else max(self.generated, self.counted)
 
     def read(self, body: bytes) -> None:
@@ -166,7 +166,6 @@ class Attempt(Struct, eq=False):
     generated: int = 0  # token ids in its frames
     told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
     report: Report | None = None  # of an answer that is not in frames
-    passes: Callable[[bytes], bool] | None = None  # passes on a part that is nothing but events; False: it is more
     _refusal: bytearray | None = None
     counted_tokens: int = 0  # generated until it was last looked at; all of them when it has ended
     _counted_s: float = 0.0
@@ -174,11 +173,13 @@ class Attempt(Struct, eq=False):
     @property
     def tokens(self) -> int:
         """The tokens generated so far, counted by events where no engine says so."""
-        return self.generated if self.framed else 0 if self.report is None else self.report.tokens
+        report = self.report
+        return self.generated if self.framed else 0 if report is None else report.tokens
 
     def count(self, now_s: float) -> None:
         """Count what has been generated since the last time."""
-        output, tokens = self.member.output, self.tokens
+        report, output = self.report, self.member.output
+        tokens = self.generated if self.framed else 0 if report is None else report.tokens
         new = tokens - self.counted_tokens
         output.tokens += new
         if self.begun_s and self.placed.streams:
@@ -224,8 +225,6 @@ class Attempt(Struct, eq=False):
     def received(self, body: bytes, complete: bool) -> None:
         try:
             self.spoken = BODY
-            if self.passes is not None and not complete and self.passes(body):
-                return
             if self._refusal is not None:
                 self._refusal += body
                 if complete or len(self._refusal) > MAX_REFUSAL_BYTES:

@@ -34,7 +34,7 @@ MAX_REQUEST_ID = 128
 _VISIBLE = bytes(range(33, 127))
 
 
-class Admitted(Struct):
+class Admitted(Struct, gc=False):
     """An admitted request; pass it to `release` once, when it has ended."""
 
     request_id: str
