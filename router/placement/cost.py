@@ -9,6 +9,7 @@ Effects on other requests are added to it (`router.placement.effects`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
@@ -136,7 +137,7 @@ class Tenant(Struct, frozen=True, gc=False):
     service: ServiceClass | None = None  # None: there are no classes
 
 
-class Question(Struct, eq=False):
+class Question(Struct, eq=False, gc=False):
     """A prompt to place, and the matched tokens on each replica."""
 
     tokens: int
@@ -180,7 +181,7 @@ def weigh(
 ) -> list[float]:
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
     tokens = question.tokens + question.further_tokens
-    on_gpu, saved = question.matched.get, saved_by(question)
+    on_gpu, saved = question.matched.get, saved_by(question) if question.below or question.pulls else None
     costs: list[float] = []
     append = costs.append
     for candidate, rate, obstacle in zip(candidates, rates, obstacles, strict=True):
@@ -265,12 +266,15 @@ def brought(question: Question, candidate: Candidate, rate: float, pull: Pull | 
 # ---- rates
 
 
+_rate = attrgetter("prefill_tokens_per_s")
+
+
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
     """Prefill rates to compare with; similar ones are made equal, or noise would send all cold prompts to one."""
-    rates = [candidate.prefill_tokens_per_s for candidate in candidates]
-    low, high = min(rates, default=0.0), max(rates, default=0.0)
-    if not high:
+    rates = list(map(_rate, candidates))
+    if not any(rates):
         return [ASSUMED_TOKENS_PER_S] * len(rates)
+    low, high = min(rates), max(rates)
     if low == high:
         return rates
     if not all(candidate.assigned_tokens >= PROVEN_TOKENS for candidate in candidates) or not low:

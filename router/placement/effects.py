@@ -4,6 +4,7 @@ Both are in tokens, so that they can be added to the costs of `router.placement.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -29,6 +30,9 @@ class Effects(Struct, eq=False):
     lost: list[float | None]  # tokens to compute again, or to bring back, at their price; None: too costly without them
 
 
+_is_crowded = attrgetter("is_crowded")
+
+
 def later_s(tokens: float, rate: float) -> float:
     """Seconds added to a prompt's arrival time in the order in which a replica computes."""
     late_s = PATIENCE * tokens / rate
@@ -39,7 +43,7 @@ def add_effects(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float]
 ) -> Effects | None:
     """Add the effects to the costs, and return them; None: no queue and room everywhere."""
-    if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
+    if True not in map(_is_crowded, candidates):  # without a call of Python for each, or one for all
         return None
     came_s = question.counts_from_s
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))
