@@ -110,8 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
             elif self._awaited == "body":
                 self._since_s = self.loop.time()
             self._undigested_bytes += len(data)
-            if self.timeout_keep_alive_task is not None:
-                self._unset_keepalive_if_required()
+            self._unset_keepalive_if_required()
             self._feed(data)
             if self._undigested_bytes > self._limits.head_bytes and not self._is_cut_off():
                 self._refuse(self._too_large())
@@ -184,9 +183,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         """Refuse what the parser takes although servers read it differently."""
-        names = dict(self.headers)
-        if len(names) == len(self.headers) and b"host" in names and b"transfer-encoding" not in names:
-            return  # as nearly all do
         hosts = 0
         for name, value in self.headers:
             if name == b"host":

@@ -84,8 +84,7 @@ class Health:
         """Note a first byte of an answer without a fault of the replica's own."""
         if self._refusals:
             self._refusals = max(0.0, self._refusals - 1)
-        if self._faults or self.breaker != "closed" or not self.reached:
-            self._works(now_s)
+        self._works(now_s)
 
     def refusal(self, now_s: float) -> None:
         """Note an immediate refusal: prefer other replicas, however idle this one looks."""

@@ -56,12 +56,7 @@ class Seen:
                 again = beginning
             else:
                 table[place] = number
-        number = keys[-1]
-        place = number & (SEEN_NUMBERS - 1)
-        if table[place] == number:
-            return blocks
-        table[place] = number
-        return again
+        return blocks if self.add(keys[-1]) else again
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,6 @@ Effects on other requests are added to it (`router.placement.effects`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
@@ -266,15 +265,12 @@ def brought(question: Question, candidate: Candidate, rate: float, pull: Pull | 
 # ---- rates
 
 
-_rate = attrgetter("prefill_tokens_per_s")
-
-
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
     """Prefill rates to compare with; similar ones are made equal, or noise would send all cold prompts to one."""
-    rates = list(map(_rate, candidates))
-    if not any(rates):
+    rates = [candidate.prefill_tokens_per_s for candidate in candidates]
+    low, high = min(rates, default=0.0), max(rates, default=0.0)
+    if not high:
         return [ASSUMED_TOKENS_PER_S] * len(rates)
-    low, high = min(rates), max(rates)
     if low == high:
         return rates
     if not all(candidate.assigned_tokens >= PROVEN_TOKENS for candidate in candidates) or not low:

@@ -94,18 +94,6 @@ class Decision(Struct, eq=False, gc=False):
             return self.portions
         return self.portions_of(self.candidates.index(self.chosen))
 
-    def count_sources(self, counts: dict[str, float]) -> None:
-        """Add the prompt's tokens at the chosen replica to these counts by source."""
-        question, chosen = self.question, self.chosen
-        if self.portions or chosen is None:
-            for portion in self.portions:
-                counts[portion.source] = counts.get(portion.source, 0) + portion.tokens
-            return
-        on_gpu = max(0, min(question.matched.get(chosen.slot, 0), question.tokens - 1))  # nothing is brought
-        if on_gpu:
-            counts[GPU] = counts.get(GPU, 0) + on_gpu
-        counts[COMPUTE] = counts.get(COMPUTE, 0) + question.tokens - on_gpu + question.further_tokens
-
     def portions_of(self, index: int) -> tuple[Portion, ...]:
         """The prompt's tokens at this candidate by source: in GPU memory, brought from elsewhere, computed."""
         question, candidate, rate = self.question, self.candidates[index], self.rates[index]

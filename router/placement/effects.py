@@ -4,7 +4,6 @@ Both are in tokens, so that they can be added to the costs of `router.placement.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from msgspec import Struct
 
@@ -30,9 +29,6 @@ class Effects(Struct, eq=False):
     lost: list[float | None]  # tokens to compute again, or to bring back, at their price; None: too costly without them
 
 
-_is_crowded = attrgetter("is_crowded")
-
-
 def later_s(tokens: float, rate: float) -> float:
     """Seconds added to a prompt's arrival time in the order in which a replica computes."""
     late_s = PATIENCE * tokens / rate
@@ -43,7 +39,7 @@ def add_effects(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float]
 ) -> Effects | None:
     """Add the effects to the costs, and return them; None: no queue and room everywhere."""
-    if True not in map(_is_crowded, candidates):  # without a call of Python for each, or one for all
+    if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
         return None
     came_s = question.counts_from_s
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))

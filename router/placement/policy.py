@@ -32,7 +32,7 @@ POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
 FREE_REQUESTS = 4  # so few in flight never drive a session away
 
 
-class TieBreak(Struct, gc=False):
+class TieBreak(Struct):
     """Tie-breaks of one decision: all draws follow from a seed, which is logged, so that a replay draws them again."""
 
     number: int
@@ -121,8 +121,7 @@ def choose(
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
     decision.uncached_tokens = uncached = uncached_tokens(question, chosen, rates[index])
-    ahead = chosen.queued_tokens if decision.effects is None else decision.ahead(index)
-    decision.ttft_s = (ahead + uncached) / rates[index]
+    decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
     if question.below or question.pulls:
         decision.portions = decision.portions_of(index)  # now, as rates change
     if policy == "cost":

@@ -175,11 +175,6 @@ class Tokens:
         if self.prompts is not None and api != COMPLETIONS.name:
             self.prompts.check_texts(body)
 
-    def guessed(self, peek: Peek, lora: str | None, salt: str | None) -> Prompt:
-        """The prompt of a model without a tokenizer."""
-        self.counts.approximate["model"] += 1
-        return approximate(self.model, peek, lora, salt, self.why_not or "")
-
     def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
         named.counts.approximate[reason] += 1
         return approximate(self.model, named.peek, named.lora, named.salt, why)

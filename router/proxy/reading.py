@@ -151,9 +151,6 @@ def peek_into(api: GenerationApi, body: bytes, peek: Peek | None = None) -> Peek
 def _draft(request: Request, model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> None:
     """Make the prompt: at once where that delays no other client, else on a thread."""
     tokens = model.tokens
-    if tokens.prompts is None and tokens.is_quick(body):
-        request.prompted(tokens.guessed(peek, model.lora, salt))
-        return
     draft = partial(tokens.draft, request.type.api, body, peek, model.lora, salt, model.max_model_len)
     if not tokens.is_quick(body):
         request.router.in_thread(lambda: draft().finish(), len(body), request.made)

@@ -169,7 +169,8 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
         tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.all_tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
-    generation.decision.count_sources(tally.source_tokens)
+    for portion in generation.decision.chosen_portions:
+        tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
     tally.billed += is_billed(generation.peek)
     if cached := summary.used.cached:
         tally.cached_tokens += cached

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -240,16 +240,12 @@ def listeners(endpoint: str) -> set[int]:
         with suppress(OSError):  # a machine without IPv6 has no table of it
             content = Path(table).read_bytes()
         for written, uid in row.findall(content):
-            at = _address(written.decode())
+            # As the kernel writes it: words of four bytes, each in the machine's order.
+            words = [bytes.fromhex(written[at : at + 8].decode()) for at in range(0, len(written), 8)]
+            at = ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
+            at = getattr(at, "ipv4_mapped", None) or at
             if at == host:
                 exact.add(int(uid))
             elif at.is_unspecified:
                 anywhere.add(int(uid))
     return exact or anywhere
-
-
-def _address(written: str) -> IPv4Address | IPv6Address:
-    """Read an address as the kernel writes it: words of four bytes, each in the machine's order."""
-    words = [bytes.fromhex(written[at : at + 8]) for at in range(0, len(written), 8)]
-    found = ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
-    return getattr(found, "ipv4_mapped", None) or found

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory, struct_pb2
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Described
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -66,10 +67,10 @@ MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "HealthCheckResponse": {"status": (1, "int32")},
 }
 SCALARS = {
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-    "int32": FieldDescriptorProto.TYPE_INT32,  # enums, too: new values of theirs are no errors
+    "string": Described.TYPE_STRING,
+    "bytes": Described.TYPE_BYTES,
+    "bool": Described.TYPE_BOOL,
+    "int32": Described.TYPE_INT32,  # enums, too: new values of theirs are no errors
 }
 
 
@@ -79,18 +80,14 @@ def _file() -> FileDescriptorProto:
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():
-            _describe(message.field.add(name=field, number=number), kind)
+            described, kind_of_one = message.field.add(name=field, number=number), kind.lstrip("*")
+            described.label = Described.LABEL_REPEATED if kind.startswith("*") else Described.LABEL_OPTIONAL
+            if kind_of_one in SCALARS:
+                described.type = SCALARS[kind_of_one]
+            else:
+                described.type = Described.TYPE_MESSAGE
+                described.type_name = f".{STRUCT}" if kind_of_one == STRUCT else f".{PACKAGE}.{kind_of_one}"
     return file
-
-
-def _describe(field: FieldDescriptorProto, kind: str) -> None:
-    repeated, kind = kind.startswith("*"), kind.lstrip("*")
-    field.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
-    if kind in SCALARS:
-        field.type = SCALARS[kind]
-    else:
-        field.type = FieldDescriptorProto.TYPE_MESSAGE
-        field.type_name = f".{kind}" if kind == STRUCT else f".{PACKAGE}.{kind}"
 
 
 def _classes() -> dict[str, Any]:
