@@ -89,14 +89,7 @@ class Upkeep:
                     others[name] = spec
             for name in (*change.removed, *others):
                 with _going_on(name):  # an error must not stop the others
-                    server = self._servers.pop(name)
-                    self._tasks.pop(name).cancel()
-                    del self._due[name]
-                    leaving = asyncio.create_task(self._leave(server))  # what runs there may end
-                    self._leaving.add(leaving)
-                    leaving.add_done_callback(self._leaving.discard)
-                    self.learning.forget(server)
-                    log.info("%s: removed", name)
+                    self._remove(name)
             for spec in (*change.added.values(), *others.values()):
                 with _going_on(spec.name):
                     self._add(spec)
@@ -151,6 +144,17 @@ class Upkeep:
         due.set()
         self._tasks[spec.name] = asyncio.create_task(self._keep(server, due))
         log.info("%s: added, %s", spec.name, spec.url)
+
+    def _remove(self, name: str) -> None:
+        """Remove a replica: it gets no new requests, and running ones may end."""
+        server = self._servers.pop(name)
+        self._tasks.pop(name).cancel()
+        del self._due[name]
+        leaving = asyncio.create_task(self._leave(server))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        self.learning.forget(server)
+        log.info("%s: removed", name)
 
     async def _leave(self, server: Server) -> None:
         reason = "it was removed, and its time to drain is over"
