@@ -149,8 +149,7 @@ class Upstream:
                 break  # the others have idled longer
             connection = self._idle.pop()
             if not connection.transport.is_closing():
-                sending._connection = connection
-                connection.carry(sending, request, body, bodiless)
+                sending.start(connection)
                 return sending
         self.open(sending)
         return sending
