@@ -26,7 +26,7 @@ from router.prompts.model_rewrites import NO_RULES
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.attempt import BODY, Attempt, AttemptListener
-from router.proxy.request_summary import RequestSummary, counted
+from router.proxy.request_summary import RequestSummary, count_usage
 from router.proxy.responses import KeptResponses
 from router.proxy.retries import RetryBudget, Row
 from router.proxy.services import Waiter
@@ -227,7 +227,7 @@ class Router:
         self.placement.ended(attempt.placed, now_s)
         if attempt.spoken == BODY and attempt.fault is None:
             attempt.member.server.works(now_s)
-        if self.waiting and attempt.begun_s:  # else two failing ones could call each other forever
+        if attempt.begun_s and self.waiting.groups:  # else two failing ones could call each other forever
             self.room()
 
     def move_unheard(self, to: Mapping[Server, Sequence[Member]]) -> None:
@@ -279,7 +279,9 @@ class Router:
             placed = [attempt.placed for attempt in summary.attempts]
             self.placement.used(placed, summary.used.computed, summary.used.generated)
         self.admission.release(summary.admitted, summary.used, summary.ended_s)
-        self.ledger.add(*counted(summary))
+        key, model = summary.admitted.key, summary.model
+        counts = self.ledger.counts("" if key is None else key.name, "" if model is None else model.name)
+        count_usage(counts, summary)
         self.history.over(summary)
 
     def _predicted_wrongly(self, name: str) -> None:

@@ -149,7 +149,14 @@ class OtherWorkers:
         found = await self._colleagues.told(FIGURES)
         for number, figures in found.items():
             if not self._begins_late or number in self._last:
-                self._add(self._last.get(number, _NOTHING), figures)
+                before = self._last.get(number, _NOTHING)
+                self.unserved += figures.unserved - (before.unserved if before.unserved <= figures.unserved else 0)
+                for name, one in figures.replicas.items():
+                    last, counts = before.replicas.get(name), one.counts
+                    # Counts that fell have begun anew, at a worker or a replica that has.
+                    if last is not None and last.counts.requests <= counts.requests:
+                        counts = counts.since(last.counts)
+                    self._counts.setdefault(name, ReplicaCounts()).add(counts)
         self._last = {**self._last, **found}
         self.waiting = sum(figures.waiting for figures in found.values())
         self._in_flight = {}
@@ -157,15 +164,6 @@ class OtherWorkers:
             for name, one in figures.replicas.items():
                 self._in_flight[name] = self._in_flight.get(name, 0) + one.in_flight
         self._counts = {name: counts for name, counts in self._counts.items() if name in self._in_flight}
-
-    def _add(self, before: Figures, now: Figures) -> None:
-        self.unserved += now.unserved - (before.unserved if before.unserved <= now.unserved else 0)
-        for name, one in now.replicas.items():
-            last, counts = before.replicas.get(name), one.counts
-            # Counts that fell have begun anew, at a worker or a replica that has.
-            if last is not None and last.counts.requests <= counts.requests:
-                counts = counts.since(last.counts)
-            self._counts.setdefault(name, ReplicaCounts()).add(counts)
 
 
 class Sampled(Struct):

@@ -36,8 +36,8 @@ class FrontConnection(HttpProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._undigested_bytes = 0
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self._limits.head_bytes:
+        size = self._head_bytes = self._head_bytes + len(name) + len(value) + 4
+        if size > self._limits.head_bytes:
             self._count_head(0)  # refuses
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
@@ -104,7 +104,8 @@ class FrontConnection(HttpProtocol):
         self._undigested_bytes = 0
         if not exchange.response_complete:
             exchange.body += body
-            exchange.set()
+            if len(exchange.body) > exchange.unheeded_bytes:
+                exchange.set()
 
     def on_message_complete(self) -> None:
         if self._declined:
@@ -127,7 +128,8 @@ class FrontConnection(HttpProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             self.pause_if_early()

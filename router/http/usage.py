@@ -39,7 +39,14 @@ async def usage_answer(
     kind = query.get("format", "json")
     if kind not in FORMATS:
         raise invalid(f"format is {quoted(kind)}; write json or csv", "format")
-    rows = await _rows_of_all(ledger, colleagues, wanted)
+    others: list[list[Row]] = []
+    if colleagues is None:
+        await ledger.save()
+    else:  # first each worker saves what it has, so that nothing is in two places
+        told, _ = await asyncio.gather(colleagues.told(USAGE, wanted), ledger.save())
+        others = list(told.values())
+    saved = await ledger.saved(wanted, MOST_ROWS + 1)
+    rows = await asyncio.to_thread(merged, chain(saved, await ledger.unsaved(wanted), *others), wanted.by)
     if len(rows) > MOST_ROWS:
         raise invalid(f"that is more than {MOST_ROWS:,} rows; choose fewer days, a key or a model", "from")
     left_out = max(0, len(rows) - limit)
@@ -58,19 +65,6 @@ async def usage_answer(
         write = partial(as_json, about, rows, wanted.by)
     body = await asyncio.to_thread(write)
     return Response(body, media_type="application/json" if kind == "json" else "text/csv; charset=utf-8")
-
-
-async def _rows_of_all(ledger: Ledger, colleagues: Colleagues | None, wanted: Selection) -> list[Row]:
-    """The rows of all workers. First each saves what it has, so that nothing is in two places."""
-    if colleagues is None:
-        await ledger.save()
-        others: Sequence[list[Row]] = ()
-    else:
-        told, _ = await asyncio.gather(colleagues.told(USAGE, wanted), ledger.save())
-        others = list(told.values())
-    saved = await ledger.saved(wanted, MOST_ROWS + 1)
-    rows = chain(saved, await ledger.unsaved(wanted), *others)
-    return await asyncio.to_thread(merged, rows, wanted.by)
 
 
 def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:

@@ -302,7 +302,18 @@ class Members:
     def arrange(self) -> None:
         self.by_name = {member.name: member for server in self.servers.values() for member in server.members}
         self.everybody = [member.candidate for member in self]
-        tokens = self._tokens_by_base()
+        by_base: dict[str, list[Member]] = {}  # a model's `Tokens` depend on all engines that serve it, in any order
+        for member in self:
+            for base in member.models[:1]:
+                by_base.setdefault(base, []).append(member)
+        tokens = {
+            base: self._tokens_of(
+                base,
+                engine_of(one.profile for one in members),
+                next((one.tokenizer for one in members if one.tokenizer is not None), None),
+            )
+            for base, members in by_base.items()
+        }
         models: dict[str, ServedModel] = {}
         for member in self:
             taken: dict[str, str] = {}
@@ -338,21 +349,6 @@ class Members:
         self.models = models
         self._once_served.update(dict.fromkeys(models))
         _keep_newest(self._once_served, MOST_REMEMBERED)
-
-    def _tokens_by_base(self) -> dict[str, Tokens]:
-        """The `Tokens` of each base model, which depend on all engines that serve it, in whatever order they came."""
-        by_base: dict[str, list[Member]] = {}
-        for member in self:
-            for base in member.models[:1]:
-                by_base.setdefault(base, []).append(member)
-        return {
-            base: self._tokens_of(
-                base,
-                engine_of(one.profile for one in members),
-                next((one.tokenizer for one in members if one.tokenizer is not None), None),
-            )
-            for base, members in by_base.items()
-        }
 
 
 def engine_of(profiles: Iterable[EngineProfile]) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import httptools
@@ -48,6 +49,8 @@ class Sending(Struct, eq=False):
     _fresh_only: bool = False
     paused: bool = False
     over: bool = False
+    # For parts of a running answer, before the listener: it takes what only goes on, and returns False for the rest.
+    pass_on: Callable[[bytes], bool] | None = None
 
     def cancel(self) -> None:
         if not self.over:
@@ -100,7 +103,7 @@ class Sending(Struct, eq=False):
     def _end(self) -> None:
         self.over = True
         self._upstream.sendings.pop(self, None)
-        self._connection = None
+        self._connection = self.pass_on = None
         del self._listener  # a cycle of references would wait for the collector
 
     def lost(self, reason: str, connection: "Connection", *, silent: bool = False) -> None:
@@ -282,7 +285,13 @@ class Connection(asyncio.Protocol):
                 self._fail(f"its answer is not HTTP ({error})")
                 return
             self._keeps = False  # what follows the answer was not asked for
-        if not (self._pieces or self._complete) or len(data) > MAX_HEAD_BYTES:
+        pieces = self._pieces
+        if self._told and len(pieces) == 1 and not self._complete and len(data) <= MAX_HEAD_BYTES:
+            self._bodiless_bytes, body = 0, pieces.pop()
+            if not sending.over and ((pass_on := sending.pass_on) is None or not pass_on(body)):
+                sending._listener.received(body, False)
+            return
+        if not (pieces or self._complete) or len(data) > MAX_HEAD_BYTES:
             if (excess := self._excess(len(data))) is not None:
                 self._fail(excess)
                 return
@@ -295,7 +304,6 @@ class Connection(asyncio.Protocol):
             sending.answered(self._status, self._head)
             if self._sending is not sending:  # it was cancelled
                 return
-        pieces = self._pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._complete:

@@ -150,24 +150,19 @@ class SuspectDetector:
         to = {server: server.members for server in heard_again if not server.suspicion}
         suspected = [server for server in self.servers.values() if server.suspicion]
         if suspected:
-            lively = self._lively_by_model(max(server.suspected_s for server in suspected))
+            since_s = max(server.suspected_s for server in suspected)
+            lively: dict[str, list[Member]] = {}  # those with room, by model, that were heard just now or since then
+            for server in self.servers.values():
+                heard_age_s = server.health.heard_age_s(now_s)
+                is_lively = server.alive_s > since_s if heard_age_s is None else heard_age_s < LIVELY_S
+                if is_lively and not server.suspicion:
+                    for member in server.members:
+                        if can_take(member.candidate):
+                            for name in filter(member.serves, server.models):
+                                lively.setdefault(name, []).append(member)
             to |= {one: [other for name in one.models for other in lively.get(name, ())] for one in suspected}
         if any(to.values()):
             self.requests.move_unheard(to)
         for server in heard_again:
             if server.suspicion or not self.requests.is_stuck(server):
                 server.recovered_s = math.inf
-
-    def _lively_by_model(self, since_s: float) -> dict[str, list[Member]]:
-        """Replicas with room, by model, that were heard just now or have sent something since `since_s`."""
-        by_model: dict[str, list[Member]] = {}
-        now_s = self.now_s()
-        for server in self.servers.values():
-            heard_age_s = server.health.heard_age_s(now_s)
-            is_lively = server.alive_s > since_s if heard_age_s is None else heard_age_s < LIVELY_S
-            if is_lively and not server.suspicion:
-                for member in server.members:
-                    if can_take(member.candidate):
-                        for name in filter(member.serves, server.models):
-                            by_model.setdefault(name, []).append(member)
-        return by_model

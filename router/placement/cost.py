@@ -136,7 +136,7 @@ class Tenant(Struct, frozen=True, gc=False):
     service: ServiceClass | None = None  # None: there are no classes
 
 
-class Question(Struct, eq=False):
+class Question(Struct, eq=False, gc=False):
     """A prompt to place, and the matched tokens on each replica."""
 
     tokens: int
@@ -180,7 +180,7 @@ def weigh(
 ) -> list[float]:
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
     tokens = question.tokens + question.further_tokens
-    on_gpu, saved = question.matched.get, saved_by(question)
+    on_gpu, saved = question.matched.get, saved_by(question) if question.below or question.pulls else None
     costs: list[float] = []
     append = costs.append
     for candidate, rate, obstacle in zip(candidates, rates, obstacles, strict=True):

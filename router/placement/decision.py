@@ -38,7 +38,7 @@ TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are
 Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
 
 
-class Decision(Struct, eq=False):
+class Decision(Struct, eq=False, gc=False):
     """A choice. Its figures hold for the moment of choosing: call `explain` before the load has changed."""
 
     policy: str

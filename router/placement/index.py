@@ -7,11 +7,11 @@ Keys are not kept by slot: what feeds the index knows them anyway, and passes th
 shared block costs one bit.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
 from heapq import heappop, heappush
-from itertools import chain, repeat
+from itertools import chain, filterfalse, groupby, repeat
 from operator import or_
 from typing import TypeAlias
 
@@ -329,20 +329,17 @@ def leading(masks: Iterable[int], slots: int) -> Matched:
     """
     matched: Matched = {}
     depth = 0
-    last = -1
     alive = slots
-    for mask in masks:
-        if mask != last:  # blocks of one chain mostly have the same holders
-            last = mask
-            gone = alive & ~mask
-            if gone:
-                if depth:
-                    for slot in slots_of(gone):
-                        matched[slot] = depth
-                alive ^= gone
-                if not alive:
-                    return matched
-        depth += 1
+    for mask, run in groupby(masks):  # blocks of one chain mostly have the same holders
+        gone = alive & ~mask
+        if gone:
+            if depth:
+                for slot in slots_of(gone):
+                    matched[slot] = depth
+            alive ^= gone
+            if not alive:
+                return matched
+        depth += len(list(run))
     if depth:
         matched.update(dict.fromkeys(slots_of(alive), depth))
     return matched
@@ -391,15 +388,11 @@ class Approximate:
             held = self._held[slot] = OrderedDict()
         if len(keys) > self._capacity_blocks:
             keys = keys[: self._capacity_blocks]
-        new, touch = [], held.move_to_end
-        for key in reversed(keys):  # so that the end is forgotten before the beginning
-            if key in held:
-                touch(key)
-            else:
-                held[key] = None
-                new.append(key)
+        new = list(filterfalse(held.__contains__, keys))
+        held.update(dict.fromkeys(new))
+        # Without a call of Python for each: the end of the prompt is to be forgotten before its beginning.
+        deque(map(held.move_to_end, reversed(keys)), maxlen=0)
         if new:
-            new.reverse()
             self._index.store(slot, new)
             if (over := len(held) - self._capacity_blocks) > 0:
                 self._index.remove(slot, [held.popitem(last=False)[0] for _ in range(over)])

@@ -27,18 +27,14 @@ class Speed:
     Requests that begin together were computed in one step of the engine and are one sample.
     """
 
-    __slots__ = ("_began_s", "_last_s", "_measured", "_together_tokens")
+    __slots__ = ("_began_s", "_last_s", "_measured", "_together_tokens", "tokens_per_s")
 
     def __init__(self) -> None:
+        self.tokens_per_s = 0.0  # 0 while it is not known
         self._measured = MeasuredRate()
         self._last_s = float("-inf")  # the last first byte
         self._began_s = 0.0  # of the sample that may still grow
         self._together_tokens = 0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """0 while it is not known."""
-        return self._measured.per_s
 
     def first_byte(self, tokens: int, sent_s: float, now_s: float) -> None:
         """Learn from a prompt's first byte and its computed tokens; prefills run one after the other."""
@@ -47,6 +43,7 @@ class Speed:
             self._together_tokens = 0
             if tokens_before >= LEAST_TOKENS and seconds > 0:
                 self._measured.add(tokens_before, seconds)
+                self.tokens_per_s = self._measured.per_s
             self._began_s = max(sent_s, self._last_s)
             self._last_s = now_s
         self._together_tokens += tokens
@@ -61,7 +58,7 @@ FAR_S = 1e12  # later than any end, and yet not INFINITE
 MOST_FRESH = 1024  # if no report comes, the oldest count as reported
 
 
-class Sent(Struct, eq=False):
+class Sent(Struct, eq=False, gc=False):
     """One of our requests, or of a peer's, that has not ended."""
 
     id: int
@@ -192,12 +189,12 @@ class ReplicaLoad:
             one = unstreamed.popleft()
             if one.queued:
                 self._leaves_queue(one)
-        candidate = self.candidate
+        candidate, ages = self.candidate, self.candidate.ages
         if candidate.running + candidate.waiting > candidate.all_in_flight and now_s - self._counted_s > STALE_S:
             candidate.running, candidate.waiting = candidate.all_in_flight, 0
         report = self._report
         candidate.is_crowded = bool(candidate.queue_positions.waiting) or (
-            candidate.ages is not None and candidate.ages.may_evict
+            ages is not None and ages.capacity_pages > 0 and ages.may_evict
         )
         if report is None:
             candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens

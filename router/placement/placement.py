@@ -137,7 +137,7 @@ class Placement:
             usable = prompt.tokens - 1 if size else None  # the last token is always computed
             readers = self._readable & mask if size else 0
             matches = by_size[size] = index.match(prompt.keys(size), mask, usable, partial(prompt.keys, size), readers)
-            if matches.lower:
+            if matches.gpu or matches.below:
                 tokens = size or prompt.approximate_block_tokens
                 for slot, blocks in matches.gpu.items():
                     matched[slot] = blocks * tokens

@@ -20,8 +20,8 @@ from router.members.budget import Budget
 from router.members.members import Member, ServedModel
 from router.placement.cost import Neighbour, can_take
 from router.prompts.prompt import Prompt, salted_for
-from router.proxy.attempt import Attempt, Report
-from router.proxy.events import ABORTED, SentEvents, is_aborted, is_servers_error
+from router.proxy.attempt import BODY, MARK, Attempt, Report
+from router.proxy.events import ABORTED, LONGEST_END, SentEvents, is_aborted, is_servers_error
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
 from router.proxy.headers import FROM_FRAMES, TO_CLIENT, length_of, lines, value_of
@@ -280,7 +280,7 @@ class Answer(Struct, eq=False):
         if reader is not None:
             body, lost = reader.read(body, complete)
             if report is not None:
-                report.counted = reader.new_tokens or report.counted
+                report.read_tokens = reader.new_tokens
             if lost is not None:
                 # If what it repeats differs, that is no fault of the replica.
                 self._lose(attempt, body, Broken(lost, ours=lost == reader.why_not))
@@ -306,8 +306,27 @@ class Answer(Struct, eq=False):
             exchange.send(body)
             if events is not None:
                 events.note(body)
+                if reader is None and report is not None and events.is_plain and attempt.sending is not None:
+                    attempt.sending.pass_on = self._pass_on  # from now on
         else:
             exchange.flush()
+
+    def _pass_on(self, body: bytes) -> bool:
+        """Do as `take`, for whole events in the middle of a stream of which nothing more is to be read."""
+        attempt, report, events = self.attempt, self.report, self.events
+        if attempt is None or report is None or events is None:
+            return False
+        is_whole = events.is_between and len(body) >= LONGEST_END and body.endswith(b"\n\n")
+        if not is_whole or MARK in body or events.mark in body:
+            return False
+        attempt.spoken = BODY
+        report.events += body.count(b"\n\n")
+        events.end = body
+        try:
+            self.exchange.send(body)
+        except Exception:
+            attempt.crash()
+        return True
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange, kind = self.exchange, self.type
@@ -317,7 +336,7 @@ class Answer(Struct, eq=False):
         if is_unread and not (kind.generation is not None and self.flow.is_single):
             given_up = False
             # Of an answer that was sent on as it came, the client knows the length.
-            if not exchange.response_started and self.asks_tokens(attempt.member):
+            if kind.generation is None and not exchange.response_started and self.asks_tokens(attempt.member):
                 body, given_up = without_tokens(body, self.ends)
             if given_up or is_aborted(kind.api, body, attempt.member.profile):
                 self._lose(attempt, b"", Broken(ABORTED))

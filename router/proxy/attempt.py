@@ -64,22 +64,26 @@ class Report(Struct, eq=False):
     prompt: int | None = None
     cached: int | None = None
     generated: int | None = None
-    counted: int = 0  # generated tokens, as far as they can be counted without a report
+    events: int = 0  # that have come
+    read_tokens: int = 0  # generated ones, by whoever reads the events
     is_whole: bool = False  # the answer has come to its end
-    _events: int = 0
     _end: bytes = b""
+
+    @property
+    def counted(self) -> int:
+        """The generated tokens, as far as they can be counted without a report."""
+        return self.read_tokens or max(0, self.events - BESIDE_TOKENS)
 
     @property
     def tokens(self) -> int:
         """The generated tokens. An engine's figures at the beginning of a stream say nothing of what came after."""
         if self.generated is None:
-            return self.counted
+            return self.read_tokens or max(0, self.events - BESIDE_TOKENS)
         return self.generated if self.is_whole else max(self.generated, self.counted)
 
     def read(self, body: bytes) -> None:
         """Look for figures in a part of the answer."""
-        self._events += body.count(b"\n\n")
-        self.counted = max(0, self._events - BESIDE_TOKENS)
+        self.events += body.count(b"\n\n")
         if self._end:
             self._look(self._end + body[:END_BYTES])
         if MARK in body:
@@ -169,11 +173,13 @@ class Attempt(Struct, eq=False):
     @property
     def tokens(self) -> int:
         """The tokens generated so far, counted by events where no engine says so."""
-        return self.generated if self.framed else 0 if self.report is None else self.report.tokens
+        report = self.report
+        return self.generated if self.framed else 0 if report is None else report.tokens
 
     def count(self, now_s: float) -> None:
         """Count what has been generated since the last time."""
-        output, tokens = self.member.output, self.tokens
+        report, output = self.report, self.member.output
+        tokens = self.generated if self.framed else 0 if report is None else report.tokens
         new = tokens - self.counted_tokens
         output.tokens += new
         if self.begun_s and self.placed.streams:

@@ -109,31 +109,32 @@ def is_servers_error(body: bytes) -> bool:
 class SentEvents:
     """The end of a client's stream of events, to see if it is complete and to end it with an error otherwise."""
 
-    __slots__ = ("_api", "_count", "_end", "is_between", "mark")
+    __slots__ = ("_api", "_count", "end", "is_between", "is_plain", "mark")
 
     def __init__(self, api: GenerationApi) -> None:
         self._api = api
         self.mark = mark_of(api.name)  # only events with it may give the answer up
+        self.is_plain = bool(self.mark) and api.ending is None  # whole events without it need no further look
         self._count = 0  # where they are numbered
-        self._end = b""
+        self.end = b""
         self.is_between = True  # no event has begun
 
     def note(self, body: bytes) -> None:
-        self._end = body if len(body) >= LONGEST_END else (self._end + body)[-LONGEST_END:]
-        self.is_between = self._end.endswith(b"\n\n")
+        self.end = body if len(body) >= LONGEST_END else (self.end + body)[-LONGEST_END:]
+        self.is_between = self.end.endswith(b"\n\n")
         if self._api.ending is not None:
             self._count += body.count(b"\n\n")  # frames of ours have whole events
 
     def before_abort(self, body: bytes) -> bytes | None:
         """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
-        return aborted_event(self._api.name, self._end[-LONGEST_END:], body)
+        return aborted_event(self._api.name, self.end[-LONGEST_END:], body)
 
     @property
     def is_complete(self) -> bool:
-        api, end = self._api, with_lf(self._end)
+        api, end = self._api, with_lf(self.end)
         return end.endswith(api.last_event) if api.ending is None else bool(api.ending.search(end))
 
     def error_event(self, error: ApiError) -> bytes:
         """The bytes that end the stream with an error, after half an event, too."""
-        end_of_half_an_event = b"" if with_lf(self._end).endswith(b"\n\n") or not self._end else b"\n\n"
+        end_of_half_an_event = b"" if with_lf(self.end).endswith(b"\n\n") or not self.end else b"\n\n"
         return end_of_half_an_event + self._api.error_event(error, self._count)

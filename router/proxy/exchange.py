@@ -46,6 +46,7 @@ class Exchange(Struct, eq=False):
     aside: asyncio.Task[None] | None = None  # slow work for it; cancelled at its end
     on_end: "Callable[[Exchange], None] | None" = None  # called once, however it ends
     max_body_bytes: int = 0
+    unheeded_bytes: int = -1  # `set` need not be called for parts of bodies up to this size
     status: int = 0
     sent_bytes: int = 0
     extra: bytes = b""  # header lines for any response
@@ -77,7 +78,7 @@ class Exchange(Struct, eq=False):
     def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int, bodies: Bodies) -> None:
         """Set the function for the whole body; raise ApiError 413 or 429 if its declared length is too much."""
         self._served, self.max_body_bytes, self._bodies = serve, max_body_bytes, bodies
-        self._uncounted_bytes = min(SMALL_BYTES, max_body_bytes)
+        self._uncounted_bytes = self.unheeded_bytes = min(SMALL_BYTES, max_body_bytes)
         for name, value in self.scope["headers"]:
             if name == b"content-length" and (size := declared_size(value) or 0) > self._uncounted_bytes:
                 if size > max_body_bytes:
@@ -85,7 +86,7 @@ class Exchange(Struct, eq=False):
                 bodies.check(size)
             elif name == b"content-encoding":
                 headers = self.scope["headers"]
-                self._inflater, self._plain = inflater_for(headers), bytearray()
+                self._inflater, self._plain, self.unheeded_bytes = inflater_for(headers), bytearray(), -1
                 # Replicas get the body as it was before.
                 self.scope["headers"] = [header for header in headers if header[0] != b"content-encoding"]
 

@@ -57,14 +57,11 @@ def lines(headers: Sequence[Header], dropped: frozenset[bytes]) -> bytes:
 
 def passed_lines(headers: Sequence[Header], passed: frozenset[bytes]) -> bytes:
     """The lines of a request's headers that go on, except those that any `connection` header names."""
-    kept = []
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name in passed:
-            kept.append(name + b": " + value + b"\r\n")
-        elif name == b"connection" and value.lower() not in USUAL_OPTIONS:
-            named.update(part.strip().lower() for part in value.split(b","))
-    return b"".join(kept) if named.isdisjoint(passed) else passed_lines(headers, passed - named)
+    if b"connection" in dict(headers):
+        options = [value.lower() for name, value in headers if name == b"connection"]
+        named = {part.strip() for value in options if value not in USUAL_OPTIONS for part in value.split(b",")}
+        passed = passed if named.isdisjoint(passed) else passed - named
+    return b"".join([name + b": " + value + b"\r\n" for name, value in headers if name in passed])
 
 
 def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:
@@ -136,9 +133,9 @@ class Session(NamedTuple):
     source: str  # the header, or the field of the body
 
 
-def session_of(headers: Iterable[Header], prompt_cache_key: str | None) -> Session | None:
+def session_of(headers: Sequence[Header], prompt_cache_key: str | None) -> Session | None:
     best: tuple[int, bytes] | None = None
-    for name, value in headers:
+    for name, value in () if _RANKS.keys().isdisjoint(dict(headers)) else headers:
         if name in _RANKS and value and (best is None or (_RANKS[name], value) < best):
             best = _RANKS[name], value
     if best is not None:

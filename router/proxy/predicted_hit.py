@@ -52,7 +52,7 @@ class PredictedHit(Struct, eq=False):
         if decision.chosen is not None:
             member = self.member = router.members.by_name[decision.chosen.name]
             self.prediction = self.predicted_at = None
-            if is_looked_up and not decision.question.is_fetched:  # else its engine reports the hit elsewhere
+            if is_looked_up and prompt.exact and not decision.question.is_fetched:  # else it is reported elsewhere
                 self.prediction = predict(prompt, decision, member.block_size, matches)
                 self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)

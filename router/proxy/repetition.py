@@ -183,7 +183,11 @@ class Repetition:
         return self._show(event, payload, told)
 
     def _show(self, event: bytes, payload: bytes, told: _Event) -> tuple[bytes, str | None]:
-        self._note_names(told)
+        if (response := told.response) is not None:  # the ids that the client knows; others are replaced by them
+            self._name(-1, [response.id, f'"created_at":{response.created_at:.0f},'])
+            self.response_id = self._names[-1][0]
+        if (item := told.item) is not None:
+            self._name(told.output_index, [item.id, item.call_id])
         field, text = told.text
         key = (told.type, told.index, told.output_index, told.content_index, told.summary_index, field)
         before = self._before.get(key)
@@ -229,15 +233,6 @@ class Repetition:
         if self._chars > MOST_TEXT or len(self._shown) > MOST_EVENTS:
             self.why_not = "it is too long to be repeated"
             self._shown = {}
-
-    def _note_names(self, told: _Event) -> None:
-        """Keep the ids that the client knows, and have others replaced by them."""
-        response, item = told.response, told.item
-        if response is not None:
-            self._name(-1, [response.id, f'"created_at":{response.created_at:.0f},'])
-            self.response_id = self._names[-1][0]
-        if item is not None:
-            self._name(told.output_index, [item.id, item.call_id])
 
     def _name(self, place: int, names: list[str]) -> None:
         known = self._names.setdefault(place, names)

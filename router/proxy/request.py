@@ -47,7 +47,7 @@ from router.proxy.request_summary import Notes, RequestSummary
 from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import Row
 from router.proxy.services import Services, Waiter
-from router.proxy.withheld import PLACING, PRIORITY, TRANSFER
+from router.proxy.withheld import PLACING, PRIORITY, WITHHELD
 from router.tenants.admission import Admitted
 from router.tenants.limits import NOTHING, Use
 
@@ -121,7 +121,7 @@ class Request(Struct, eq=False):
     @property
     def withheld(self) -> tuple[str, ...]:
         """The fields that only the router may set."""
-        names = PLACING if self.router.config.pass_kv_transfer_params else (*PLACING, *TRANSFER)
+        names = PLACING if self.router.config.pass_kv_transfer_params else WITHHELD
         key = self.admitted.key
         return (*names, PRIORITY) if key is not None and key.classes else names
 
@@ -142,8 +142,8 @@ class Request(Struct, eq=False):
         self.prompt = prompt
         self._answer_is_about(prompt, model)
         if kind.generation is not None:
-            self._tokens_of_model = model.tokens
-            self.flow.prompted(self.router.placement.pause_s(model.candidates))
+            self._tokens_of_model, placement = model.tokens, self.router.placement
+            self.flow.prompted(0.0 if placement.outbox is None else placement.pause_s(model.candidates))
         else:
             self.flow.prompted()
 

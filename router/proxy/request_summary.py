@@ -172,13 +172,13 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     for portion in generation.decision.chosen_portions:
         tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
     tally.billed += is_billed(generation.peek)
-    tally.cached_tokens += summary.used.cached
-    tally.saved_s += _saved_s(summary, generation)
+    if cached := summary.used.cached:
+        tally.cached_tokens += cached
+        tally.saved_s += _saved_s(summary, generation)
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
-    if generation.is_comparable and not summary.resumes:
-        assert predicted is not None and reported_tokens is not None, "they are compared"
+    if predicted is not None and reported_tokens is not None and generation.is_comparable and not summary.resumes:
         tally.blocks_predicted += predicted.blocks
         tally.blocks_reported += reported_tokens // predicted.block_size
         tally.compared_tokens += prompt.tokens
@@ -198,17 +198,23 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: Gener
     )
 
 
-def counted(summary: RequestSummary) -> tuple[str, str, Counts]:
-    """A finished request as usage: its key and model, empty if there is none, and its counts."""
-    status, used, generation = summary.exchange.status, summary.used, summary.generation
-    counts = Counts(1, 400 <= status < 500, 0, used.computed, used.cached, used.generated)
-    counts.server_errors = status >= 500 or summary.is_broken
-    if (ttft_s := summary.ttft_s) is not None and status < 400:
-        counts.first_tokens, counts.first_token_s = 1, ttft_s
-    if generation is not None:
-        counts.saved_s = _saved_s(summary, generation)
-    key, model = summary.admitted.key, summary.model
-    return "" if key is None else key.name, "" if model is None else model.name, counts
+def count_usage(counts: Counts, summary: RequestSummary) -> None:
+    """Count a finished request as usage of its key and model."""
+    status, (_, computed, cached, generated) = summary.exchange.status, summary.used
+    counts.requests += 1
+    counts.computed_tokens += computed
+    counts.cached_tokens += cached
+    counts.generated_tokens += generated
+    if status >= 400:
+        counts.client_errors += status < 500
+        counts.server_errors += status >= 500
+    else:
+        counts.server_errors += summary.is_broken
+        if (ttft_s := summary.ttft_s) is not None:
+            counts.first_tokens += 1
+            counts.first_token_s += ttft_s
+    if cached and summary.generation is not None:
+        counts.saved_s += _saved_s(summary, summary.generation)
 
 
 def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:

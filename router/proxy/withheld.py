@@ -19,6 +19,7 @@ from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadab
 TRANSFER = tuple(name for engine in PROFILES.values() for name in engine.transfer_fields)
 PLACING = tuple(name for engine in PROFILES.values() for name in engine.placing_fields)
 NESTING = tuple(name for engine in PROFILES.values() for name in engine.nesting_fields)
+WITHHELD = (*PLACING, *TRANSFER)  # usually
 PRIORITY = "priority"  # with classes the router reads it
 
 _NOTHING = Raw(b"")

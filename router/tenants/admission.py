@@ -34,7 +34,7 @@ MAX_REQUEST_ID = 128
 _VISIBLE = bytes(range(33, 127))
 
 
-class Admitted(Struct):
+class Admitted(Struct, gc=False):
     """An admitted request; pass it to `release` once, when it has ended."""
 
     request_id: str
@@ -95,14 +95,11 @@ class Admission:
         http_version: str = "1.1",
     ) -> Admitted:
         """Admit a request, or raise ApiError 401, 403, 429 or 431. `client` is the peer, None for a Unix socket."""
-        request_id = None
-        key_headers = header_bytes = 0
-        for name, value in headers:
-            header_bytes += len(name) + len(value)
-            if name in KEY_HEADERS:
-                key_headers += 1
-            elif name == b"x-request-id":
-                request_id = value
+        by_name = dict(headers)  # no loop of ours over the headers: usually there are more than ten
+        request_id, key_headers = by_name.get(b"x-request-id"), 0
+        if not KEY_HEADERS.isdisjoint(by_name):
+            key_headers = sum([name in KEY_HEADERS for name, _ in headers])
+        header_bytes = sum(map(len, itertools.chain.from_iterable(headers)))
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
             found, most = (
                 f"{len(headers)} headers of {header_bytes} bytes",

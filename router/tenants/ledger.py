@@ -90,7 +90,11 @@ class Ledger:
         self._thread = ThreadPoolExecutor(1, "usage")
 
     def add(self, key: str, model: str, counts: Counts) -> None:
-        self._fresh.add(self._wall(), key, model, counts)
+        self.counts(key, model).add(counts)
+
+    def counts(self, key: str, model: str) -> Counts:
+        """The counts of today, to be added to before anything is awaited."""
+        return self._fresh.counts(self._wall(), key, model)
 
     async def unsaved(self, wanted: Selection) -> list[Row]:
         """The rows that are in no file; without a file, that is all since the start.

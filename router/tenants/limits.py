@@ -121,12 +121,6 @@ class KeyState(Struct):
         level = self._refilled(limit, limit.bucket, now_s)
         return Left(limit, level, (limit.at_once - level) * 60 / limit.most)
 
-    def level(self, limit: Limit, now_s: float) -> float:
-        """The amount that is left; the day has to be the present one."""
-        if limit.bucket is None:
-            return limit.most - limit.amount(self.today)
-        return self._refilled(limit, limit.bucket, now_s)
-
     def _refilled(self, limit: Limit, bucket: int, now_s: float) -> float:
         level, since_s = self.levels[bucket], self.filled_s[bucket]
         if now_s > since_s:
@@ -141,20 +135,31 @@ class KeyState(Struct):
         Every limit has to leave one at least, so that who has used up all sends nothing.
         """
         self.turn(wall_s)
-        for limit in limits:
-            needed = limit.amount(use)
+        requests, computed, cached, generated = use
+        for limit in limits:  # no calls for each: every request with a key asks several times
+            one, two, three, four = limit.weights
+            needed = one * requests + two * computed + three * cached + four * generated
             if limit.is_of_requests and not needed:
                 continue
-            if self.level(limit, now_s) < (needed := max(1.0, needed)) - TINY:
+            if needed < 1.0:
+                needed = 1.0
+            if limit.bucket is None:
+                level = limit.most - limit.amount(self.today)
+            else:
+                level = self._refilled(limit, limit.bucket, now_s)
+            if level < needed - TINY:
                 left = self.left(limit, now_s, wall_s)
                 return left, wait_s(left, needed)
         return None
 
     def add(self, limits: tuple[Limit, ...], use: Use, now_s: float, wall_s: float) -> None:
         """Count what is used; negative amounts give back."""
+        requests, computed, cached, generated = use
         for limit in limits:
-            bucket = limit.bucket
-            if bucket is not None and (amount := limit.amount(use)):
+            if (bucket := limit.bucket) is None:
+                continue
+            one, two, three, four = limit.weights
+            if amount := one * requests + two * computed + three * cached + four * generated:
                 self.levels[bucket] = min(limit.at_once, self._refilled(limit, bucket, now_s) - amount)
         self.turn(wall_s)
         self.today = self.today.plus(use)

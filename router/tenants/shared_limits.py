@@ -13,6 +13,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import IO
 
+from msgspec import Struct
+
 from router.tenants.limits import BUCKETS, KeyState, Use
 
 MOST_KEYS = 2**14  # by name, also those that were removed since the start
@@ -43,6 +45,7 @@ class SharedLimits:
         self._lock = lock
         self._number = 0
         self._rows: dict[str, int] = {}  # where they begin, by name
+        self._alone: dict[int, _Alone] = {}  # by row, for one process
         self.touched: set[str] = set()  # keys whose state this worker has looked at, for who saves it
 
     def begin(self, number: int) -> None:
@@ -55,13 +58,16 @@ class SharedLimits:
             if _HASH.unpack_from(self._memory, row)[0]:
                 _COUNT.pack_into(self._memory, self._place(row, number), 0)
 
-    def opened(self, name: str) -> "_Opened":
+    def opened(self, name: str) -> "_Opened | _Alone":
         """The state of a key, for all workers; changes are kept, of the running requests as this worker's."""
         self.touched.add(name)
-        return _Opened(self, name)
+        return _Opened(self, name) if self._lock is not None else self._alone_of(name)
 
     def ended_one(self, name: str) -> None:
         """Count one running request of this worker less: all else of the key's state stays as it is."""
+        if self._lock is None:
+            self._alone_of(name).state.in_flight -= 1
+            return
         self.lock()
         try:
             self.count(self.row(name), -1)
@@ -69,6 +75,10 @@ class SharedLimits:
             self.unlock()
 
     # ---- parts
+
+    def _alone_of(self, name: str) -> "_Alone":
+        row = self.row(name)
+        return self._alone.get(row) or self._alone.setdefault(row, _Alone(self.read(row)))
 
     def lock(self) -> None:
         if self._lock is None:
@@ -129,6 +139,17 @@ class SharedLimits:
 
     def _place(self, row: int, number: int) -> int:
         return row + _HEAD_BYTES + number * _COUNT.size
+
+
+class _Alone(Struct):
+    """One key's state in a process that shares it with no other: nothing is locked, read or written."""
+
+    state: KeyState
+
+    def __enter__(self) -> KeyState:
+        return self.state
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class _Opened:

@@ -28,7 +28,7 @@ class Counts(Struct):
     saved_s: float = 0.0  # of prefill, by the cache
 
     def add(self, other: "Counts") -> None:
-        """Add each of the counts; written out, since every request does it."""
+        """Add each of the counts."""
         self.requests += other.requests
         self.client_errors += other.client_errors
         self.server_errors += other.server_errors
@@ -85,25 +85,22 @@ class Usage:
     def __bool__(self) -> bool:
         return bool(self._counts)
 
-    def add(self, wall_s: float, key: str, model: str, counts: Counts) -> None:
+    def counts(self, wall_s: float, key: str, model: str) -> Counts:
+        """The counts of that day, to be added to."""
         place = int(wall_s // DAY_S), key, model
-        known = self._counts.get(place)
-        if known is None:
-            self._merge(place, counts)
-        else:
-            known.add(counts)
+        return self._counts.get(place) or self._begun(place)
+
+    def add(self, wall_s: float, key: str, model: str, counts: Counts) -> None:
+        self.counts(wall_s, key, model).add(counts)
 
     def add_all(self, other: "Usage") -> None:
         for place, counts in other._counts.items():
-            self._merge(place, counts)
+            (self._counts.get(place) or self._begun(place)).add(counts)
 
-    def _merge(self, place: tuple[int, str, str], counts: Counts) -> None:
-        known = self._counts.get(place)
-        if known is None:
-            if len(self._counts) >= MOST_ROWS:
-                place = (place[0], OTHERS, OTHERS)
-            known = self._counts.setdefault(place, Counts())
-        known.add(counts)
+    def _begun(self, place: tuple[int, str, str]) -> Counts:
+        if len(self._counts) >= MOST_ROWS:
+            place = (place[0], OTHERS, OTHERS)
+        return self._counts.setdefault(place, Counts())
 
     def forget(self, today: int, days: int) -> None:
         """Forget the days that are older than so many, of which as many later ones are known, as the file does."""

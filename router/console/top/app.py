@@ -119,9 +119,14 @@ class Top(App[None]):
         """Fill and lay out the visible tables."""
         items = {name: self._items(name) for name in (OVERVIEW if self.only is None else (self.only,))}
         self._arrange({name: HEAD + len(found) for name, found in items.items()})
+        poller = self.poller
         for name, found in items.items():
-            if self.views[name].display:
-                self._fill(name, found)
+            path, view = VIEWS[name][1], self.views[name]
+            if view.display:
+                is_filtered = found and view.table.filter
+                hint = f"No row has the text {view.table.filter!r}; Esc shows all." if is_filtered else ""
+                is_stale = poller.is_stale or path in poller.refused
+                view.show(found, hint or empty_text(poller, path), is_stale=is_stale)
         self._draw_heading()
         for screen in self._open_details():
             screen.draw()
@@ -143,13 +148,6 @@ class Top(App[None]):
             highest = Scalar.from_number(max(LEAST_LINES, lines_of[name])) if name in fitting[:-1] else None
             if view.styles.max_height != highest:
                 view.styles.max_height = highest
-
-    def _fill(self, name: str, items: Sequence[Any]) -> None:
-        poller, path, view = self.poller, VIEWS[name][1], self.views[name]
-        placeholder = empty_text(poller, path)
-        if items and view.table.filter:
-            placeholder = f"No row has the text {view.table.filter!r}; Esc shows all."
-        view.show(items, placeholder, is_stale=poller.is_stale or path in poller.refused)
 
     def _draw_heading(self) -> None:
         text = Text("\n", no_wrap=True, overflow="ellipsis").join(heading(self.poller))

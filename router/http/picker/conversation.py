@@ -59,7 +59,13 @@ class Conversation:
         exchange = self._exchange
         if exchange is not None and self._stream.is_open:
             if self._stream.phase is Phase.DECIDING and not exchange.decided.is_set():
-                await self._until_decided(exchange)
+                # As long as the router lets the request wait, until it is decided or the stream goes on or ends.
+                self._deadline.reschedule(None)
+                deciding = asyncio.create_task(exchange.decided.wait())
+                self._reading = asyncio.create_task(self._context.read())
+                await asyncio.wait({deciding, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+                deciding.cancel()
+                self._extend()
             if exchange.decided.is_set():
                 await self._write(self._stream.decide(exchange.told()))
                 return True
@@ -93,15 +99,6 @@ class Conversation:
             exchange.guard(moved, request, message.served)
         exchange.hear(message)
         return exchange
-
-    async def _until_decided(self, exchange: PickedExchange) -> None:
-        """Wait, as long as the router lets the request wait, until it is decided or the stream goes on or ends."""
-        self._deadline.reschedule(None)
-        deciding = asyncio.create_task(exchange.decided.wait())
-        self._reading = asyncio.create_task(self._context.read())
-        await asyncio.wait({deciding, self._reading}, return_when=asyncio.FIRST_COMPLETED)
-        deciding.cancel()
-        self._extend()
 
     # ---- time
 

@@ -62,7 +62,11 @@ class PickerStream:
         """Take the next message; raise OutOfOrder if it is no next one."""
         match message:
             case RequestHeaders():
-                return self._begin(message)
+                self._expect(message, Phase.NEW)
+                self._request_mode, self._response_mode = message.request_mode, message.response_mode
+                self.phase = Phase.DECIDING if message.end else Phase.ASKING
+                is_held_back = self._request_mode == Mode.BUFFERED and not message.end
+                return [Reply("request_headers")] if is_held_back else []
             case RequestBody():
                 self._expect(message, Phase.ASKING)
                 self._has_body = True
@@ -70,11 +74,28 @@ class PickerStream:
                     self.phase = Phase.DECIDING
                 return []
             case RequestTrailers():
-                return self._take_trailers(message)
+                if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and self._trailers is None:
+                    self._trailers = message.names
+                    return [without(message.names)]
+                self._expect(message, Phase.ASKING)
+                if self._request_mode == Mode.BUFFERED:
+                    raise OutOfOrder("trailers came without a body; their reply could not name an endpoint")
+                self._trailers = message.names
+                self.phase = Phase.DECIDING
+                return []
             case ResponseHeaders():
-                return self._answer(message)
+                if self.phase > Phase.PICKED:
+                    raise OutOfOrder(f"ResponseHeaders came when the stream was {self.phase.name.lower()}")
+                # Before a choice is made, the answer is the gateway's own, and ends the request.
+                self.phase = Phase.OVER if message.end else Phase.ANSWERING
+                return [Reply("response_headers", UNCHANGED)]
             case ResponseBody():
-                return self._pass_on(message)
+                self._expect(message, Phase.ANSWERING)
+                if message.end:
+                    self.phase = Phase.OVER
+                if self._response_mode != Mode.FULL_DUPLEX_STREAMED:
+                    return [Reply("response_body")]
+                return list(parts("response_body", message.body, end=message.end))
             case ResponseTrailers():
                 self._expect(message, Phase.ANSWERING)
                 self.phase = Phase.OVER
@@ -102,24 +123,6 @@ class PickerStream:
 
     # ---- the request
 
-    def _begin(self, message: RequestHeaders) -> list[Reply]:
-        self._expect(message, Phase.NEW)
-        self._request_mode, self._response_mode = message.request_mode, message.response_mode
-        self.phase = Phase.DECIDING if message.end else Phase.ASKING
-        is_held_back = self._request_mode == Mode.BUFFERED and not message.end
-        return [Reply("request_headers")] if is_held_back else []
-
-    def _take_trailers(self, message: RequestTrailers) -> list[Reply]:
-        if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and self._trailers is None:
-            self._trailers = message.names
-            return [without(message.names)]
-        self._expect(message, Phase.ASKING)
-        if self._request_mode == Mode.BUFFERED:
-            raise OutOfOrder("trailers came without a body; their reply could not name an endpoint")
-        self._trailers = message.names
-        self.phase = Phase.DECIDING
-        return []
-
     def _whole(self, pick: Pick, mutation: Mutation, endpoints: str) -> Reply:
         if pick.is_changed:
             length = b"content-length", b"%d" % len(pick.body)
@@ -131,23 +134,6 @@ class PickerStream:
             yield from parts("request_body", body, end=self._trailers is None)
         if self._trailers is not None:
             yield without(self._trailers)
-
-    # ---- the answer
-
-    def _answer(self, message: ResponseHeaders) -> list[Reply]:
-        """Let an answer begin; before a choice is made, it is the gateway's own, and ends the request."""
-        if self.phase > Phase.PICKED:
-            raise OutOfOrder(f"ResponseHeaders came when the stream was {self.phase.name.lower()}")
-        self.phase = Phase.OVER if message.end else Phase.ANSWERING
-        return [Reply("response_headers", UNCHANGED)]
-
-    def _pass_on(self, message: ResponseBody) -> list[Reply]:
-        self._expect(message, Phase.ANSWERING)
-        if message.end:
-            self.phase = Phase.OVER
-        if self._response_mode != Mode.FULL_DUPLEX_STREAMED:
-            return [Reply("response_body")]
-        return list(parts("response_body", message.body, end=message.end))
 
     def _expect(self, message: Message, phase: Phase) -> None:
         if self.phase is not phase:

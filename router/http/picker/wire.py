@@ -43,7 +43,15 @@ def read(raw: bytes) -> Message:
     except DecodeError as error:
         raise ValueError(f"the message cannot be decoded: {error}") from None
     if message.HasField("request_headers"):
-        return _request_headers(message)
+        headers, config = message.request_headers, message.protocol_config
+        told = message.HasField("protocol_config")
+        return RequestHeaders(
+            list(_headers(headers.headers)),
+            headers.end_of_stream,
+            config.request_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
+            config.response_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
+            _subset(_metadata(message, SUBSET_HINT, SUBSET)),
+        )
     if message.HasField("request_body"):
         return RequestBody(message.request_body.body, message.request_body.end_of_stream)
     if message.HasField("request_trailers"):
@@ -52,35 +60,19 @@ def read(raw: bytes) -> Message:
             raise ValueError(f"{len(trailers.headers):,} trailers; at most {MOST_READ:,} are taken")
         return RequestTrailers(tuple(dict.fromkeys(name for name, _ in _headers(trailers))))
     if message.HasField("response_headers"):
-        return _response_headers(message)
+        given = list(_headers(message.response_headers.headers))
+        status = next((value for name, value in given if name == b":status"), b"")
+        if not (status.isdigit() and len(status) == 3 and 100 <= int(status) <= MOST_STATUS):
+            raise ValueError(f"the answer's :status is {status[:20]!r}; it must be a number of three digits")
+        served = _metadata(message, LB, SERVED)
+        address = served.string_value if served is not None and served.HasField("string_value") else None
+        plain = [header for header in given if not header[0].startswith(b":")]
+        return ResponseHeaders(int(status), plain, message.response_headers.end_of_stream, address or None)
     if message.HasField("response_body"):
         return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
     if message.HasField("response_trailers"):
         return ResponseTrailers()
     raise ValueError("the message has neither headers nor a body nor trailers")
-
-
-def _request_headers(message: Any) -> RequestHeaders:
-    headers, config = message.request_headers, message.protocol_config
-    told = message.HasField("protocol_config")
-    return RequestHeaders(
-        list(_headers(headers.headers)),
-        headers.end_of_stream,
-        config.request_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
-        config.response_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
-        _subset(_metadata(message, SUBSET_HINT, SUBSET)),
-    )
-
-
-def _response_headers(message: Any) -> ResponseHeaders:
-    headers = list(_headers(message.response_headers.headers))
-    status = next((value for name, value in headers if name == b":status"), b"")
-    if not (status.isdigit() and len(status) == 3 and 100 <= int(status) <= MOST_STATUS):
-        raise ValueError(f"the answer's :status is {status[:20]!r}; it must be a number of three digits")
-    served = _metadata(message, LB, SERVED)
-    address = served.string_value if served is not None and served.HasField("string_value") else None
-    plain = [header for header in headers if not header[0].startswith(b":")]
-    return ResponseHeaders(int(status), plain, message.response_headers.end_of_stream, address or None)
 
 
 def _headers(given: Any) -> Iterator[Header]:

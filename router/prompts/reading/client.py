@@ -137,7 +137,14 @@ class _Lane:
         answer: Made | Refused | None = TOO_COSTLY
         try:
             async with asyncio.timeout(READ_LIMIT_S):
-                process = await self._running()
+                process = self._process
+                if process is None or process.returncode is not None:
+                    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
+                    command = [sys.executable, *safe, "-m", "router.prompts.reading.process", str(os.getpid())]
+                    pipe = asyncio.subprocess.PIPE
+                    process = self._process = await asyncio.create_subprocess_exec(
+                        *command, stdin=pipe, stdout=pipe, limit=PIPE_BYTES, start_new_session=True
+                    )
                 try:
                     answer = await self._asked(process, body, about, want)
                 except (EOFError, ConnectionError) as error:
@@ -169,16 +176,6 @@ class _Lane:
         made = await _received(process)
         assert not isinstance(made, Found), made
         return made
-
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
-            safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
-            command = [sys.executable, *safe, "-m", "router.prompts.reading.process", str(os.getpid())]
-            pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, limit=PIPE_BYTES, start_new_session=True
-            )
-        return self._process
 
     async def close(self) -> None:
         process, self._process = self._process, None
