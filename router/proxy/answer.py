@@ -324,7 +324,7 @@ class Answer(Struct, eq=False):
         events.end = body
         try:
             self.exchange.send(body)
-        except Exception:
+        except Exception:  # it ends this request, and no other on the connection
             attempt.crash()
         return True
 

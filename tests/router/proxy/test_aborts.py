@@ -1,5 +1,6 @@
 """Answers that an engine gives up, though they look complete: vLLM at SIGTERM, /sleep and /pause."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -86,6 +87,34 @@ async def test_a_stream_that_was_given_up_in_its_midst_ends_in_an_error(cut: int
         assert all(last.startswith(one) for one in half)
         assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "broken_stream"
         assert len(script.calls) == 1 and faults(running) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 60, said("", "abort").index(b"abort") + 2])
+async def test_a_stream_that_is_given_up_after_many_reads_ends_in_an_error(cut: int) -> None:
+    events, last = [said(f"word {number} " * 3) for number in range(5)], said("", "abort") + said("too late " * 9)
+    passed_on = [*events, last[:cut]] if cut else events
+    heard = asyncio.Semaphore(0)
+
+    async def handle(call: Call) -> None:
+        call.begin()
+        for piece in passed_on:
+            call.chunk(piece)
+            await heard.acquire()  # the client has it before the router reads more
+        call.chunk(last[cut:])
+        await call.left()
+
+    script = Script(handle)
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        await client.head()
+        for piece in passed_on:
+            assert await client.chunk() == piece
+            heard.release()
+        *_, error, done, end = b"".join([part async for part in client.chunks()]).split(b"\n\n")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "broken_stream"
+        assert (done, end) == (b"data: [DONE]", b"") and faults(running) == 1
+        [used] = (await client.get("/usage", host="localhost")).json["usage"]
+        assert used["generated_tokens"] == len(events)
 
 
 @pytest.mark.parametrize("after", [(), (said("a"),)], ids=["at once", "in its midst"])
