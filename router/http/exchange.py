@@ -1,6 +1,7 @@
 """A client's exchange over HTTP/1: what uvicorn calls a cycle, with the answer written to the connection."""
 
 import asyncio
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
@@ -23,7 +24,8 @@ class ClientConnection(Protocol):
     def close_after_answer(self, *, unread: bool) -> None: ...
 
 
-class HttpExchange(Exchange, kw_only=True):
+@dataclass(slots=True, eq=False, kw_only=True)
+class HttpExchange(Exchange):
     connection: ClientConnection
     _head: bytes | None = None  # written with the first part of the body
     _chunked: bool = False

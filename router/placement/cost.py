@@ -9,10 +9,11 @@ Effects on other requests are added to it (`router.placement.effects`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from router.placement.ages import CacheAges
 from router.placement.classes import ServiceClass
@@ -80,7 +81,8 @@ NONE_TRIED: frozenset[str] = frozenset()
 Obstacle: TypeAlias = Literal["role", "too_long", "unavailable", "tried", "full"]
 
 
-class Candidate(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Candidate:
     """A replica as the policy sees it. It lives as long as the replica; load and health keep it up to date."""
 
     name: str
@@ -101,7 +103,7 @@ class Candidate(Struct, eq=False):
     queue_positions: QueuePositions = field(default_factory=QueuePositions)
     ages: CacheAges | None = None  # None: its cache is not tracked
     is_crowded: bool = False  # our requests wait for their turn there, or its cache fills up
-    load_tokens_per_s: Mapping[str, float] = UNKNOWN_RATES  # as it reports, by source
+    load_tokens_per_s: Mapping[str, float] = field(default_factory=lambda: UNKNOWN_RATES)  # as it reports, by source
     kv_read: str = ""  # the endpoint at which neighbours may read its blocks; empty: none
     kv_layout: str = ""  # only replicas of one layout can use each other's blocks
     role: Role | None = None

@@ -8,8 +8,7 @@ parsed on its way (`resume`). Of the Messages and Responses APIs of foreign engi
 import random
 import time
 from collections.abc import Callable, Sequence
-
-from msgspec import Struct
+from dataclasses import dataclass, field
 
 from api.errors import ApiError
 from api.generation_apis import APIS, RESPONSES
@@ -38,7 +37,8 @@ MAX_KEPT_BYTES = 4 * 1024 * 1024
 HAS_BEGUN = "its answer has begun"
 
 
-class Answer(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Answer:
     """The answer to one request. For each replica: `goes_to`, then its body, then what its attempt tells."""
 
     exchange: Exchange
@@ -68,7 +68,7 @@ class Answer(Struct, eq=False):
     response_id: str = ""  # empty until a replica of ours was asked
     _created: int = 0
     _seed: int | None = None
-    _said: dict[int, list[bytes]] = {}  # token ids by choice, packed
+    _said: dict[int, list[bytes]] = field(default_factory=dict)  # token ids by choice, packed
     _why_alone: str = ""  # why no other replica could continue it, where that is known from the start
 
     # ---- the choice of a replica
@@ -361,10 +361,6 @@ class Answer(Struct, eq=False):
 
     # ---- when a replica is lost
 
-    def _has_not_fetched(self, attempt: Attempt) -> bool:
-        """Tell whether a refusal is vLLM's answer to KV that it could not fetch."""
-        return attempt.status == 500 and attempt.placed.fetched_tokens > 0 and not self.exchange.response_started
-
     def _compute_here(self, attempt: Attempt) -> None:
         """Send the request again without parameters, as the replica could not fetch the prompt's KV."""
         if self.prefill is not None:
@@ -372,8 +368,8 @@ class Answer(Struct, eq=False):
         self.flow.unread(attempt)
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        if self._has_not_fetched(attempt):
-            self._compute_here(attempt)
+        if attempt.status == 500 and attempt.placed.fetched_tokens and not self.exchange.response_started:
+            self._compute_here(attempt)  # vLLM says so if it could not fetch KV
             return
         row, reason = refusal(attempt.status, body)
         if not self.flow.refused(attempt, row, reason, self.router.now_s()):

@@ -6,11 +6,12 @@ Methods called by a connection raise nothing: a mistake of ours must not stop th
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from api.native import USE_INDEX, Frame, FrameReader
+from api.native import USE_INDEX, FrameReader
 from router.members.broken import Broken
 from router.members.upstream import Header, Sending
 from router.placement.cost import INFINITE, Half
@@ -58,7 +59,8 @@ class PromptsTold(Struct, eq=False):
         self.cached += figures[1]
 
 
-class Report(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Report:
     """An engine's own words about the tokens of one attempt, read from an answer that is not in frames."""
 
     prompt: int | None = None
@@ -139,7 +141,8 @@ class AttemptListener(Protocol):
         """Return whether the request could continue at one of these replicas instead of waiting for its own."""
 
 
-class Attempt(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Attempt:
     owner: AttemptListener
     member: "Member"
     placed: Placed
@@ -154,11 +157,11 @@ class Attempt(Struct, eq=False):
     spoken: int = 0  # since the last sweep: 1 with a head alone, which may come from a server without its engine
     unread: int | None = None  # bytes that the client had not read then, if it is waited for
     status: int = 0
-    headers: list[Header] = []
+    headers: list[Header] = field(default_factory=list)
     content_type: bytes = b""
     framed: bool = False
     cached_tokens: int | None = None
-    token_ids: dict[int, list[bytes]] = {}  # by choice, packed
+    token_ids: dict[int, list[bytes]] = field(default_factory=dict)  # by choice, packed
     sending: Sending | None = None
     half: Half = "decode"
     within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
@@ -255,8 +258,16 @@ class Attempt(Struct, eq=False):
         try:
             frames = reader.feed(body)
             for frame in frames:
-                if frame.packed_ids:
-                    self._note_ids(frame)
+                if not frame.packed_ids:
+                    continue
+                if frame.index == USE_INDEX:
+                    self.told = self.told or PromptsTold()
+                    self.told.add(frame.token_ids)
+                    continue
+                self.generated += len(frame.packed_ids) // 4
+                if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
+                    raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
+                self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
             if reader.pending_bytes > SMALL_BYTES and not self.owner.holds(reader.pending_bytes):
                 raise ValueError("answers in progress leave no room for a frame of this size")
         except ValueError as error:
@@ -267,16 +278,6 @@ class Attempt(Struct, eq=False):
             self.owner.failed(self, Broken("its answer ended within a frame"))
         else:
             self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
-
-    def _note_ids(self, frame: Frame) -> None:
-        if frame.index == USE_INDEX:
-            self.told = self.told or PromptsTold()
-            self.told.add(frame.token_ids)
-            return
-        self.generated += len(frame.packed_ids) // 4
-        if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
-            raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
-        self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
 
 
 def used_by(attempts: Sequence[Attempt]) -> tuple[int, int | None, PromptsTold | None]:

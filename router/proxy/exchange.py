@@ -7,9 +7,9 @@ end is a client's connection (`router.http.exchange`) or a gateway that forwards
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from msgspec import Struct, field
 from starlette.types import Scope
 
 from api.errors import ApiError, internal
@@ -31,7 +31,8 @@ class Answerer(Protocol):
     def client_ready(self) -> None: ...
 
 
-class Exchange(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Exchange:
     scope: Scope
     _open: "Callable[[Exchange], None]"
     # What uvicorn's connection reads and sets, up to `response_complete`:

@@ -24,6 +24,7 @@ becomes of a request whose replica fails is in the table of `retries`. The flow 
 the replicas that have failed, and knows until when it may wait.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -114,7 +115,8 @@ class RequestType(Struct, frozen=True):
 _NO_PORT = cast(Port, None)  # no event asks for it once all is over
 
 
-class Flow(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Flow:
     port: Port
     budget: RetryBudget
     patience_s: float  # so long it may wait for room

@@ -8,10 +8,10 @@ to attempts. When it is over, the router gets a summary.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from api.errors import ApiError, class_refused, too_long
@@ -61,7 +61,8 @@ _UNSET: Any = None  # so far
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 
 
-class Request(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Request:
     router: Services
     exchange: Exchange
     admitted: Admitted
@@ -83,7 +84,7 @@ class Request(Struct, eq=False):
     holder: str | None = None  # the replica that has the response which it is about, or continues
     redraft: "Callable[[Request, GenerationApi], None] | None" = None  # makes the prompt of a generation again
     # On its way:
-    attempts: list[Attempt] = []
+    attempts: list[Attempt] = field(default_factory=list)
     answer: Answer = _UNSET
     hit: PredictedHit = field(default_factory=PredictedHit)
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
@@ -308,8 +309,16 @@ class Request(Struct, eq=False):
         if self.type.generation is None:
             answer.goes_to(member)
             attempt = self.record_sent(member, decision, streams=self.streams)
-            body, passed, types = self._opaque_body(member, decision), TO_REPLICA, self.type_line
-            path, envelope = None, b""
+            body, passed, types = self.body, TO_REPLICA, self.type_line
+            path, envelope, reader = None, b"", answer.reader
+            if self.prefill is not None:
+                body = self._with_kv(self.prefill, member, decision, body)
+            if self.type.api == RESPONSES.name and member.profile.names_responses:
+                # What is repeated is kept under the id that the client has.
+                again = reader.response_id if isinstance(reader, Repetition) else ""
+                body = with_id(body, again or self._new_id(member))
+                if answer.asks_tokens(member):
+                    body = body.rstrip()[:-1] + ASK + b"}"
             resend = exchange.scope["method"] in SAFE
         else:
             is_ours, prompt = member.profile.takes_envelope and not single, self.prompt
@@ -367,17 +376,6 @@ class Request(Struct, eq=False):
     def _with_kv(self, prefill: Prefill, member: Member, decision: Decision, body: bytes) -> bytes:
         """The body for this replica, with the parameters to fetch the prompt's KV if it can do so."""
         return prefill.hand_over(body) if fetches(decision.question, member.candidate) else body
-
-    def _opaque_body(self, member: Member, decision: Decision) -> bytes:
-        body, reader = self.body, self.answer.reader
-        if self.prefill is not None:
-            body = self._with_kv(self.prefill, member, decision, body)
-        if self.type.api != RESPONSES.name or not member.profile.names_responses:
-            return body
-        # What is repeated is kept under the id that the client has.
-        again = reader.response_id if isinstance(reader, Repetition) else ""
-        body = with_id(body, again or self._new_id(member))
-        return body.rstrip()[:-1] + ASK + b"}" if self.answer.asks_tokens(member) else body
 
     def _computes_elsewhere(self, decision: Decision, model: ServedModel) -> bool:
         """Send the prompt to another replica first, if that gains; return False if it does not."""

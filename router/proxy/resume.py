@@ -379,29 +379,20 @@ class Continuation:
         fields["id"], fields["created"], fields["model"] = self._head
         fields["object"] = self._object
         fields.pop("prompt_token_ids", None)
-        fields["choices"] = [self._retold_choice(choice) for choice in fields.get("choices", ())]
-        if fields.get("usage"):
-            fields["usage"] = self._whole_usage(fields["usage"])
-        return event_of(msgspec.json.encode(fields))
-
-    def _retold_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         left_out = {"prompt_token_ids"} if self._shows_ids else {"prompt_token_ids", "token_ids"}
-        told: dict[str, Any] = {}
-        for name, value in choice.items():
-            if name == "text" and self._chat:
-                told["delta"] = {"content": value} if value else {}
-            elif name not in left_out:
-                told[name] = value
-        return told
-
-    def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        told = dict(usage)
-        prompt_tokens = told["prompt_tokens"] = told.get("prompt_tokens", 0) - self._before
-        told["completion_tokens"] = told.get("completion_tokens", 0) + self._before
-        details = told.get("prompt_tokens_details")
-        if isinstance(details, dict) and details.get("cached_tokens"):
-            told["prompt_tokens_details"] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
-        return told
+        for choice in fields.get("choices", ()):
+            told = {name: value for name, value in choice.items() if name not in left_out}
+            choice.clear()
+            for name, value in told.items():  # in their order
+                is_text = name == "text" and self._chat
+                choice["delta" if is_text else name] = ({"content": value} if value else {}) if is_text else value
+        if usage := fields.get("usage"):
+            usage["prompt_tokens"] = usage.get("prompt_tokens", 0) - self._before
+            usage["completion_tokens"] = usage.get("completion_tokens", 0) + self._before
+            details = usage.get("prompt_tokens_details")
+            if isinstance(details, dict) and details.get("cached_tokens"):
+                details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+        return event_of(msgspec.json.encode(fields))
 
     @property
     def _object(self) -> str:

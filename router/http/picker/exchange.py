@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from msgspec import field
 from starlette.types import Scope
 
 from api.errors import ApiError, internal, quoted
@@ -37,7 +37,8 @@ FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorizat
 GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwarded-proto")
 
 
-class PickedExchange(Exchange, kw_only=True):
+@dataclass(eq=False, kw_only=True)  # with slots `super()` would fail
+class PickedExchange(Exchange):
     asked: RequestHeaders
     outcome: Outcome | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)

@@ -12,7 +12,6 @@ import pytest
 from api.measured_rate import ENOUGH
 from router.members.spec import ReplicaSpec
 from router.placement.cost import Role
-from router.proxy import answer as answers
 from router.proxy import prefill
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
@@ -213,21 +212,6 @@ async def test_kv_that_cannot_be_read_is_computed_by_the_reader(path: str, strea
             assert answer.body == b"".join(stream_of(path, "e1")), "nothing of the error is seen"
         assert [bool(params) for params in two.decode.transferred] == [True, False]
         assert await two.outcome() == "unread"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_without_that_the_client_would_see_the_error(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers.Answer, "_has_not_fetched", lambda *_: False)
-    monkeypatch.setattr(prefill.Beginning, "has_failed", False)
-    async with pair() as two:
-
-        def hands_over_and_dies(call: Call) -> None:
-            two.prefill.serve(call)
-            two.fabric.dies("e0")
-
-        two.prefill.handler = hands_over_and_dies
-        answer = await two.ask(stream=stream)
-        assert (answer.status, b"Internal server error" in answer.body) == (200 if stream else 500, True)
 
 
 async def test_parameters_that_reached_nobody_are_sent_to_the_next_replica() -> None:
