@@ -108,6 +108,7 @@ class Fleet(NamedTuple):
     totals: Totals
     states: dict[str, int]
     rows: list[Row]
+    replicas: list[ReplicaStatus]  # of the rows
 
 
 class FleetView(NamedTuple):
@@ -119,13 +120,15 @@ class FleetView(NamedTuple):
     async def look(self) -> Fleet:
         statuses, members = self.statuses, self.statuses.members
         await self.sampling.others.look()
-        recent, rows = ReplicaCounts(), []
+        recent, rows, replicas = ReplicaCounts(), [], []
         idle = statuses.idle(members)
         async for member in paused(list(members)):
             if member in members:  # it may have left during a pause
-                row, counts = self.row(member, statuses.of(member, idle.get(member.name)))
+                replica = statuses.of(member, idle.get(member.name))
+                row, counts = self.row(member, replica)
                 recent.add(counts)
                 rows.append(row)
+                replicas.append(replica)
         await asyncio.sleep(0)
         states = Counter(row.state for row in rows) + Counter(row.status for row in rows)
         return Fleet(
@@ -134,6 +137,7 @@ class FleetView(NamedTuple):
             totals=self._totals(rows, recent),
             states={state: states[state] for state in STATES},
             rows=rows,
+            replicas=replicas,
         )
 
     def row(self, member: Member, replica: ReplicaStatus) -> tuple[Row, ReplicaCounts]:

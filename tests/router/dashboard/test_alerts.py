@@ -134,14 +134,14 @@ async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
         await ask(running, 5)
         before = await asyncio.to_thread(looked, running.port)
         fleet = await running.front.dashboard.broadcast.view.look()
-        first = await judging._look(fleet.at_s)
+        first = await judging._look(fleet)
         await ask(running, 20)
         await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
         running.member("r0").health.drain()
         running.router.history.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
         fleet = await running.front.dashboard.broadcast.view.look()
-        ours = await judging.figures(fleet, first, await judging._look(fleet.at_s))
+        ours = await judging.figures(first, await judging._look(fleet))
         theirs = figures_of(before, [], after)
         assert len(ours.replicas) == 3
         assert routed(ours) == routed(theirs)
