@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import math
+import struct
 import time
-from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -80,49 +81,26 @@ def rates(counts: ReplicaCounts, over_s: float, quantiles: Iterable[int] = (50,)
 
 
 class Series:
-    """A few values over time. Unknown values are None, stored as NaN."""
-
-    __slots__ = ("_at_s", "_most", "_next", "_values", "names")
+    """The newest points of a few values. Unknown values are None, stored as NaN."""
 
     def __init__(self, names: tuple[str, ...], most: int) -> None:
         self.names = names
-        self._most = most
-        self._at_s = array("d")
-        self._values = array("f")  # point by point
-        self._next = 0  # position of the next point once the ring is full
-
-    def __len__(self) -> int:
-        return len(self._at_s)
+        self._at_s: deque[float] = deque(maxlen=most)
+        self._values: deque[bytes] = deque(maxlen=most)  # of each point: floats take an eighth of the room of objects
+        self._packed = struct.Struct(f"{len(names)}f")
 
     def add(self, at_s: float, values: Sequence[float | None]) -> None:
-        point = array("f", [math.nan if value is None else value for value in values])
-        if len(self._at_s) < self._most:
-            self._at_s.append(at_s)
-            self._values += point
-            return
-        width = len(self.names)
-        self._at_s[self._next] = at_s
-        self._values[self._next * width : (self._next + 1) * width] = point
-        self._next = (self._next + 1) % self._most
+        self._at_s.append(at_s)
+        self._values.append(self._packed.pack(*(math.nan if value is None else value for value in values)))
 
     def columns(self) -> dict[str, list[float | None]]:
         """Times under `at` and values under their names, oldest first."""
-        at_s = [*self._at_s[self._next :], *self._at_s[: self._next]]
-        columns: dict[str, list[float | None]] = {"at": [round(one, 3) for one in at_s]}
-        width = len(self.names)
+        points = [self._packed.unpack(values) for values in self._values]
+        columns: dict[str, list[float | None]] = {"at": [round(at_s, 3) for at_s in self._at_s]}
         for place, name in enumerate(self.names):
-            column = self._values[place::width]
-            columns[name] = [
-                float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-                for value in (*column[self._next :], *column[: self._next])
-            ]
+            column = (point[place] for point in points)
+            columns[name] = [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in column]
         return columns
-
-    def check(self) -> None:
-        assert len(self._values) == len(self._at_s) * len(self.names)
-        assert len(self._at_s) <= self._most
-        assert 0 <= self._next < self._most
-        assert not self._next or len(self._at_s) == self._most, "it turns before it is full"
 
 
 class OtherWorkers:
