@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, held_prefixes, page_of
-from router.dashboard.rows import FleetView, Query
+from router.dashboard.rows import Query
 from router.dashboard.sampling import Sampling
 from router.dashboard.sharing import SharedPrefixes, Told
 from router.dashboard.status import Statuses
@@ -58,7 +58,6 @@ class Dashboard:
     policy: str
     statuses: Statuses
     sampling: Sampling
-    view: FleetView
     prefixes: SharedPrefixes
     broadcast: Broadcast
     _kept: Told | None = None
@@ -77,9 +76,7 @@ class Dashboard:
         return await held_prefixes(self.prefixes, member, shared)
 
     def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
-        statuses = self.statuses
-        status, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
-        return page_of(member, status, traffic, self.sampling, self.view, prefixes, self.policy, statuses.now_s())
+        return page_of(member, self.sampling, prefixes, self.policy)
 
     def _forget(self) -> None:
         self._kept = None
