@@ -35,15 +35,11 @@ def top(which: str | None, admin_key: str | None, interval_s: float, only_once: 
       warmroute top 10.0.0.9:8000 --interval 5
       warmroute top --once | grep down
     """
-    import asyncio
+    from router.console.top.app import once, watch  # an HTTP client and rich: not needed to refuse arguments
 
     if only_once:
-        from router.console.top.once import once  # an HTTP client and rich: not needed to refuse arguments
-
-        asyncio.run(once(locate_router(which), admin_key, interval_s, sys.stdout))
+        once(locate_router(which), admin_key, interval_s, sys.stdout)
         return
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # it is drawn on stderr
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout)):
         raise click.UsageError("the live view needs a terminal; use --once to print a single frame")
-    from router.console.top.app import top as live  # a terminal's application framework
-
-    asyncio.run(live(locate_router(which), admin_key, interval_s))
+    watch(locate_router(which), admin_key, interval_s)

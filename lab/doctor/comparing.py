@@ -1,22 +1,16 @@
 """Turns two looks into the figures for the rules. Pure; a counter that fell was restarted in between."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.console.samples import Samples
-from router.dashboard.doctor.engine_metrics import MetricsDelta, engine_figures
-from router.dashboard.doctor.figures import (
-    SAID,
-    DecisionSample,
-    DifferingShape,
-    EngineFigures,
-    Figures,
-    ReplicaFigures,
-    RouterFigures,
-    RoutingFigures,
-)
+from router.dashboard.doctor.engine_metrics import engine_figures
+from router.dashboard.doctor.figures import DifferingShape, EngineFigures, Figures, ReplicaFigures, RouterFigures
+from router.dashboard.doctor.looks import Chosen, Reading, ReplicaLook, RouterLook, replica_figures, router_figures
 from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
@@ -58,83 +52,57 @@ class Look(NamedTuple):
 
 def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
     known_urls = set() if last.router is None else {one.url.rstrip("/") for one in last.router.replicas}
-    replicas = []
-    for url, answer in last.replicas.items():
-        if url not in known_urls:
-            own = _own(first.replicas.get(url), answer, None)
-            load = answer.load if isinstance(answer, OfReplica) else None
-            replicas.append(
-                ReplicaFigures(
-                    name=url.partition("://")[2],
-                    engine=own.engine if own else "",
-                    model=load.model if load else "",
-                    block_tokens=own.block_tokens if own else 0,
-                    own=own,
-                )
-            )
-    router, notes = None, []
+    alone = [_alone(url, first.replicas.get(url), one) for url, one in last.replicas.items() if url not in known_urls]
+    router, replicas, notes = None, [], []
     if first.router is not None and last.router is not None:
         readings = [first.router.metrics, *between, last.router.metrics]
-        change = MetricsDelta(first.router.metrics, last.router.metrics)
-        replicas = [_known(known, readings, change, first, last) for known in last.router.replicas] + replicas
-        router = _router(first, last, change)
+        replicas = [_known(known, readings, first, last) for known in last.router.replicas]
+        router = _router(first.router, last.router)
         if router.choices is None:
             notes.append("the router's decisions may not be read: herding was judged by queues alone; see --admin-key")
     for url, answer in last.replicas.items():
         if isinstance(answer, str):
             notes.append(f"{url}/metrics cannot be had ({answer}): that replica was judged by the router alone")
-    return Figures(
-        window_s=max(last.at_s - first.at_s, 1e-3), router=router, replicas=tuple(replicas), notes=tuple(notes)
-    )
+    window_s = max(last.at_s - first.at_s, 1e-3)
+    return Figures(window_s=window_s, router=router, replicas=(*replicas, *alone), notes=tuple(notes))
 
 
 # ---- a replica
 
 
-def _known(
-    known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDelta, first: Look, last: Look
-) -> ReplicaFigures:
-    routed = _routed(known, readings, change)
-    url = known.url.rstrip("/")
-    grown = routed.index_blocks - (change.first.total(f"{ROUTER}index_blocks", replica=known.name, medium=GPU) or 0.0)
-    index = (routed.index_blocks, grown) if known.events is not None else None
-    own = _own(first.replicas.get(url), last.replicas.get(url), index, known.rank)
+def _alone(url: str, first: OfReplica | str | None, last: OfReplica | str) -> ReplicaFigures:
+    """A replica that no router knows."""
+    own, load = _own(first, last, None), last.load if isinstance(last, OfReplica) else None
     return ReplicaFigures(
-        name=known.name,
-        engine=known.engine,
-        model=known.models[0] if known.models else "",
-        block_tokens=(own.block_tokens if own else 0) or known.block_size or 0,
+        name=url.partition("://")[2],
+        engine=own.engine if own else "",
+        model=load.model if load else "",
+        block_tokens=own.block_tokens if own else 0,
         own=own,
-        routed=routed,
     )
 
 
-def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDelta) -> RoutingFigures:
+def _known(known: ReplicaStatus, readings: Sequence[Samples], first: Look, last: Look) -> ReplicaFigures:
+    url = known.url.rstrip("/")
+    own = partial(_own, first.replicas.get(url), last.replicas.get(url), rank=known.rank)
+    there = [one for one in readings if one.total(f"{ROUTER}replica_up", replica=known.name) is not None]
+    before, now = _seen(known, readings[0]), _seen(known, readings[-1])
+    return replica_figures(before, [_reading(known, one) for one in there], now, own)
+
+
+def _seen(known: ReplicaStatus, metrics: Samples) -> ReplicaLook:
     name = known.name
+    counted = {field: metrics.total(f"{ROUTER}{one}_total", replica=name) or 0.0 for field, one in COUNTERS.items()}
+    counted["refused"] = metrics.total(f"{ROUTER}requests_total", replica=name, status="429") or 0.0
+    return ReplicaLook(known, counted, metrics.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0)
 
-    def gauge(reading: Samples, metric: str) -> float:
-        return reading.total(f"{ROUTER}{metric}", replica=name) or 0.0
 
-    told: dict[str, Any] = {
-        **{field: getattr(known, field) for field in ("available", *SAID)},
-        **{field: change.added(f"{ROUTER}{counter}_total", replica=name) for field, counter in COUNTERS.items()},
-    }
-    there = [reading for reading in readings if reading.total(f"{ROUTER}replica_up", replica=name) is not None]
-    return RoutingFigures(
-        **told,
-        overclaim=None if known.events is None else known.events.overclaim,
-        unknown={} if known.events is None else known.events.unknown,
-        has_events=known.events is not None and not known.events.unreached,
-        predictions_ever=change.last.total(f"{ROUTER}predictions_total", replica=name) or 0.0,
-        lag_batches=int(min((gauge(one, "event_lag_batches") for one in there), default=0)),
-        refused=change.added(f"{ROUTER}requests_total", replica=name, status="429"),
-        index_blocks=change.last.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0,
-        busy=tuple(
-            max(gauge(one, "replica_in_flight"), gauge(one, "replica_running") + gauge(one, "replica_waiting"))
-            for one in there
-        ),
-        queued_tokens=tuple(gauge(one, "replica_queued_tokens") for one in there),
-    )
+def _reading(known: ReplicaStatus, metrics: Samples) -> Reading:
+    def gauge(name: str) -> float:
+        return metrics.total(f"{ROUTER}{name}", replica=known.name) or 0.0
+
+    busy = max(gauge("replica_in_flight"), gauge("replica_running") + gauge("replica_waiting"))
+    return Reading(busy, gauge("replica_queued_tokens"), int(gauge("event_lag_batches")))
 
 
 def _own(
@@ -154,34 +122,23 @@ def _own(
 # ---- the router
 
 
-def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
-    assert first.router is not None and last.router is not None, "it was asked"
-    decisions, before = last.router.decisions, {one.request_id for one in first.router.decisions or ()}
-    if decisions is not None:  # earlier ones are recognized by id, since clocks may differ
-        decisions = [one for one in decisions if one.request_id not in before]
-    chosen = [one for one in decisions or () if one.chosen is not None]
-    held = list(map(_held, chosen))
-    return RouterFigures(
-        policy=chosen[0].policy if chosen else "",
-        requests=change.added(f"{ROUTER}requests_total"),
-        refused=change.by(f"{ROUTER}refused_total", "code"),
-        approximate=change.by(f"{ROUTER}approximate_prompts_total", "reason"),
-        missed_tokens=sum(max(0.0, others - ours) for ours, others in held),
-        chosen_tokens=sum(one.prompt_tokens for one in chosen),
-        choices=None
-        if decisions is None
-        else tuple(
-            DecisionSample(at_s=one.ts - one.duration_s, replica=one.chosen or "", cached=ours > others)
-            for one, (ours, others) in zip(chosen, held, strict=True)
-        ),
-        differing=last.router.differing,
+def _router(first: OfRouter, last: OfRouter) -> RouterFigures:
+    before = {one.request_id for one in first.decisions or ()}  # recognized by id, since clocks may differ
+    new = [one for one in last.decisions or () if one.chosen is not None and one.request_id not in before]
+    policy, chosen = new[0].policy if new else "", None if last.decisions is None else map(_chosen, new)
+    figures = router_figures(policy, _counted(first.metrics), _counted(last.metrics), chosen)
+    return replace(figures, differing=last.differing)
+
+
+def _counted(metrics: Samples) -> RouterLook:
+    requests, reasons = (
+        metrics.total(f"{ROUTER}requests_total"),
+        metrics.by(f"{ROUTER}approximate_prompts_total", "reason"),
     )
+    return RouterLook(requests or 0.0, metrics.by(f"{ROUTER}refused_total", "code"), reasons)
 
 
-def _held(decision: DecisionRecord) -> tuple[float, float]:
-    """Return the prompt tokens that the chosen replica held, and the best of the other eligible ones."""
-    ours = [one.matched_tokens for one in decision.candidates if one.name == decision.chosen]
-    others = [
-        one.matched_tokens for one in decision.candidates if one.name != decision.chosen and one.cost_s is not None
-    ]
-    return sum(ours), max(others, default=0.0)
+def _chosen(one: DecisionRecord) -> Chosen:
+    ours = sum(each.matched_tokens for each in one.candidates if each.name == one.chosen)
+    others = [each.matched_tokens for each in one.candidates if each.name != one.chosen and each.cost_s is not None]
+    return Chosen(one.ts - one.duration_s, one.chosen or "", one.prompt_tokens, ours, max(others, default=0))

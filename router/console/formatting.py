@@ -1,7 +1,9 @@
 """Short texts for numbers, shares and durations, and the drawing of responses and tables on a console."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 import click
@@ -50,6 +52,10 @@ def rate(per_s: float | None) -> str:
     if per_s is None:
         return NONE
     return f"{per_s:.1f}" if 0 < per_s < 9.95 else short(per_s)
+
+
+def count_of(number: float | None) -> str:
+    return NONE if number is None else f"{number:,}"
 
 
 def percent(fraction: float | None) -> str:
@@ -102,18 +108,35 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
 
 
 class Column(NamedTuple, Generic[T]):
+    """A heading and one function of a row; the rest says how its value is drawn and sorted."""
+
     title: str
-    text: Callable[[T], str]
-    sort: Callable[[T], Any] = str
+    value: Callable[[T], Any]
+    form: Callable[[Any], str] = str
     width: int = 0  # 0: takes the remaining width
-    right: bool = True
     drop_order: int = 0  # in a narrow table the highest is left out first; 0: never
     style: Callable[[T], str] = lambda _: ""
+    right: bool = True
     fit: bool = False  # as wide as its longest text, between `width` and a name's most
     cut_middle: bool = False  # for names, which differ at their ends
     descending: bool = False  # sorted largest first
-    sorted_text: Callable[[T], str] | None = None  # instead of `text` in a sorted table
+    mark: Callable[[T], str] = lambda _: ""  # before its text
+    indent: Callable[[T], int] = lambda _: 0  # columns, while the rows are a tree
     is_shown: Callable[[Sequence[T]], bool] | None = None  # by all rows
+
+    def text(self, row: T) -> str:
+        return self.mark(row) + self.form(self.value(row))
+
+    def sort(self, row: T) -> Any:
+        """The row's place: names as people count, unknown numbers below all others."""
+        value = self.value(row)
+        return natural(value) if isinstance(value, str) else -1.0 if value is None else value
+
+
+@lru_cache(10_000)
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key of a name: `demo-10` comes after `demo-9`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]
 
 
 def fitting(

@@ -1,18 +1,20 @@
 """Draws the response of GET /prefixes as a table."""
 
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
 
-from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
 from router.console.asking import Client
-from router.console.formatting import PIPED_COLUMNS, ago, cut, decoded, table_console
+from router.console.formatting import Column, ago, count_of, cut, decoded, table_console
+from router.console.table import Table, print_lines
 from router.prompts.prefixes.tree import Prefix, Shared
 
 BRANCH = "  "
 DEEPEST = 8  # levels that are indented: a long conversation has one for each of its turns
 MOST_TEXT = 120  # characters
+MOST_NAMES = 30  # characters
 NAMED = 3  # replicas; of more the number is said
 HINT = "No texts are kept; start the router with --show-prompts to see them."
 
@@ -27,11 +29,47 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
     console.print(Text(heading(shared)))
     if not shared.prefixes:
         return
+    rows, several = list(_rows(shared.prefixes)), len({prefix.model for prefix in shared.prefixes}) > 1
+    table = Table(_columns(rows, several=several)[: None if shared.texts else -1])
+    table.show(rows)
+    head, *lines = table.lines(console.width, 1 + len(rows))
     console.print()
-    console.print(table_of(shared, plain=not console.is_terminal, width=console.width))
+    print_lines(console, [[(text, "dim") for text, _ in head], *lines])
     if not shared.texts:
         console.print()
-        console.print(Text(HINT, style="dim" if console.is_terminal else ""))
+        console.print(Text(HINT, style="dim"))
+
+
+def _rows(prefixes: Sequence[Prefix], depth: int = 0) -> Iterator[tuple[Prefix, int]]:
+    """The prefixes of a tree with their depths in it."""
+    for prefix in prefixes:
+        yield prefix, depth
+        yield from _rows(prefix.below, depth + 1)
+
+
+def _columns(rows: Sequence[tuple[Prefix, int]], *, several: bool) -> tuple[Column[tuple[Prefix, int]], ...]:
+    """`several`: they are of several models, which the roots of their trees name."""
+
+    def tokens(row: tuple[Prefix, int]) -> str:
+        prefix, depth = row
+        model = f" {printable(prefix.model)}" if several and not depth else ""
+        mark = f"{'' if prefix.exact else '~'}{'+' if depth else ''}"
+        return f"{BRANCH * min(depth, DEEPEST)}{mark}{prefix.tokens:,}{model}"
+
+    def held_by(row: tuple[Prefix, int]) -> str:
+        return holders(row[0])
+
+    def style(row: tuple[Prefix, int]) -> str:
+        return "" if row[0].held_by else "dim"
+
+    left: dict[str, Any] = {"right": False, "style": style}
+    return (
+        Column("tokens", tokens, width=max(6, *map(len, map(tokens, rows))), **left),
+        Column("prompts", lambda row: row[0].prompts, count_of, 7, style=style),
+        Column("last", lambda row: row[0].idle_s, ago, 4, style=style),
+        Column("held by", held_by, width=min(MOST_NAMES, max(7, *map(len, map(held_by, rows)))), **left),
+        Column("text", lambda row: cut(text_of(row[0]), MOST_TEXT), **left),
+    )
 
 
 def heading(shared: Shared) -> str:
@@ -42,38 +80,6 @@ def heading(shared: Shared) -> str:
     return f"{what.format(count)} ({ago(shared.span_s)})"
 
 
-def table_of(shared: Shared, *, plain: bool, width: int) -> Table:
-    style = "" if plain else "dim"
-    fills = shared.texts and width < PIPED_COLUMNS  # in a pipe no line ends in spaces
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=style, expand=fills)
-    models = {prefix.model for prefix in shared.prefixes}
-    table.add_column("tokens", no_wrap=True)
-    table.add_column("prompts", justify="right", no_wrap=True)
-    table.add_column("last", justify="right", no_wrap=True)
-    table.add_column("held by", no_wrap=True, overflow="ellipsis", max_width=30)
-    if shared.texts:
-        table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1 if fills else None)
-    several = len(models) > 1
-    for prefix in shared.prefixes:
-        _add(table, prefix, 0, several=several, texts=shared.texts, plain=plain)
-    return table
-
-
-def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool, plain: bool) -> None:
-    model = f" {printable(prefix.model)}" if several and not depth else ""
-    row = [
-        f"{BRANCH * min(depth, DEEPEST)}{'' if prefix.exact else '~'}{'+' if depth else ''}{prefix.tokens:,}{model}",
-        f"{prefix.prompts:,}",
-        ago(prefix.idle_s),
-        holders(prefix),
-    ]
-    if texts:
-        row.append(cut(printable(" ".join((prefix.text or "").split())), MOST_TEXT))
-    table.add_row(*row, style="" if plain or prefix.held_by else "dim")
-    for below in prefix.below:
-        _add(table, below, depth + 1, several=several, texts=texts, plain=plain)
-
-
 def holders(prefix: Prefix) -> str:
     """The replicas that hold it, and for how long they give it up last."""
     if not prefix.held_by:
@@ -82,3 +88,7 @@ def holders(prefix: Prefix) -> str:
     more = prefix.held_by - min(NAMED, len(prefix.replicas))
     kept = "" if prefix.retained_s is None else f", kept {ago(prefix.retained_s)}"
     return named + (f" and {more:,} more" if more else "") + kept
+
+
+def text_of(prefix: Prefix) -> str:
+    return printable(" ".join((prefix.text or "").split()))

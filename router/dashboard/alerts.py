@@ -6,28 +6,22 @@ Rules that need a replica's own /metrics apply in small fleets only.
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.engine_metrics import READ, engine_figures
-from router.dashboard.doctor.figures import (
-    SAID,
-    DecisionSample,
-    EngineFigures,
-    Figures,
-    ReplicaFigures,
-    RouterFigures,
-    RoutingFigures,
-)
+from router.dashboard.doctor.figures import EngineFigures, Figures, ReplicaFigures
 from router.dashboard.doctor.findings import Finding
+from router.dashboard.doctor.looks import Chosen, Reading, ReplicaLook, RouterLook, replica_figures, router_figures
 from router.dashboard.doctor.rules import RULES, found
-from router.dashboard.rows import Fleet, Row
+from router.dashboard.rows import Fleet
 from router.dashboard.sampling import paused
 from router.members.broken import Broken
 from router.members.feeds import Feeds
@@ -43,7 +37,6 @@ from router.responses import FeedState
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
 READINGS = 12  # of the queues, one per frame
-FEW_READINGS = 3  # with fewer, a lag may be momentary
 MOST_REPLICAS = 32  # whose own /metrics are polled: a larger fleet would take too long
 TIMEOUT_S = 2.0
 MOST_CHOICES = 500
@@ -75,26 +68,11 @@ OF_FEED = ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")
 OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts", "billed")
 
 
-class Seen(NamedTuple):
-    """One replica at one moment."""
-
-    member: Member
-    counted: Counter[str]
-    gpu_blocks: int
-
-
 class Look(NamedTuple):
     at_s: float
-    replicas: dict[str, Seen]
-    refused: Counter[str]
-    approximate: Counter[str]
+    router: RouterLook
+    replicas: dict[str, tuple[Member, ReplicaLook]]
     newest: PastDecision | None
-
-
-class Reading(NamedTuple):
-    busy: float
-    queued_tokens: float
-    lag_batches: int
 
 
 class ReplicaMetrics:
@@ -177,23 +155,25 @@ class Alerts:
             }
         )
         if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
-            self._looks.append(await self._look(fleet.at_s))
-            await self._judge(fleet)
+            self._looks.append(await self._look(fleet))
+            await self._judge()
             self._metrics.poll()
 
-    async def _look(self, at_s: float) -> Look:
-        members, history, replicas = self.members, self.history, {}
-        async for member in paused(list(members)):
-            gpu_blocks = self.index.blocks(member.slot).get(GPU, 0) if member in members else 0
-            replicas[member.name] = Seen(member, _counted(member, self.feeds.state(member.name)), gpu_blocks)
+    async def _look(self, fleet: Fleet) -> Look:
+        replicas: dict[str, tuple[Member, ReplicaLook]] = {}
+        async for status in paused(fleet.replicas):
+            if (member := self.members.by_name.get(status.name)) is not None:
+                blocks = self.index.blocks(member.slot).get(GPU, 0)
+                replicas[member.name] = member, ReplicaLook(status, _counted(member, status.events), blocks)
         approximate: Counter[str] = Counter()
-        for (_, reason), count in approximate_prompts(members.models.values()).items():
+        for (_, reason), count in approximate_prompts(self.members.models.values()).items():
             approximate[reason] += count
-        newest = history.decisions[-1] if history.decisions else None
-        return Look(at_s, replicas, history.counts.refused.copy(), approximate, newest)
+        requests = sum(one.counted["requests"] for _, one in replicas.values())
+        router = RouterLook(requests, self.history.counts.refused.copy(), approximate)
+        return Look(fleet.at_s, router, replicas, self.history.decisions[-1] if self.history.decisions else None)
 
-    async def _judge(self, fleet: Fleet) -> None:
-        figures = await self.figures(fleet, self._looks[0], self._looks[-1])
+    async def _judge(self) -> None:
+        figures = await self.figures(self._looks[0], self._looks[-1])
         findings: list[Finding] = []
         for rule in RULES:
             await asyncio.sleep(0)
@@ -215,57 +195,22 @@ class Alerts:
 
     # ---- figures
 
-    async def figures(self, fleet: Fleet, first: Look, last: Look) -> Figures:
-        replicas = [replica async for replica in paused(self._replicas(fleet, first, last))]
-        router = await self._of_router(first, last)
+    async def figures(self, first: Look, last: Look) -> Figures:
+        replicas = [one async for one in paused(self._replicas(first, last))]
+        at_a_time = max(1, CONSIDERED_AT_A_TIME // max(1, len(self.members)))
+        chosen = [held(one) async for one in paused(self._decided_since(first.newest), by=at_a_time)]
+        router = router_figures(self.policy, first.router, last.router, chosen)
         return Figures(window_s=max(last.at_s - first.at_s, 1e-3), router=router, replicas=tuple(replicas))
 
-    def _replicas(self, fleet: Fleet, first: Look, last: Look) -> Iterator[ReplicaFigures]:
-        for row in fleet.rows:
-            now = last.replicas.get(row.name)
-            if now is None or now.member not in self.members:
+    def _replicas(self, first: Look, last: Look) -> Iterator[ReplicaFigures]:
+        for name, (member, now) in last.replicas.items():
+            if member not in self.members:
                 continue
-            before = first.replicas.get(row.name)
-            if before is None or before.member is not now.member:  # it joined in between
-                before = Seen(now.member, Counter(), 0)
-            follows = row.lag_batches is not None
-            own = self._metrics.figures(
-                now.member, (now.gpu_blocks, now.gpu_blocks - before.gpu_blocks) if follows else None
-            )
-            readings = [reading[row.name] for reading in self._readings if row.name in reading]
-            yield ReplicaFigures(
-                name=row.name,
-                engine=row.engine,
-                model=row.model or "",
-                block_tokens=(own.block_tokens if own else 0) or now.member.block_size,
-                own=own,
-                routed=_routed(row, readings, before.counted, now),
-            )
-
-    async def _of_router(self, first: Look, last: Look) -> RouterFigures:
-        choices: list[DecisionSample] = []
-        missed = tokens = 0.0
-        at_a_time = max(1, CONSIDERED_AT_A_TIME // max(1, len(self.members)))
-        async for one in paused(self._decided_since(first.newest), by=at_a_time):
-            ours, others = held(one)
-            missed += max(0.0, others - ours)
-            outcome = one.outcome
-            tokens += outcome.prompt_tokens
-            begun_s = outcome.ts - outcome.duration_s
-            choices.append(DecisionSample(at_s=begun_s, replica=outcome.chosen or "", cached=ours > others))
-        return RouterFigures(
-            policy=self.policy,
-            requests=sum(
-                now.counted["requests"] - before.counted["requests"]
-                for name, now in last.replicas.items()
-                if (before := first.replicas.get(name)) is not None and before.member is now.member
-            ),
-            refused={code: float(count) for code, count in (last.refused - first.refused).items()},
-            approximate={reason: float(count) for reason, count in (last.approximate - first.approximate).items()},
-            missed_tokens=missed,
-            chosen_tokens=tokens,
-            choices=tuple(choices),
-        )
+            joined, before = first.replicas.get(name, (None, now))
+            if joined is not member:
+                before = now._replace(counted={}, index_blocks=0.0)
+            readings = [reading[name] for reading in self._readings if name in reading]
+            yield replica_figures(before, readings, now, partial(self._metrics.figures, member))
 
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
         """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
@@ -274,53 +219,30 @@ class Alerts:
         return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 
 
-def held(one: PastDecision) -> tuple[float, float]:
-    """Tokens of the prompt that the chosen replica held, and the most that another eligible replica held."""
-    decision = one.decision
+def held(one: PastDecision) -> Chosen:
+    decision, outcome = one.decision, one.outcome
     matched = decision.question.matched
     ours, others = 0.0, 0.0
     for candidate, cost in zip(decision.candidates, decision.costs, strict=True) if matched else ():
         tokens = matched.get(candidate.slot, 0)
-        if candidate.name == one.outcome.chosen:
+        if candidate.name == outcome.chosen:
             ours = tokens
         elif tokens > others and cost != INFINITE:
             others = tokens
-    return ours, others
+    return Chosen(outcome.ts - outcome.duration_s, outcome.chosen or "", outcome.prompt_tokens, ours, others)
 
 
-# ---- one replica
-
-
-def _counted(member: Member, feed: FeedState | None) -> Counter[str]:
+def _counted(member: Member, feed: FeedState | None) -> dict[str, float]:
     tallies, accuracy = member.tallies.values(), member.accuracy
-    counted = Counter(
-        resyncs=member.resyncs,
-        faults=member.server.faults,
-        predictions=accuracy.compared,
-        wrong_predictions=accuracy.different,
-        wrong_blocks=accuracy.error_blocks,
-        requests=sum(sum(tally.statuses.values()) for tally in tallies),
-        refused=sum(tally.statuses.get(429, 0) for tally in tallies),
-        reported_blocks=sum(tally.blocks_reported for tally in tallies),
+    return {
+        "resyncs": member.resyncs,
+        "faults": member.server.faults,
+        "predictions": accuracy.compared,
+        "wrong_predictions": accuracy.different,
+        "wrong_blocks": accuracy.error_blocks,
+        "requests": sum(sum(tally.statuses.values()) for tally in tallies),
+        "refused": sum(tally.statuses.get(429, 0) for tally in tallies),
+        "reported_blocks": sum(tally.blocks_reported for tally in tallies),
         **{name: sum(getattr(tally, name) for tally in tallies) for name in OF_TALLIES},
-    )
-    if feed is not None:
-        counted.update({name: getattr(feed, name) for name in OF_FEED})
-    return counted
-
-
-def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Seen) -> RoutingFigures:
-    told: dict[str, Any] = {
-        **{name: getattr(row, name) for name in SAID},
-        **(now.counted - before),  # without those that fell, as they were reset
+        **({} if feed is None else {name: getattr(feed, name) for name in OF_FEED}),
     }
-    return RoutingFigures(
-        **told,
-        available=row.why is None,
-        overclaim=row.overclaim,
-        has_events=row.lag_batches is not None and row.state != "approximate",
-        lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
-        index_blocks=now.gpu_blocks,
-        busy=tuple(one.busy for one in readings),
-        queued_tokens=tuple(one.queued_tokens for one in readings),
-    )

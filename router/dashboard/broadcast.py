@@ -18,8 +18,8 @@ import msgspec
 from api.errors import ApiError, draining
 from router.config import RouterConfig
 from router.dashboard.alerts import Alerts
-from router.dashboard.rows import Fleet, FleetView, Query, select_rows
-from router.dashboard.sampling import EVERY_S
+from router.dashboard.rows import Fleet, Query, select_rows
+from router.dashboard.sampling import EVERY_S, Sampling
 from router.lifecycle import Lifecycle
 from router.proxy.request_summary import PastDecision
 from router.tenants.admission import Admission
@@ -88,7 +88,7 @@ class Broadcast:
     lifecycle: Lifecycle
     admission: Admission
     colleagues: Colleagues | None
-    view: FleetView
+    sampling: Sampling
     alerts: Alerts
     _subscribers: set[Subscriber] = field(default_factory=set)
     _fleet: Fleet | None = None
@@ -141,7 +141,7 @@ class Broadcast:
         yield event("hello", self._hello(subscriber.query.admin))
         seen = -1
         while (frame := await subscriber.frame()) is not None:
-            if (taken := self.view.sampling.taken) != seen:
+            if (taken := self.sampling.taken) != seen:
                 yield self._history(seen)
                 seen = taken
             yield frame
@@ -163,12 +163,12 @@ class Broadcast:
         }
 
     def _models(self) -> list[str]:
-        return list(islice(self.view.statuses.members.models, MOST_MODELS))
+        return list(islice(self.sampling.statuses.members.models, MOST_MODELS))
 
     def _history(self, seen: int) -> bytes:
         """The newest point, or all points if the subscriber missed some."""
-        columns = self.view.sampling.fleet.columns()
-        if seen >= 0 and self.view.sampling.taken == seen + 1:
+        columns = self.sampling.fleet.columns()
+        if seen >= 0 and self.sampling.taken == seen + 1:
             return event("point", {name: column[-1] for name, column in columns.items()})
         return event("history", {"interval_s": EVERY_S, **columns})
 
@@ -186,7 +186,7 @@ class Broadcast:
         for subscriber in self._subscribers:
             if not self.admission.knows(subscriber.key, admin=subscriber.query.admin):
                 subscriber.end("its API key is not valid any more")
-        fleet = self._fleet = await self.view.look()
+        fleet = self._fleet = await self.sampling.look()
         self._decisions = await self._decided()
         await asyncio.sleep(0)
         await self.alerts.see(fleet)
@@ -200,7 +200,7 @@ class Broadcast:
 
     async def _decided(self) -> list[dict[str, Any]]:
         """The newest decisions of all workers."""
-        newest = decided(self.view.statuses.decisions)
+        newest = decided(self.sampling.statuses.decisions)
         if self.colleagues is not None and any(subscriber.query.admin for subscriber in self._subscribers):
             for there in (await self.colleagues.told(DECIDED)).values():
                 newest += there

@@ -1,16 +1,16 @@
 """The dashboard of one router, and its stream of frames as a response."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, held_prefixes, page_of
-from router.dashboard.rows import FleetView, Query
+from router.dashboard.rows import Query
 from router.dashboard.sampling import Sampling
 from router.dashboard.sharing import SharedPrefixes, Told
 from router.dashboard.status import Statuses
@@ -20,18 +20,14 @@ from router.tenants.keys import Key
 
 SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly
 STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # a buffering proxy would show nothing
-]
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # a buffering proxy would show nothing
 
 
-class FeedResponse(Response):
+class FeedResponse(StreamingResponse):
     """Frames as server-sent events, until the client leaves or the stream ends."""
 
     def __init__(self, broadcast: Broadcast, query: FeedQuery, key: Key | None) -> None:
-        super().__init__()
+        super().__init__((), headers=HEADERS, media_type="text/event-stream")
         self._key = key
         self._broadcast = broadcast
         self._query = query
@@ -40,33 +36,19 @@ class FeedResponse(Response):
         """Raise ApiError before the response starts if there are too many subscribers."""
         client = scope["client"]
         subscriber = self._broadcast.join(self._query, self._key, client[0] if client else "")
-        sending = asyncio.create_task(self._send_frames(subscriber, send, scope["state"]["abort"]))
-
-        async def disconnected() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        leaving = asyncio.create_task(disconnected())
+        self.body_iterator = self._parts(subscriber, scope["state"]["abort"])
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await super().__call__(scope, receive, send)
         finally:
             self._broadcast.leave(subscriber)
-            sending.cancel()
-            leaving.cancel()
-        await asyncio.wait({sending, leaving})
-        if not sending.cancelled():
-            sending.result()
 
-    async def _send_frames(self, subscriber: Subscriber, send: Send, abort: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+    async def _parts(self, subscriber: Subscriber, abort: Callable[[], None]) -> AsyncIterator[bytes]:
         async for part in self._broadcast.frames(subscriber):
-            aborting = loop.call_later(STUCK_S, abort)
+            aborting = asyncio.get_running_loop().call_later(STUCK_S, abort)
             try:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                yield part
             finally:
                 aborting.cancel()
-        await send({"type": "http.response.body", "body": b""})
 
 
 @dataclass(eq=False)
@@ -76,7 +58,6 @@ class Dashboard:
     policy: str
     statuses: Statuses
     sampling: Sampling
-    view: FleetView
     prefixes: SharedPrefixes
     broadcast: Broadcast
     _kept: Told | None = None
@@ -95,9 +76,7 @@ class Dashboard:
         return await held_prefixes(self.prefixes, member, shared)
 
     def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
-        statuses = self.statuses
-        status, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
-        return page_of(member, status, traffic, self.sampling, self.view, prefixes, self.policy, statuses.now_s())
+        return page_of(member, self.sampling, prefixes, self.policy)
 
     def _forget(self) -> None:
         self._kept = None

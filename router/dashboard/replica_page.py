@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from router.dashboard.rows import FleetView
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling, Series
 from router.dashboard.sharing import KeySpace, SharedPrefixes, Told, text_of
 from router.dashboard.status import for_clients
@@ -17,7 +16,7 @@ from router.members.feed import Traffic
 from router.members.members import Member
 from router.placement.index import APPROXIMATE
 from router.prompts.prefixes.tree import Run
-from router.responses import FeedState, ReplicaStatus
+from router.responses import FeedState
 
 MOST_PREFIXES = 50
 
@@ -37,24 +36,17 @@ class HeldPrefix(Struct):
     adds: str | None  # text that it adds to its parent prefix
 
 
-def page_of(
-    member: Member,
-    replica: ReplicaStatus,
-    traffic: Traffic | None,
-    sampling: Sampling,
-    view: FleetView,
-    prefixes: list[HeldPrefix] | None,
-    policy: str,
-    now_s: float,
-) -> dict[str, Any]:
+def page_of(member: Member, sampling: Sampling, prefixes: list[HeldPrefix] | None, policy: str) -> dict[str, Any]:
     """The page; `prefixes` is None for readers, who may not see prompts."""
+    statuses = sampling.statuses
+    replica, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
     feed = replica.events
-    row, recent = view.row(member, replica)
+    row, recent = sampling.row(member, replica)
     sampled, done = sampling.sampled(member), sampling.counts(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
     kept, ages = member.candidate.ages, None  # tokens by the time since their last use; other policies do not track it
     if kept is not None and kept.capacity_pages and policy == "cost":
-        ages = [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in kept.held(now_s)]
+        ages = [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in kept.held(statuses.now_s())]
     return {
         "replica": for_clients(replica) if prefixes is None else replica,
         "row": row,

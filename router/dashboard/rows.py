@@ -1,35 +1,20 @@
 """The fleet at one moment: totals, and a row for each replica, of which a page shows a selection."""
 
-import asyncio
-import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from api.errors import invalid
-from router.dashboard.doctor.index_rules import LAG_BATCHES
-from router.dashboard.sampling import Sampling, paused, rates
-from router.dashboard.status import Statuses
-from router.members.counts import ReplicaCounts
-from router.members.members import Member
 from router.responses import ReplicaStatus
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
 LONGEST_FILTER = 100
 INEXACT = ("partial", "syncing")
-DRAINS = "it drains"  # the router's reason for a replica that reports draining
 STATES = ("exact", *INEXACT, "approximate", "down", "draining")
 
 Order: TypeAlias = Literal["asc", "desc"]
-
-
-# The fields of a row that are those of the replica's status, of its load, and of its event stream; None: it has none.
-OF_STATUS = ("name", "engine", "why", "state", "inexact", "breaker", "trust", "honesty", "taken_names", "role")
-OF_LOAD = ("running", "waiting", "queued_tokens", "prefill_tokens_per_s")
-OF_FEED = ("lag_batches", "gaps", "repairs", "restarts", "digest_mismatches", "lost_batches", "overclaim")
 
 
 class Row(Struct):
@@ -65,7 +50,6 @@ class Row(Struct):
     restarts: int | None = None
     digest_mismatches: int | None = None
     lost_batches: int | None = None
-    overclaim: str | None = None  # why its events claim more blocks than it can hold
     trust: float = 1.0  # weight of its cached tokens
     honesty: float = 1.0  # the same, apart from what its events explain
     taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
@@ -99,97 +83,13 @@ class Totals(Struct):
     token_s: float | None = None
 
 
-SUMS = ("in_flight", "running", "waiting", "queued_tokens", "blocks")  # of all rows
-
-
 class Fleet(NamedTuple):
     at: float  # unix time
     at_s: float  # by the router's clock
     totals: Totals
     states: dict[str, int]
     rows: list[Row]
-
-
-class FleetView(NamedTuple):
-    """Collects rows of all replicas, pausing for requests."""
-
-    statuses: Statuses
-    sampling: Sampling
-
-    async def look(self) -> Fleet:
-        statuses, members = self.statuses, self.statuses.members
-        await self.sampling.others.look()
-        recent, rows = ReplicaCounts(), []
-        idle = statuses.idle(members)
-        async for member in paused(list(members)):
-            if member in members:  # it may have left during a pause
-                row, counts = self.row(member, statuses.of(member, idle.get(member.name)))
-                recent.add(counts)
-                rows.append(row)
-        await asyncio.sleep(0)
-        states = Counter(row.state for row in rows) + Counter(row.status for row in rows)
-        return Fleet(
-            at=round(time.time(), 3),
-            at_s=statuses.now_s(),
-            totals=self._totals(rows, recent),
-            states={state: states[state] for state in STATES},
-            rows=rows,
-        )
-
-    def row(self, member: Member, replica: ReplicaStatus) -> tuple[Row, ReplicaCounts]:
-        """The replica's status with what it has done recently, all workers together."""
-        sampling, health, feed = self.sampling, member.health, replica.events
-        recent, over_s = sampling.recently(member), sampling.over_s()
-        status: Literal["up", "down", "draining"] = "up" if replica.available else "down"
-        if status == "down" and (health.draining or health.resting == DRAINS):
-            status = "draining"
-        behind = feed is not None and feed.lag_batches >= LAG_BATCHES
-        lame = status == "draining" or replica.state in INEXACT or replica.breaker != "closed"
-        severity = int(lame or behind or recent.errors > 0)  # 2: serves no requests; 1: needs attention; 0: well
-        if status == "down" or replica.breaker == "open":
-            severity = 2
-        load, total_tokens = replica.load, (replica.load.total_blocks or 0) * member.block_size
-        cache_used = None
-        if load.empty_tokens is not None and total_tokens:
-            cache_used = round(max(0.0, 1 - load.empty_tokens / total_tokens), 4)
-        heard_age_s = replica.heard_age_s
-        if heard_age_s is None and feed is not None:
-            heard_age_s = feed.last_event_age_s
-        same: dict[str, Any] = {name: getattr(replica, name) for name in OF_STATUS}
-        same |= {name: getattr(load, name) for name in OF_LOAD}
-        same |= {name: getattr(feed, name, None) for name in OF_FEED}
-        same |= rates(recent, over_s)
-        del same["prompt_tokens_per_s"]
-        return Row(
-            **same,
-            model=member.models[0] if member.models else None,
-            models=len(member.models),
-            status=status,
-            severity=severity,
-            in_flight=sampling.in_flight(member),
-            blocks=sum(replica.index.blocks.values()),
-            accuracy=replica.index.accuracy,
-            faults=member.server.faults,
-            cache_used=cache_used,
-            heard_age_s=None if heard_age_s is None else round(heard_age_s, 3),
-            idle=None if recent.requests or sampling.in_flight(member) else replica.idle,
-        ), recent
-
-    def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
-        over_s = self.sampling.over_s()
-        unserved = self.sampling.unserved() - self.sampling.unserved_before
-        figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in SUMS}
-        figures |= rates(recent, over_s, (50, 90, 99))
-        return Totals(
-            **figures,
-            replicas=len(rows),
-            up=sum(row.why is None for row in rows),
-            waiting_here=self.sampling.waiting(),
-            errors_per_s=round((recent.errors + unserved) / over_s, 3),
-            index_bytes=self.statuses.placement.index.bytes_used(),
-            saved_tokens=self.sampling.saved_tokens,
-            saved_s=round(self.sampling.saved_s, 3),
-        )
+    replicas: list[ReplicaStatus]  # of the rows
 
 
 # ---- which rows

@@ -21,7 +21,6 @@ from router.core import Router
 from router.dashboard.alerts import Alerts
 from router.dashboard.broadcast import Broadcast
 from router.dashboard.dashboard import Dashboard
-from router.dashboard.rows import FleetView
 from router.dashboard.sampling import OtherWorkers, Sampling
 from router.dashboard.sharing import SharedPrefixes
 from router.dashboard.status import Statuses
@@ -113,12 +112,11 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
     """A dashboard, which shows nothing of the past until it runs."""
     members, feeds, placement, history = router.members, router.feeds, router.placement, router.history
     statuses = Statuses(members, feeds, placement, router.admission, history.decisions, router.now_s)
-    sampling = Sampling(members, feeds, router.waiting, history.counts, OtherWorkers(colleagues), router.now_s)
-    view = FleetView(statuses, sampling)
+    sampling = Sampling(statuses, router.waiting, history.counts, OtherWorkers(colleagues))
     alerts = Alerts(router.config.policy, members, feeds, placement.index, history)
     prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
-    broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, view, alerts)
-    return Dashboard(router.config.policy, statuses, sampling, view, prefixes, broadcast)
+    broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, sampling, alerts)
+    return Dashboard(router.config.policy, statuses, sampling, prefixes, broadcast)
 
 
 def printed_by(router: Router, links: Links | None = None) -> Printed:

@@ -3,7 +3,7 @@
 The screen is tmux's, with 80 columns and 24 lines; the picture is the same application, larger.
 """
 
-import asyncio
+import io
 import os
 import random
 import re
@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+from rich.console import Console
 
-from router.console.top.app import Top
-from router.console.top.poller import Poller, RouterClient
+from router.console.asking import Client
+from router.console.top.app import padded
+from router.console.top.poller import Poller
+from router.console.top.screen import Screen
 from tests.bench.fleet import up
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -44,7 +47,7 @@ def run(rounds: int) -> None:
     with up(*OPTIONS, *REPLICA) as (_, url, _began_s), traffic(url):
         time.sleep(WARM_UP_S)
         PAGE.write_text(SCREEN.sub(lambda found: found[1] + screen(url) + found[2], PAGE.read_text()))
-        PICTURE.write_text(asyncio.run(picture(url, (100, 32))))
+        PICTURE.write_text(picture(url, (100, 32)))
     print(f"{PAGE} has a new screen, and {PICTURE} is drawn")
 
 
@@ -99,13 +102,16 @@ def tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-async def picture(url: str, size: tuple[int, int]) -> str:
-    async with aclosing(RouterClient(url, None)) as client:
+def picture(url: str, size: tuple[int, int]) -> str:
+    console = Console(file=io.StringIO(), record=True, width=size[0], height=size[1], force_terminal=True)
+    with Client(url) as client:
         poller = Poller(client, 1.0)
-        await poller.poll()
-        app = Top(poller, 1.0)
-        async with app.run_test(size=size) as pilot:
-            await asyncio.sleep(WARM_UP_S)
-            await pilot.press("down")
-            await pilot.pause()
-            return FONTS.sub("", app.export_screenshot(title="warmroute top")).replace("Fira Code, ", "")
+        screen = Screen(poller)
+        for _ in range(round(WARM_UP_S)):
+            poller.poll()
+            time.sleep(1.0)
+        screen.lines(*size)
+        screen.press("down")
+        for line in screen.lines(*size):
+            console.print(padded(line, size[0]))
+    return FONTS.sub("", console.export_svg(title="warmroute top")).replace("Fira Code, ", "")

@@ -1,18 +1,20 @@
 """Measure `warmroute top` with a thousand replicas: its own cost, and the cost to the router."""
 
-import asyncio
 import gc
+import io
 import logging
 import time
-from contextlib import aclosing
-from typing import Any
 
 import msgspec
 import uvloop
-from textual.pilot import Pilot
+from rich.console import Console
 
-from router.console.top.app import Top
-from router.console.top.poller import Poller, RouterClient
+from router.console.asking import Client
+from router.console.top.app import paint
+from router.console.top.history import History, total
+from router.console.top.poller import Poller, Seen
+from router.console.top.screen import Screen
+from router.console.top.tables import replica_rows
 from router.http.app import dashboard_of
 from router.responses import FeedState, Index, Load, ReplicaList, ReplicaStatus, Served
 from tests.bench.measure import heading, row
@@ -25,7 +27,7 @@ FRAMES = 20
 def run(rounds: int) -> None:
     logging.disable(logging.WARNING)
     uvloop.run(_asked(rounds))
-    asyncio.run(_looking(rounds))
+    _looking(rounds)
     gc.unfreeze()
     logging.disable(logging.NOTSET)
 
@@ -48,25 +50,27 @@ async def _asked(rounds: int) -> None:
     print()
 
 
-async def _looking(rounds: int) -> None:
+def _looking(rounds: int) -> None:
     heading(f"one poll and one frame of {SIZE[0]} x {SIZE[1]} with {REPLICAS:,} replicas, CPU")
     reading, noting, drawing, pressing = [], [], [], []
     gc.collect()
     gc.freeze()  # a real terminal application holds no objects of a router
-    async with aclosing(RouterClient("http://router", None)) as asking:
-        watch = Quiet(asking, 1.0)
-        app = Top(watch, 3600.0)
-        async with app.run_test(size=SIZE) as pilot:
-            for number in range(rounds):
-                answer = msgspec.json.encode({"replicas": [told(one, number) for one in range(REPLICAS)]})
-                began_s = time.process_time()
-                watch.replicas = msgspec.json.decode(answer, type=ReplicaList).replicas
-                reading.append((time.process_time() - began_s) * 1000)
-                began_s = time.process_time()
-                watch.history.add(watch.replicas, float(number))
-                noting.append((time.process_time() - began_s) * 1000)
-                drawing.append(await frames_ms(app, pilot))
-                pressing.append(await keys_ms(pilot))
+    console = Console(file=io.StringIO(), width=SIZE[0], height=SIZE[1], force_terminal=True)
+    with Client("http://router") as client:
+        poller, history = Poller(client, 1.0), History()
+        screen = Screen(poller)
+        for number in range(rounds):
+            answer = msgspec.json.encode({"replicas": [told(one, number) for one in range(REPLICAS)]})
+            began_s = time.process_time()
+            replicas = msgspec.json.decode(answer, type=ReplicaList).replicas
+            reading.append((time.process_time() - began_s) * 1000)
+            began_s = time.process_time()
+            history.add(replicas, float(number))
+            rows = replica_rows(replicas, history)
+            poller.seen = Seen("", rows, total=total(row.recent for row in rows), at_s=0.0)
+            noting.append((time.process_time() - began_s) * 1000)
+            drawing.append(spent_ms(console, screen, "r"))  # reversed for each frame, so that every one has changes
+            pressing.append(spent_ms(console, screen, "down"))
     row("parsing `GET /replicas`", reading, "ms")
     row("updating rates and counters", noting, "ms")
     row("a frame with nearly all cells changed", drawing, "ms", "<= 50")
@@ -74,11 +78,14 @@ async def _looking(rounds: int) -> None:
     print()
 
 
-class Quiet(Poller):
-    """A poller that never asks; the benchmark sets its data."""
-
-    async def look(self) -> None:
-        return
+def spent_ms(console: Console, screen: Screen, key: str) -> float:
+    """CPU time of a key and of the frame after it."""
+    drawn = paint(console, [], screen)
+    began_s = time.process_time()
+    for _ in range(FRAMES):
+        screen.press(key)
+        drawn = paint(console, drawn, screen)
+    return (time.process_time() - began_s) * 1000 / FRAMES
 
 
 def told(number: int, at: int) -> ReplicaStatus:
@@ -96,20 +103,3 @@ def told(number: int, at: int) -> ReplicaStatus:
         heard_age_s=busy % 250 / 1000,
         served=Served(at * 12, at * 18_000, at * 16_000),
     )
-
-
-async def frames_ms(app: Top, pilot: Pilot[Any]) -> float:
-    """CPU time per frame. The order of rows is reversed for each frame, so that every frame has changes to draw."""
-    began_s = time.process_time()
-    for _ in range(FRAMES):
-        app.views["replicas"].table.toggle_order()
-        app.draw()
-        await pilot.pause()
-    return (time.process_time() - began_s) * 1000 / FRAMES
-
-
-async def keys_ms(pilot: Pilot[Any]) -> float:
-    began_s = time.process_time()
-    for _ in range(FRAMES):
-        await pilot.press("down")
-    return (time.process_time() - began_s) * 1000 / FRAMES

@@ -1,4 +1,4 @@
-"""Details of one replica, prefix or decision, as lines: every field as the router's API names it."""
+"""Details of one row, as lines: every field as the router's API names it."""
 
 import math
 import textwrap
@@ -6,65 +6,75 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from rich.text import Text
 
 from events.tool.words import printable
 from router.console.explain import told_portions
 from router.console.formatting import count, duration
-from router.console.top import tables
-from router.console.top.tables import Branch, Row, clock, reason_for
-from router.responses import DecisionRecord
+from router.console.prefixes import text_of
+from router.console.table import Line
+from router.console.top.tables import DIM, STYLES, Row, clock, reason_for, reason_of, saved_tokens, state_of
+from router.prompts.prefixes.tree import Prefix
+from router.responses import DecisionRecord, ReplicaStatus
 
 LABEL = 26
 
 
-def replica_lines(row: Row) -> list[Text]:
-    replica = row.replica
-    state, reason = tables.state_of(replica), tables.reason_of(replica)
-    first = Text.assemble((printable(replica.name), "bold"), "  ", (state, tables.STYLES[state]))
-    first.append(f": {printable(reason)}" if reason else "")
-    recently = {} if row.rates is None else {**row.rates._asdict(), "hit": row.rates.hit}
-    return [first, *_fields({**msgspec.to_builtins(replica), "recently": recently})]
+def details_of(row: Row[Any], width: int) -> list[Line]:
+    match row.of:
+        case ReplicaStatus() as replica:
+            reason = printable(reason_of(replica))
+            state = state_of(replica)
+            first = [(printable(replica.name), "bold"), ("  ", ""), (state, STYLES[state])]
+            first += [(f": {reason}", "")] * bool(reason)
+            recently = {name: value for name, value in row.recent._asdict().items() if name != "risen"}
+            more = {"recently": {**recently, "hit": row.recent.hit, "token_s": row.recent.token_s}}
+            return [first, *_fields(msgspec.to_builtins(replica) | more)]
+        case Prefix():
+            return _prefix_lines(row, width)
+        case DecisionRecord() as decision:
+            chosen = printable(decision.chosen or "nobody")
+            return [[(chosen, "bold"), (f": {printable(reason_for(decision))}", "")], *_fields(_decided(decision))]
+    raise TypeError(f"{row.of!r} has no details")
 
 
-def prefix_lines(branch: Branch, width: int) -> list[Text]:
-    prefix, end = branch.prefix, branch.prefix.begin + branch.prefix.tokens
-    fields = msgspec.to_builtins(prefix) | {"saved_tokens": tables.saved_tokens(prefix), "below": len(prefix.below)}
-    del fields["text"]
-    title = f"Tokens {prefix.begin:,} to {end:,} of {count(prefix.prompts, 'prompt')}"
-    lines = [Text(title, "bold"), *_fields(fields), Text()]
-    if prefix.text is None:
-        return [*lines, Text("Texts are not kept; start the router with --show-prompts to see them.", "dim")]
-    lines.append(Text("text", "bold"))
-    for run in (*branch.above, prefix):  # from the prompt's start, each at its token number
-        style, place = "" if run is prefix else "dim", f"{run.begin:,}"
-        for part in textwrap.wrap(tables.text_of(run), max(20, width - 12)) or [""]:
-            lines.append(Text(f"{place:>9}  {part}", style))
-            place = ""
-    return lines
-
-
-def decision_lines(decision: DecisionRecord) -> list[Text]:
+def _decided(decision: DecisionRecord) -> dict[str, Any]:
     candidates = {}
     for one in sorted(decision.candidates, key=lambda one: (math.inf if one.cost_s is None else one.cost_s, one.name)):
         cost = "ineligible" if one.cost_s is None else duration(one.cost_s)
         mark = ">" if one.name == decision.chosen else " "
         candidates[f"{mark} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
     told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions), "candidates": candidates}
-    first = Text.assemble((printable(decision.chosen or "nobody"), "bold"), f": {printable(reason_for(decision))}")
-    return [first, *_fields(msgspec.to_builtins(decision) | told)]
+    fields: dict[str, Any] = msgspec.to_builtins(decision)
+    return fields | told
 
 
-def _fields(fields: Mapping[str, Any]) -> list[Text]:
+def _prefix_lines(row: Row[Prefix], width: int) -> list[Line]:
+    prefix = row.of
+    fields = msgspec.to_builtins(prefix) | {"saved_tokens": saved_tokens(prefix), "below": len(prefix.below)}
+    del fields["text"]
+    title = f"Tokens {prefix.begin:,} to {prefix.begin + prefix.tokens:,} of {count(prefix.prompts, 'prompt')}"
+    lines: list[Line] = [[(title, "bold")], *_fields(fields), []]
+    if prefix.text is None:
+        return [*lines, [("Texts are not kept; start the router with --show-prompts to see them.", DIM)]]
+    lines.append([("text", "bold")])
+    for run in (*row.above, prefix):  # from the prompt's start, each at its token number
+        style, place = "" if run is prefix else DIM, f"{run.begin:,}"
+        for part in textwrap.wrap(text_of(run), max(20, width - 12)) or [""]:
+            lines.append([(f"{place:>9}  {part}", style)])
+            place = ""
+    return lines
+
+
+def _fields(fields: Mapping[str, Any]) -> list[Line]:
     """A line for each field that is not empty; those of nested objects come last, below their name."""
-    lines = [
-        Text.assemble((f"  {printable(name):<{LABEL}}", "dim"), printable(_shown(name, value)))
+    lines: list[Line] = [
+        [(f"  {printable(name):<{LABEL}}", DIM), (printable(_shown(name, value)), "")]
         for name, value in fields.items()
         if not isinstance(value, dict) and value not in (None, "", [])
     ]
     for name, value in fields.items():
-        if isinstance(value, dict) and value:
-            lines += [Text(), Text(name, "bold"), *_fields(value)]
+        if isinstance(value, dict) and (nested := _fields(value)):
+            lines += [[], [(name, "bold")], *nested]
     return lines
 
 

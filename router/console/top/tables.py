@@ -1,17 +1,15 @@
-"""The four tables: their rows and columns, the state of a replica, and the reason of a decision in words."""
+"""The rows of the tables and their columns, the state of a replica, and the reason of a decision in words."""
 
-import re
 import time
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from events.tool.words import printable
-from router.console.formatting import NONE, Column, ago, bar, duration, percent, rate, short
-from router.console.prefixes import BRANCH, DEEPEST, holders
-from router.console.top.history import Rates
-from router.console.top.poller import Poller
-from router.console.top.table import Table
+from router.console.formatting import NONE, Column, ago, bar, count_of, duration, natural, percent, rate, short
+from router.console.prefixes import BRANCH, DEEPEST, holders, text_of
+from router.console.table import Table
+from router.console.top.history import NOTHING, History, Recent
 from router.prompts.prefixes.tree import Prefix
 from router.responses import DecisionRecord, ReplicaStatus
 
@@ -34,47 +32,39 @@ LATE_S = 1.0  # heartbeats come four times a second
 T = TypeVar("T")
 
 
-# ---- rows
+class Row(NamedTuple, Generic[T]):
+    """A replica, a prefix or a decision, with what is known beside it."""
+
+    key: str  # the cursor follows it
+    of: T
+    recent: Recent = NOTHING  # of a replica
+    above: tuple[T, ...] = ()  # of a prefix, in the tree
 
 
-class Row(NamedTuple):
-    """A replica with its recent rates and the counters that rose."""
+def at(path: str) -> Callable[[Row[Any]], Any]:
+    """Return a function that follows attributes; None where one on the way is None."""
 
-    replica: ReplicaStatus
-    rates: Rates | None
-    risen: frozenset[str]
+    def value(row: Row[Any]) -> Any:
+        found: Any = row
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        return found
 
-
-class Branch(NamedTuple):
-    """A prefix with its ancestors in the tree."""
-
-    prefix: Prefix
-    above: tuple[Prefix, ...]
-    key: str  # the prefix's id; from a router that sends none, its position
+    return value
 
 
-def rows_of(poller: Poller) -> list[Row]:
-    history = poller.history
-    rows = [Row(one, history.rates(one.name), history.risen(one.name)) for one in poller.replicas]
-    return sorted(rows, key=lambda row: natural(row.replica.name))
-
-
-def branches_of(poller: Poller) -> list[Branch]:
-    def branches(prefixes: list[Prefix], above: tuple[Prefix, ...], key: str) -> Iterator[Branch]:
-        for number, one in enumerate(prefixes):
-            yield Branch(one, above, one.id or f"{key}{number}")
-            yield from branches(one.below, (*above, one), f"{key}{number}.")
-
-    return [] if poller.shared is None else list(branches(poller.shared.prefixes, (), ""))
-
-
-@lru_cache(10_000)
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key of a name: `demo-10` comes after `demo-9`."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]
+KEY: Callable[[Row[Any]], str] = at("key")
+number = partial(Column, descending=True)
+name = partial(Column, form=printable, width=8, right=False, fit=True, cut_middle=True)
+words = partial(Column, form=printable, right=False)
 
 
 # ---- replicas
+
+
+def replica_rows(replicas: Sequence[ReplicaStatus], history: History) -> list[Row[ReplicaStatus]]:
+    rows = (Row(one.name, one, history.recent(one.name)) for one in replicas)
+    return sorted(rows, key=lambda row: natural(row.key))
 
 
 def state_of(replica: ReplicaStatus) -> str:
@@ -99,18 +89,90 @@ def cached_tokens(replica: ReplicaStatus) -> int:
     return sum(blocks.values()) * (replica.block_size or 0)
 
 
-def _cache(row: Row) -> float | None:
+def filled(share: float | None) -> str:
+    return NONE if share is None else f"{bar(share, BAR)} {percent(share):>4}"
+
+
+def cache_share(replica: ReplicaStatus) -> float | None:
     """The cache's used share; None: its size is unknown."""
-    total = row.replica.load.total_blocks
-    return min(1.0, row.replica.index.blocks.get("GPU", 0) / total) if total else None
+    total = replica.load.total_blocks
+    return min(1.0, replica.index.blocks.get("GPU", 0) / total) if total else None
 
 
-def _replica_text(row: Row) -> str:
-    replica = row.replica
-    return " ".join([replica.name, state_of(replica), replica.engine, replica.url, *replica.models, reason_of(replica)])
+def counter(title: str, width: int, field: str, drop_order: int = 0) -> Column[Row[ReplicaStatus]]:
+    """A figure of the event stream; a counter is red for some seconds after it rose."""
+    value = at(f"of.events.{field}")
+
+    def style(row: Row[ReplicaStatus]) -> str:
+        return BAD if field in row.recent.risen else DIM if (value(row) or 0) <= 0 else ""
+
+    return number(title, value, count_of, width, drop_order, style)
+
+
+FIGURES: tuple[Column[Row[ReplicaStatus]], ...] = (
+    number("cache", lambda row: cache_share(row.of), filled, BAR + 5, style=lambda _: WARM),
+    number("tokens", lambda row: cached_tokens(row.of), short, 6, 12),
+    number("hits", at("recent.hit"), percent, 4),
+    number("queued", at("of.load.queued_tokens"), short, 6),
+    number("run", at("of.load.running"), short, 4),
+    number("wait", at("of.load.waiting"), short, 4, 4),
+    number("req/s", at("recent.requests"), rate, 5, 1),
+    number("tokens/s", at("recent.generated_tokens"), rate, 8, 1),
+    number("each", at("recent.token_s"), duration, 6, 5),
+    number("prefill/s", at("recent.prefill_tokens"), rate, 9, 3),
+    number("can/s", lambda row: row.of.load.prefill_tokens_per_s or None, short, 5, 11),
+    number("heard", at("of.heard_age_s"), ago, 5, 2, lambda row: BAD * ((row.of.heard_age_s or 0.0) > LATE_S)),
+)
+STREAMS: tuple[Column[Row[ReplicaStatus]], ...] = (
+    counter("batch", 7, "seq", 6),
+    number("batch/s", lambda row: None if row.of.events is None else row.recent.batches, rate, 7, 3),
+    Column("last", at("of.events.last_event_age_s"), ago, 5, 2),
+    counter("lag", 4, "lag_batches"),
+    counter("gaps", 4, "gaps"),
+    counter("lost", 4, "lost_batches"),
+    counter("repairs", 7, "repairs"),
+    counter("restarts", 8, "restarts"),
+    counter("digests", 7, "digest_mismatches"),
+    counter("reconnects", 10, "reconnects", 7),
+    Column("accuracy", at("of.index.accuracy"), "{:.1%}".format, 8, 5),
+)
+
+
+def replica_table(columns: Sequence[Column[Row[ReplicaStatus]]]) -> Table[Row[ReplicaStatus]]:
+    def found(row: Row[ReplicaStatus]) -> str:
+        one = row.of
+        return " ".join([one.name, state_of(one), one.engine, one.url, *one.models, reason_of(one)])
+
+    def place(row: Row[ReplicaStatus]) -> int:
+        return STATES.index(state_of(row.of))
+
+    def has_reasons(rows: Sequence[Row[ReplicaStatus]]) -> bool:
+        return any(reason_of(row.of) for row in rows)
+
+    def style(row: Row[ReplicaStatus]) -> str:
+        return STYLES[state_of(row.of)]
+
+    all_columns: tuple[Column[Row[ReplicaStatus]], ...] = (
+        name("replica", lambda row: row.of.name, style=lambda row: "" if row.of.available else DIM),
+        Column("state", place, STATES.__getitem__, 9, style=style, right=False, fit=True),
+        *columns,
+        words("why", lambda row: reason_of(row.of), drop_order=20, is_shown=has_reasons),
+    )
+    return Table(all_columns, KEY, found)
 
 
 # ---- prefixes
+
+
+def prefix_rows(prefixes: Sequence[Prefix]) -> list[Row[Prefix]]:
+    """The prefixes of a tree. Their keys are their ids; from a router that sends none, their positions."""
+
+    def rows(prefixes: Sequence[Prefix], above: tuple[Prefix, ...], key: str) -> Iterator[Row[Prefix]]:
+        for place, one in enumerate(prefixes):
+            yield Row(one.id or f"{key}{place}", one, above=above)
+            yield from rows(one.below, (*above, one), f"{key}{place}.")
+
+    return list(rows(prefixes, (), ""))
 
 
 def saved_tokens(prefix: Prefix) -> int:
@@ -118,12 +180,39 @@ def saved_tokens(prefix: Prefix) -> int:
     return prefix.tokens * (prefix.prompts - 1)
 
 
-def text_of(prefix: Prefix) -> str:
-    return printable(" ".join((prefix.text or "").split()))
+MODEL: Column[Row[Any]] = words(
+    "model",
+    at("of.model"),
+    width=5,
+    fit=True,
+    drop_order=10,
+    is_shown=lambda rows: len({row.of.model for row in rows}) > 1,
+)
 
 
-def _tokens_text(branch: Branch) -> str:
-    return f"{'' if branch.prefix.exact else '~'}{'+' if branch.above else ''}{branch.prefix.tokens:,}"
+def prefix_table() -> Table[Row[Prefix]]:
+    """Hot prefixes, the largest saving first; unsorted they are a tree."""
+    tokens: Column[Row[Prefix]] = number(
+        "prefix tokens",
+        at("of.tokens"),
+        count_of,
+        13,
+        right=False,
+        fit=True,
+        mark=lambda row: f"{'' if row.of.exact else '~'}{'+' if row.above else ''}",
+        indent=lambda row: len(BRANCH) * min(len(row.above), DEEPEST),
+        style=lambda row: "" if row.of.held_by else DIM,
+    )
+    columns: tuple[Column[Row[Prefix]], ...] = (
+        tokens,
+        number("prompts", at("of.prompts"), count_of, 7),
+        number("saves", lambda row: saved_tokens(row.of), short, 5, 3),
+        Column("last", at("of.idle_s"), ago, 5, 1),
+        words("held by", lambda row: holders(row.of), width=8, drop_order=2, fit=True),
+        MODEL,
+        words("text", lambda row: text_of(row.of)),
+    )
+    return Table(columns, KEY, lambda row: " ".join([row.of.model, row.of.text or "", *row.of.replicas]), "saves")
 
 
 # ---- decisions
@@ -134,10 +223,6 @@ def clock(ts: float) -> str:
         return time.strftime("%H:%M:%S", time.localtime(ts))
     except (OverflowError, ValueError, OSError):  # a time outside the calendar
         return NONE
-
-
-def tokens_or_none(tokens: int | None) -> str:
-    return NONE if tokens is None else f"{tokens:,}"
 
 
 def reason_for(decision: DecisionRecord) -> str:
@@ -172,197 +257,28 @@ def _chosen(decision: DecisionRecord) -> str:
     return f"{'tied' if tokens else 'cold'}: {'lowest cost' if is_cheapest else 'at random'}"
 
 
-def _decision_style(decision: DecisionRecord) -> str:
-    return "red" if decision.status >= 400 else DIM if decision.status == 0 else ""
+def decision_table() -> Table[Row[DecisionRecord]]:
+    def style(row: Row[DecisionRecord]) -> str:
+        return "red" if row.of.status >= 400 else DIM if row.of.status == 0 else ""
 
+    def short_of(row: Row[DecisionRecord]) -> str:
+        """Mark a hit shorter than predicted. A longer one is right, too: partial blocks are not predicted."""
+        predicted, reported = row.of.predicted_cached_tokens, row.of.reported_cached_tokens
+        return BAD if predicted is not None and reported is not None and reported < predicted else ""
 
-def _reported_style(decision: DecisionRecord) -> str:
-    """Mark a hit shorter than predicted. A longer one is right, too: partial blocks are not predicted."""
-    predicted, reported = decision.predicted_cached_tokens, decision.reported_cached_tokens
-    return BAD if predicted is not None and reported is not None and reported < predicted else ""
-
-
-# ---- kinds of columns
-
-
-def _number(
-    title: str,
-    width: int,
-    form: Callable[[Any], str],
-    value: Callable[[T], float | None],
-    drop_order: int = 0,
-    style: Callable[[T], str] = lambda _: "",
-    **how: Any,
-) -> Column[T]:
-    """A column of numbers: sorted largest first, unknown ones last. `how` may replace its `text`."""
-
-    def sort(item: T) -> float:
-        number = value(item)
-        return -1.0 if number is None else number
-
-    usual: dict[str, Any] = {"text": lambda item: form(value(item)), "descending": True, **how}
-    return Column(title, sort=sort, width=width, drop_order=drop_order, style=style, **usual)
-
-
-def _rate(title: str, width: int, form: Callable[[float | None], str], field: str, drop_order: int = 0) -> Column[Row]:
-    return _number(title, width, form, lambda row: None if row.rates is None else getattr(row.rates, field), drop_order)
-
-
-def _load(title: str, width: int, field: str, drop_order: int = 0) -> Column[Row]:
-    def value(row: Row) -> float | None:
-        number: float = getattr(row.replica.load, field)
-        return number if row.replica.available or number else None
-
-    return _number(title, width, short, value, drop_order)
-
-
-def _counter(title: str, width: int, field: str, drop_order: int = 0) -> Column[Row]:
-    """A figure of the event stream; a counter is red for a minute after it rose."""
-
-    def value(row: Row) -> int | None:
-        return None if row.replica.events is None else int(getattr(row.replica.events, field))
-
-    def style(row: Row) -> str:
-        return BAD if field in row.risen else DIM if (value(row) or 0) <= 0 else ""
-
-    return _number(title, width, tokens_or_none, value, drop_order, style)
-
-
-def _name(title: str, text: Callable[[T], str], style: Callable[[T], str]) -> Column[T]:
-    """A column of replicas' names, in natural order."""
-    shown, sort = (lambda item: printable(text(item))), (lambda item: natural(text(item)))
-    return Column(title, shown, sort, 8, right=False, fit=True, cut_middle=True, style=style)
-
-
-def _model(text: Callable[[T], str]) -> Column[T]:
-    """Shown only if the rows are of several models."""
-    return Column(
-        "model", lambda item: printable(text(item)), text, 5, right=False, fit=True, drop_order=10,
-        is_shown=lambda items: len(set(map(text, items))) > 1,
-    )  # fmt: skip
-
-
-# ---- the tables
-
-REPLICA: Column[Row] = _name("replica", lambda row: row.replica.name, lambda row: "" if row.replica.available else DIM)
-STATE: Column[Row] = Column(
-    "state",
-    lambda row: state_of(row.replica),
-    lambda row: STATES.index(state_of(row.replica)),
-    9,
-    right=False,
-    fit=True,
-    style=lambda row: STYLES[state_of(row.replica)],
-)
-REASON: Column[Row] = Column(
-    "why",
-    lambda row: printable(reason_of(row.replica)),
-    lambda row: reason_of(row.replica),
-    right=False,
-    drop_order=20,
-    is_shown=lambda rows: any(reason_of(row.replica) for row in rows),
-)
-
-
-def replica_table() -> Table[Row]:
-    def filled(share: float | None) -> str:
-        return NONE if share is None else f"{bar(share, BAR)} {percent(share):>4}"
-
-    def late(row: Row) -> str:
-        return BAD if (row.replica.heard_age_s or 0.0) > LATE_S else ""
-
-    columns: tuple[Column[Row], ...] = (
-        REPLICA,
-        STATE,
-        _number("cache", BAR + 5, filled, _cache, style=lambda _: WARM),
-        _number("tokens", 6, short, lambda row: cached_tokens(row.replica), 12),
-        _rate("hits", 4, percent, "hit"),
-        _load("queued", 6, "queued_tokens"),
-        _load("run", 4, "running"),
-        _load("wait", 4, "waiting", 4),
-        _rate("req/s", 5, rate, "requests_per_s", 1),
-        _rate("tokens/s", 8, rate, "generated_tokens_per_s", 1),
-        _rate("each", 6, duration, "token_s", 5),
-        _rate("prefill/s", 9, rate, "prefill_tokens_per_s", 3),
-        _number("can/s", 5, short, lambda row: row.replica.load.prefill_tokens_per_s or None, 11),
-        _number("heard", 5, ago, lambda row: row.replica.heard_age_s, 2, late),
-        REASON,
-    )
-    return Table(columns, lambda row: row.replica.name, _replica_text)
-
-
-def event_table() -> Table[Row]:
-    def batches(row: Row) -> float | None:
-        return None if row.replica.events is None or row.rates is None else row.rates.batches_per_s
-
-    def last_event_s(row: Row) -> float | None:
-        return None if row.replica.events is None else row.replica.events.last_event_age_s
-
-    columns: tuple[Column[Row], ...] = (
-        REPLICA,
-        STATE,
-        _counter("batch", 7, "seq", 6),
-        _number("batch/s", 7, rate, batches, 3),
-        _number("last", 5, ago, last_event_s, 2, descending=False),
-        _counter("lag", 4, "lag_batches"),
-        _counter("gaps", 4, "gaps"),
-        _counter("lost", 4, "lost_batches"),
-        _counter("repairs", 7, "repairs"),
-        _counter("restarts", 8, "restarts"),
-        _counter("digests", 7, "digest_mismatches"),
-        _counter("reconnects", 10, "reconnects", 7),
-        _number("accuracy", 8, "{:.1%}".format, lambda row: row.replica.index.accuracy, 5, descending=False),
-        REASON,
-    )
-    return Table(columns, lambda row: row.replica.name, _replica_text)
-
-
-def prefix_table() -> Table[Branch]:
-    """Hot prefixes, the largest saving first; unsorted they are a tree."""
-
-    def tree(branch: Branch) -> str:
-        return f"{BRANCH * min(len(branch.above), DEEPEST)}{_tokens_text(branch)}"
-
-    def dim(branch: Branch) -> str:
-        return "" if branch.prefix.held_by else DIM
-
-    names: dict[str, Any] = {"right": False, "fit": True}
-    tokens = {**names, "text": tree, "sorted_text": _tokens_text}
-    table: Table[Branch] = Table(
-        (
-            _number("prefix tokens", 13, str, lambda branch: branch.prefix.tokens, style=dim, **tokens),
-            _number("prompts", 7, tokens_or_none, lambda branch: branch.prefix.prompts),
-            _number("saves", 5, short, lambda branch: saved_tokens(branch.prefix), 3),
-            _number("last", 5, ago, lambda branch: branch.prefix.idle_s, 1, descending=False),
-            _number(
-                "held by", 8, str, lambda one: one.prefix.held_by, 2, text=lambda one: holders(one.prefix), **names
-            ),
-            _model(lambda branch: branch.prefix.model),
-            Column("text", lambda branch: text_of(branch.prefix), lambda branch: branch.prefix.text or "", right=False),
-        ),
-        lambda branch: branch.key,
-        lambda branch: " ".join([branch.prefix.model, branch.prefix.text or "", *branch.prefix.replicas]),
-    )
-    table.sort_by([column.title for column in table.columns].index("saves"))
-    return table
-
-
-def decision_table() -> Table[DecisionRecord]:
-    def tokens(one: DecisionRecord) -> str:
-        return f"{'' if one.exact else '~'}{one.prompt_tokens:,}"
-
-    def found(one: DecisionRecord) -> str:
+    def found(row: Row[DecisionRecord]) -> str:
+        one = row.of
         return " ".join([one.chosen or "nobody", one.model, one.request_id, reason_for(one), f"status {one.status}"])
 
-    columns: tuple[Column[DecisionRecord], ...] = (
-        _number("decided", 8, clock, lambda one: one.ts, right=False),
-        _name("chosen", lambda one: one.chosen or "nobody", _decision_style),
-        _model(lambda one: one.model),
-        _number("tokens", 7, str, lambda one: one.prompt_tokens, text=tokens),
-        _number("predicted", 9, tokens_or_none, lambda one: one.predicted_cached_tokens, 2),
-        _number("reported", 8, tokens_or_none, lambda one: one.reported_cached_tokens, 1, _reported_style),
-        _number("estimate", 8, duration, lambda one: one.estimated_ttft_s, 11),
-        _number("TTFT", 7, duration, lambda one: one.ttft_s, 3),
-        Column("why", reason_for, reason_for, right=False, style=_decision_style),
+    columns: tuple[Column[Row[DecisionRecord]], ...] = (
+        number("decided", at("of.ts"), clock, 8, right=False),
+        name("chosen", lambda row: row.of.chosen or "nobody", style=style),
+        MODEL,
+        number("tokens", at("of.prompt_tokens"), count_of, 7, mark=lambda row: "" if row.of.exact else "~"),
+        number("predicted", at("of.predicted_cached_tokens"), count_of, 9, 2),
+        number("reported", at("of.reported_cached_tokens"), count_of, 8, 1, short_of),
+        number("estimate", at("of.estimated_ttft_s"), duration, 8, 11),
+        number("TTFT", at("of.ttft_s"), duration, 7, 3),
+        words("why", lambda row: reason_for(row.of), style=style),
     )
-    return Table(columns, lambda one: f"{one.request_id} {one.ts}", found)
+    return Table(columns, KEY, found)

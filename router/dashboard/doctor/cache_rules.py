@@ -27,9 +27,7 @@ OFF_TOKENS = 4096  # computed without caching a block: hardly all from prompts s
 
 
 def is_off(replica: ReplicaFigures) -> bool:
-    own = replica.own
-    if own is None:
-        return False
+    own = replica.says
     if own.caching is not None:
         return not own.caching
     unused = not own.hit_tokens_ever and own.cached_blocks == 0 and not own.events_ever
@@ -48,34 +46,36 @@ def is_billed(replica: ReplicaFigures) -> bool:
     return replica.prompts >= ENOUGH_PROMPTS and hits is not None and hits < FEW_HITS and replica.billed_share >= BILLED
 
 
+def hits_nothing(replica: ReplicaFigures) -> bool:
+    """Tell whether another rule says why prompts cannot hit."""
+    return is_off(replica) or salts_differ(replica) or is_billed(replica)
+
+
 def tail_share(replica: ReplicaFigures) -> float | None:
     """The share of prompt tokens in partial blocks; None: unknown."""
-    own, size = replica.own, replica.block_tokens
+    own, size = replica.says, replica.block_tokens
     if not size or not replica.prompt_tokens:
         return None
-    if own is not None and own.query_blocks is not None and own.query_tokens:
+    if own.query_blocks is not None and own.query_tokens:
         return max(0.0, 1 - own.query_blocks * size / own.query_tokens)
     mean_tokens = replica.prompt_tokens / max(1.0, replica.prompts)
     return min(1.0, size / 2 / mean_tokens)  # half a block per prompt on average
 
 
-def lost_share(replica: ReplicaFigures) -> float | None:
-    """The share of prompt tokens that were sent there before and are no longer cached."""
+def is_too_small(replica: ReplicaFigures) -> bool:
+    """Tell whether many prompt tokens were sent there before, and have been evicted."""
     if replica.resent_share is None or replica.hit_share is None:
-        return None
-    return replica.resent_share - replica.hit_share
+        return False
+    return is_full(replica) and replica.resent_share - replica.hit_share >= LOST
 
 
 def is_full(replica: ReplicaFigures) -> bool:
-    own = replica.own
-    return own is not None and own.full is not None and own.full >= FULL and bool(own.evicted_blocks)
+    return (replica.says.full or 0.0) >= FULL and bool(replica.says.evicted_blocks)
 
 
 def replaced_per_minute(replica: ReplicaFigures, figures: Figures) -> float:
-    own = replica.own
-    if own is None or not own.evicted_blocks or not own.total_blocks:
-        return 0.0
-    return own.evicted_blocks / own.total_blocks * 60 / figures.window_s
+    own = replica.says
+    return (own.evicted_blocks or 0.0) / own.total_blocks * 60 / figures.window_s if own.total_blocks else 0.0
 
 
 def is_thrashing(replica: ReplicaFigures, figures: Figures) -> bool:
@@ -91,27 +91,17 @@ def is_thrashing(replica: ReplicaFigures, figures: Figures) -> bool:
     )
 
 
-# ---- the rules
-
-
-def thrashing(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
-    if not is_thrashing(replica, figures):
-        return None
-    own, resent = replica.own, replica.resent_share
-    assert own is not None and own.full is not None, "it was judged by them"
-    evidence: dict[str, float | str] = {
-        "cache_full": own.full,
-        "evicted_blocks_per_s": (own.evicted_blocks or 0) / figures.window_s,
-        "replaced_per_minute": replaced_per_minute(replica, figures),
+def evictions(replica: ReplicaFigures, figures: Figures) -> dict[str, float | str]:
+    own, resent = replica.says, replica.resent_share
+    return {
+        "cache_full": own.full or 0.0,
         "hit_share": replica.hit_share or 0.0,
+        "evicted_blocks_per_s": (own.evicted_blocks or 0.0) / figures.window_s,
+        **({} if resent is None else {"resent_share": resent}),
     }
-    if resent is None:
-        what = "its cache is full and always being replaced, with few hits: it is too small, or no prompts are alike"
-        return Diagnosis(
-            what, "ask a router, which knows the prompts that come again (--router), or " + _LARGER, evidence
-        )
-    evidence["resent_share"] = resent
-    return Diagnosis("prompts come again, but their blocks have been evicted by then", _LARGER, evidence)
+
+
+# ---- the rules
 
 
 _LARGER = (
@@ -120,23 +110,27 @@ _LARGER = (
 )
 
 
+def thrashing(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
+    if not is_thrashing(replica, figures):
+        return None
+    what, turn = "prompts come again, but their blocks have been evicted by then", _LARGER
+    if replica.resent_share is None:
+        what = "its cache is full and always being replaced, with few hits: it is too small, or no prompts are alike"
+        turn = "ask a router, which knows the prompts that come again (--router), or " + _LARGER
+    replaced: dict[str, float | str] = {"replaced_per_minute": replaced_per_minute(replica, figures)}
+    return Diagnosis(what, turn, evictions(replica, figures) | replaced)
+
+
 def cache_too_small(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
-    lost = lost_share(replica)
-    if replica.prompts < ENOUGH_PROMPTS or not is_full(replica) or lost is None or lost < LOST:
+    if replica.prompts < ENOUGH_PROMPTS or not is_too_small(replica):
         return None
-    if is_thrashing(replica, figures) or salts_differ(replica) or is_off(replica) or is_billed(replica):
+    if is_thrashing(replica, figures) or hits_nothing(replica):
         return None
-    assert replica.own is not None and replica.own.full is not None, "it is full"
     return Diagnosis(
         "the prompts that come again need more blocks than the cache holds",
         _LARGER
         + "; `warmroute size` shows how much fits in memory, `warmroute simulate` how many more hits that brings",
-        {
-            "cache_full": replica.own.full,
-            "hit_share": replica.hit_share or 0.0,
-            "resent_share": replica.resent_share or 0.0,
-            "evicted_blocks_per_s": (replica.own.evicted_blocks or 0) / figures.window_s,
-        },
+        evictions(replica, figures),
     )
 
 
@@ -155,25 +149,23 @@ def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     hits, prompts_per_s = replica.hit_share, replica.prompts / figures.window_s
     if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_MISSES:
         return None
-    lost, tails = lost_share(replica), tail_share(replica)
-    if is_off(replica) or salts_differ(replica) or is_billed(replica) or is_thrashing(replica, figures):
+    if hits_nothing(replica) or is_thrashing(replica, figures) or is_too_small(replica):
         return None  # which other rules say
-    if (is_full(replica) and lost is not None and lost >= LOST) or (tails is not None and tails >= TAILS):
+    if (tail_share(replica) or 0.0) >= TAILS:
         return None
     evidence: dict[str, float | str] = {"prompts_per_s": prompts_per_s, "hit_share": hits}
-    if replica.own is not None and replica.own.usage is not None:
-        evidence["kv_usage"] = replica.own.usage
-    router, resent = figures.router, replica.resent_share
+    if replica.says.usage is not None:
+        evidence["kv_usage"] = replica.says.usage
+    router = figures.router
     missed = router.missed_tokens / router.chosen_tokens if router and router.chosen_tokens else 0.0
     if missed >= RESENT:
-        evidence["held_elsewhere_share"] = missed
         return Diagnosis(
             "it is busy and has few cache hits: other replicas held the prefixes of its prompts",
             f"route by prefix: --policy cost instead of {router.policy if router else 'another'}",
-            evidence,
+            evidence | {"held_elsewhere_share": missed},
         )
-    if resent is not None:
-        evidence["resent_share"] = resent
+    if replica.resent_share is not None:
+        evidence["resent_share"] = replica.resent_share
     return Diagnosis(
         "it is busy and has few cache hits: its prompts share no prefixes",
         "put shared content first (instructions, tools, documents), and changing content last (times, names, ids)",
@@ -182,8 +174,8 @@ def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
 
 
 def kv_nearly_full(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    own = replica.own
-    if own is None or own.usage is None or own.usage < OPERATING_POINT:
+    own = replica.says
+    if own.usage is None or own.usage < OPERATING_POINT:
         return None
     return Diagnosis(
         "running requests hold nearly all of its KV cache: above 85 to 90 %, a burst finds no room",
@@ -193,8 +185,8 @@ def kv_nearly_full(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def too_few_at_once(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    own, routed = replica.own, replica.routed
-    if own is None or not own.waiting or not own.running or own.usage is None or own.usage >= OPERATING_POINT:
+    own, routed = replica.says, replica.routed
+    if not own.waiting or not own.running or own.usage is None or own.usage >= OPERATING_POINT:
         return None
     if routed is not None and (not routed.busy or min(routed.busy) <= own.running):
         return None  # its queue was empty in between
@@ -207,8 +199,8 @@ def too_few_at_once(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def preemptions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    count = replica.own.preemptions if replica.own is not None else None
-    if count is None or count < LEAST_PREEMPTED or count < PREEMPTED * replica.prompts:
+    count = replica.says.preemptions or 0.0
+    if count < LEAST_PREEMPTED or count < PREEMPTED * replica.prompts:
         return None
     return Diagnosis(
         "running requests lost their blocks to others, and were computed again",
@@ -235,12 +227,11 @@ def prompts_not_block_aligned(replica: ReplicaFigures, _: Figures) -> Diagnosis 
 def caching_off(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if not is_off(replica):
         return None
-    assert replica.own is not None, "nobody else can say so"
-    said = replica.own.caching is False
+    own = replica.says
     return Diagnosis(
         "its metrics say that prefix caching is off"
-        if said
+        if own.caching is False
         else "it has computed prompts, but never cached a block or had a hit",
         "start it with --enable-prefix-caching (SGLang: without --disable-radix-cache)",
-        {"prompt_tokens_ever": replica.own.prompt_tokens_ever, "cached_blocks": replica.own.cached_blocks or 0},
+        {"prompt_tokens_ever": own.prompt_tokens_ever, "cached_blocks": own.cached_blocks or 0},
     )

@@ -34,10 +34,6 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     cpu_wait_s: float | None = None  # could run, and had no processor
 
 
-# What a router says of a replica, by the same names in its answers, in the dashboard's rows and in these figures.
-SAID = ("why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
-
-
 class RoutingFigures(Struct, frozen=True, kw_only=True):
     """A router's figures of one replica."""
 
@@ -87,38 +83,53 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
     routed: RoutingFigures | None = None  # None: no router knows it
 
     @property
+    def says(self) -> EngineFigures:
+        """Its own figures, all of which are unknown if its /metrics cannot be read."""
+        return self.own or _UNREAD
+
+    @property
+    def told(self) -> RoutingFigures:
+        """The router's figures, with nothing to find in them if no router knows it."""
+        return self.routed or _UNROUTED
+
+    @property
+    def is_sent_requests(self) -> bool:
+        return self.routed is not None and self.routed.available
+
+    @property
     def prompts(self) -> float:
-        return self.own.prompts if self.own else self.routed.requests if self.routed else 0
+        return self.own.prompts if self.own else self.told.requests
 
     @property
     def prompt_tokens(self) -> float:
-        return self.own.prompt_tokens if self.own else self.routed.prompt_tokens if self.routed else 0
+        return self.own.prompt_tokens if self.own else self.told.prompt_tokens
 
     @property
     def hit_share(self) -> float | None:
         """The share of prompt tokens found in the cache, by the engine's metrics or else by its responses."""
-        if self.own is not None and self.own.query_tokens and self.own.hit_tokens is not None:
-            return self.own.hit_tokens / self.own.query_tokens
-        if self.routed is not None and self.routed.predictions and self.routed.prompt_tokens:
-            return min(1.0, self.routed.reported_blocks * self.block_tokens / self.routed.prompt_tokens)
+        if self.says.query_tokens and self.says.hit_tokens is not None:
+            return self.says.hit_tokens / self.says.query_tokens
+        if self.told.predictions and self.told.prompt_tokens:
+            return min(1.0, self.told.reported_blocks * self.block_tokens / self.told.prompt_tokens)
         return None
 
     @property
     def resent_share(self) -> float | None:
         """The share of prompt tokens that begin an earlier prompt sent there."""
-        if self.routed is None or not self.routed.prompt_tokens:
-            return None
-        return self.routed.resent_tokens / self.routed.prompt_tokens
+        return self.told.resent_tokens / self.told.prompt_tokens if self.told.prompt_tokens else None
 
     @property
     def salted_anew_share(self) -> float:
         """The share of prompts with a cache salt that is new there."""
-        return self.routed.new_salts / self.routed.requests if self.routed and self.routed.requests else 0.0
+        return self.told.new_salts / self.told.requests if self.told.requests else 0.0
 
     @property
     def billed_share(self) -> float:
         """The share of prompts that begin with a line that changes with every request."""
-        return self.routed.billed / self.routed.requests if self.routed and self.routed.requests else 0.0
+        return self.told.billed / self.told.requests if self.told.requests else 0.0
+
+
+_UNREAD, _UNROUTED = EngineFigures(), RoutingFigures()
 
 
 class DecisionSample(Struct, frozen=True, kw_only=True):

@@ -12,37 +12,28 @@ TRUSTED = 1.0  # less means repeated wrong claims that no event explains
 WRONG = 0.05  # share of predictions that no later event explains
 PREDICTIONS = 20
 SHOWN = 5  # names
+PARTIAL = ("partial", "syncing")  # states
 APPROXIMATE = 0.01  # share of prompts: some have parts without tokens (images)
 MISMATCH = "the tokenizer here is not that of"
 SHAPE = "shape"  # the reason of prompts whose shape is not verified
 
 
-def _routed(replica: ReplicaFigures) -> bool:
-    """Tell whether the router sends requests to the replica."""
-    return replica.routed is not None and replica.routed.available
-
-
 def no_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    own, routed = replica.own, replica.routed
-    if routed is not None:
-        missing = routed.available and not routed.has_events
-    else:
-        missing = own is not None and own.sends_events is False
+    routed = replica.routed
+    missing = replica.says.sends_events is False if routed is None else routed.available and not routed.has_events
     if not missing or is_off(replica):
         return None
-    why = f": {routed.inexact}" if routed is not None and routed.inexact else ""
-    return Diagnosis(
-        f"the router follows no events of this replica, and estimates what it has cached{why}"
-        if routed is not None
-        else "it sends no events: a router can only estimate what it has cached",
-        profile_of(replica.engine).events_advice,
-        {"engine": replica.engine, "state": routed.state if routed else "unknown"},
-    )
+    what = "it sends no events: a router can only estimate what it has cached"
+    if routed is not None:
+        why = f": {routed.inexact}" if routed.inexact else ""
+        what = f"the router follows no events of this replica, and estimates what it has cached{why}"
+    state = routed.state if routed else "unknown"
+    return Diagnosis(what, profile_of(replica.engine).events_advice, {"engine": replica.engine, "state": state})
 
 
 def false_claims(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or not _routed(replica) or not _claims_falsely(replica):
+    routed = replica.told
+    if not replica.is_sent_requests or not _claims_falsely(replica):
         return None
     return Diagnosis(
         f"its events cannot be true: {routed.overclaim}"
@@ -55,19 +46,14 @@ def false_claims(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def _claims_falsely(replica: ReplicaFigures) -> bool:
-    routed = replica.routed
-    return routed is not None and (routed.overclaim is not None or routed.honesty < TRUSTED)
+    return replica.told.overclaim is not None or replica.told.honesty < TRUSTED
 
 
 def index_inexact(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if (
-        routed is None
-        or _claims_falsely(replica)
-        or not _routed(replica)
-        or not routed.has_events
-        or routed.state not in ("partial", "syncing")
-    ):
+    routed = replica.told
+    if _claims_falsely(replica) or not replica.is_sent_requests or not routed.has_events:
+        return None
+    if routed.state not in PARTIAL:
         return None
     return Diagnosis(
         f"the router knows only part of its cache: {routed.inexact or routed.state}",
@@ -78,8 +64,8 @@ def index_inexact(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def event_lag(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or not _routed(replica) or routed.lag_batches < LAG_BATCHES:
+    routed = replica.told
+    if not replica.is_sent_requests or routed.lag_batches < LAG_BATCHES:
         return None
     return Diagnosis(
         "its events arrive late: the router decides by an outdated view of its cache",
@@ -89,42 +75,36 @@ def event_lag(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def event_losses(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or not _routed(replica):
-        return None
-    if routed.lost_batches < LOST_BATCHES and routed.gaps < GAPS and not routed.digest_mismatches:
+    routed = replica.told
+    is_complete = routed.lost_batches < LOST_BATCHES and routed.gaps < GAPS and not routed.digest_mismatches
+    if is_complete or not replica.is_sent_requests:
         return None
     return Diagnosis(
         "some of its events are lost on the way" + ("" if routed.lost_batches else ", and had to be requested again"),
         "check the network between them; enlarge the replica's replay buffer (vLLM: buffer_steps) and its "
         "send queue (hwm), and give the router the replay socket",
-        {
-            "lost_batches": routed.lost_batches,
-            "gaps": routed.gaps,
-            "repairs": routed.repairs,
-            "digest_mismatches": routed.digest_mismatches,
-        },
+        {name: getattr(routed, name) for name in ("lost_batches", "gaps", "repairs", "digest_mismatches")},
     )
 
 
 def unknown_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or not _routed(replica) or not routed.unknown:
+    unknown = replica.told.unknown
+    if not replica.is_sent_requests or not unknown:
         return None
-    names = sorted(routed.unknown)
+    names = sorted(unknown)
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return Diagnosis(
         f"its events have parts that the router does not read: {shown}",
         "look whether a newer version of the router reads them: they may change what its cache holds",
-        {"unknown": shown, "times": sum(routed.unknown.values())},
+        {"unknown": shown, "times": sum(unknown.values())},
     )
 
 
 def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or is_off(replica) or not _routed(replica) or _claims_falsely(replica):
+    routed = replica.told
+    if is_off(replica) or not replica.is_sent_requests or _claims_falsely(replica):
         return None
-    if routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES:
+    if routed.state in PARTIAL or routed.lag_batches >= LAG_BATCHES:
         return None  # which says why
     often = routed.predictions >= PREDICTIONS and routed.wrong_predictions >= WRONG * routed.predictions
     if not often and not routed.resyncs:
@@ -147,7 +127,7 @@ def approximate_prompts(figures: Figures) -> Diagnosis | None:
         return None
     count = sum(router.approximate.values())
     # Exact prompts would not help where no replica has events: there are no tokens to match.
-    has_tokens = any(one.routed is not None and one.routed.has_events for one in figures.replicas)
+    has_tokens = any(one.routed is not None and one.told.has_events for one in figures.replicas)
     if not count or count < APPROXIMATE * router.requests or not has_tokens:
         return None
     reason = max(router.approximate, key=lambda why: router.approximate[why])

@@ -26,8 +26,8 @@ NEW_SALTS = 0.5  # a tenant's salt is new only once
 
 
 def replica_down(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or routed.available or _drains(replica) or engine_stalled(replica, _):
+    routed = replica.told
+    if routed.available or _drains(replica) or engine_stalled(replica, _):
         return None
     return Diagnosis(
         f"it takes no requests: {routed.why or 'the router gives no reason'}",
@@ -37,9 +37,8 @@ def replica_down(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def engine_stalled(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    why = routed.why if routed is not None and not routed.available else None
-    if why is None or not why.startswith(STALLED):
+    why = _reason(replica)
+    if not why.startswith(STALLED):
         return None
     return Diagnosis(
         f"{why}; its server answers health checks all the same, so nobody else notices",
@@ -49,16 +48,19 @@ def engine_stalled(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     )
 
 
+def _reason(replica: ReplicaFigures) -> str:
+    """Why it takes no requests."""
+    return "" if replica.told.available else replica.told.why or ""
+
+
 def _drains(replica: ReplicaFigures) -> bool:
-    own, routed = replica.own, replica.routed
-    said = routed.why if routed is not None and not routed.available else None
-    return said in ("draining", "it drains") or (own is not None and own.draining)
+    return _reason(replica) in ("draining", "it drains") or replica.says.draining
 
 
 def replica_draining(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if not _drains(replica):
         return None
-    by_operator = replica.routed is not None and replica.routed.why == "draining"
+    by_operator = replica.told.why == "draining"
     return Diagnosis(
         "it is draining: the other replicas get its share of the requests"
         + ("" if by_operator else "; the replica itself reports it"),
@@ -68,8 +70,8 @@ def replica_draining(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
-    routed = replica.routed
-    if routed is None or not routed.available or not (routed.faults or routed.restarts or routed.breaker != "closed"):
+    routed = replica.told
+    if not routed.available or not (routed.faults or routed.restarts or routed.breaker != "closed"):
         return None
     restarted = "; it restarted with an empty cache" if routed.restarts else ""
     return Diagnosis(
@@ -80,7 +82,7 @@ def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | N
 
 
 def name_taken(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    taken = replica.routed.taken_names if replica.routed is not None else {}
+    taken = replica.told.taken_names
     if not taken:
         return None
     name, base = next(iter(taken.items()))
@@ -93,8 +95,8 @@ def name_taken(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
 
 
 def starved_of_cpu(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
-    waited_s = replica.own.cpu_wait_s if replica.own is not None else None
-    if waited_s is None or waited_s < max(STARVED * figures.window_s, LEAST_STARVED_S):
+    waited_s = replica.says.cpu_wait_s or 0.0
+    if waited_s < max(STARVED * figures.window_s, LEAST_STARVED_S):
         return None
     return Diagnosis(
         "its engine could run and had no processor for much of the time, so that its tokens come late",
@@ -113,10 +115,9 @@ def no_replicas(figures: Figures) -> Diagnosis | None:
 def requests_refused(figures: Figures) -> Diagnosis | None:
     router = figures.router
     by_code = {code: count for code, count in router.refused.items() if code in CROWDED and count} if router else {}
-    by_replica = {}  # refused to clients: a router retries at another replica in time
-    for one in figures.replicas:
-        if count := one.routed.refused if one.routed is not None else one.own.refused if one.own is not None else 0.0:
-            by_replica[one.name] = count
+    # Refused to clients: a router retries at another replica in time.
+    by_replica = {one.name: one.says.refused if one.routed is None else one.told.refused for one in figures.replicas}
+    by_replica = {name: count for name, count in by_replica.items() if count}
     refused = sum(by_code.values()) + sum(by_replica.values())
     answered = router.requests if router else sum(one.prompts for one in figures.replicas)
     if not refused or refused < REFUSED * (answered + refused):
@@ -164,7 +165,7 @@ def _by_model(figures: Figures) -> list[list[ReplicaFigures]]:
     """Groups of available replicas with the same model."""
     groups: dict[str, list[ReplicaFigures]] = defaultdict(list)
     for one in figures.replicas:
-        if one.routed is not None and one.routed.available:
+        if one.is_sent_requests:
             groups[one.model].append(one)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -187,7 +188,7 @@ def _bunched(choices: Sequence[DecisionSample]) -> dict[str, float | str]:
 
 def _oscillating(replicas: Sequence[ReplicaFigures]) -> dict[str, float | str]:
     """Figures of long queues at one, changing replica and hardly any elsewhere."""
-    readings = list(zip(*(one.routed.queued_tokens for one in replicas if one.routed is not None), strict=False))
+    readings = list(zip(*(one.told.queued_tokens for one in replicas), strict=False))
     long = [reading for reading in readings if sum(reading) >= QUEUE_TOKENS]
     if len(long) < QUEUE_READINGS:
         return {}
@@ -207,7 +208,7 @@ def hot_replica(figures: Figures) -> Diagnosis | None:
 
 
 def _hottest(replicas: Sequence[ReplicaFigures], router: RouterFigures | None) -> Diagnosis | None:
-    readings = list(zip(*(one.routed.busy for one in replicas if one.routed is not None), strict=False))
+    readings = list(zip(*(one.told.busy for one in replicas), strict=False))
     if not readings:
         return None
     means = [sum(each) / len(readings) for each in zip(*readings, strict=True)]

@@ -230,7 +230,7 @@ async def test_a_point_that_fails_is_counted_in_the_next_one(monkeypatch: pytest
         for name in ("r0", "r1"):
             sampled = taken.sampled(running.member(name))
             assert sampled is not None
-            assert (sampled.counts.since(sampled.before).requests, len(sampled.series)) == (2, 2), name
+            assert (sampled.counts.since(sampled.before).requests, len(sampled.series.columns()["at"])) == (2, 2), name
 
 
 async def test_a_query_chooses_the_rows_and_one_that_cannot_be_used_is_refused() -> None:

@@ -16,7 +16,7 @@ TOTALS = Totals(*[0] * len(Totals.__struct_fields__))
 
 
 def fleet(*rows: Row) -> Fleet:
-    return Fleet(0.0, 0.0, TOTALS, {}, list(rows))
+    return Fleet(0.0, 0.0, TOTALS, {}, list(rows), [])
 
 
 def names(rows: list[Row]) -> list[str]:

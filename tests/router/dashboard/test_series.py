@@ -18,9 +18,7 @@ def test_it_holds_the_newest_points_oldest_first(most: int, points: list[tuple[f
     series = Series(NAMES, most)
     for number, point in enumerate(points):
         series.add(float(number), point)
-        series.check()
         kept = list(enumerate(points[: number + 1]))[-most:]
-        assert len(series) == len(kept)
         assert series.columns() == {
             "at": [float(at) for at, _ in kept],
             "one": [one for _, (one, _) in kept],
@@ -33,10 +31,3 @@ def test_numbers_are_shown_as_they_were_given(value: float, shown: float | None)
     series = Series(("one",), 1)
     series.add(0.0, [value])
     assert series.columns()["one"] == [shown]
-
-
-def test_a_full_ring_takes_no_more_room() -> None:
-    series = Series(NAMES, 5)
-    for number in range(1000):
-        series.add(float(number), (1.0, 2.0))
-    assert len(series._at_s) == 5 and len(series._values) == 10

@@ -1,28 +1,34 @@
-"""The application in a terminal of memory, before a router; and what can be read on its screen."""
+"""The screen of `warmroute top` before a router, without a terminal; and what can be read on it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
+from threading import Thread
 from typing import Any
 
-from textual.pilot import Pilot
+from rich.cells import set_cell_size
 
-from router.console.top.app import Top
-from router.console.top.poller import Poller, RouterClient
+from router.console.asking import Client
+from router.console.top.poller import ROUTER, TIMEOUT_S, Poller
+from router.console.top.screen import Screen
 
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
 INTERVAL_S = 0.1
 SMALL = (80, 24)
+TITLES = re.compile(r"(replica|prefix tokens|decided)[ ▲▼]")
 
 
 class Shown:
-    def __init__(self, app: Top, pilot: Pilot[None]) -> None:
-        self.app = app
-        self.pilot = pilot
+    def __init__(self, poller: Poller, size: tuple[int, int]) -> None:
+        self.poller = poller
+        self.screen = Screen(poller)
+        self.size = size
 
     @property
     def lines(self) -> list[str]:
-        return [strip.text.rstrip() for strip in self.app.screen._compositor.render_strips()]
+        drawn = ("".join(text for text, _ in line) for line in self.screen.lines(*self.size))
+        return [set_cell_size(line, self.size[0]).rstrip() for line in drawn]
 
     @property
     def text(self) -> str:
@@ -35,19 +41,22 @@ class Shown:
         """In the details of something."""
         return self.line_of(f"   {label} ").removeprefix(f"   {label}").strip()
 
-    def first_cells(self, table: str) -> list[str]:
-        """The first cell of each visible row of a table."""
-        view = self.app.views[table]
-        top = view.region.y + 1
-        return [line.split()[0] for line in self.lines[top : view.region.bottom] if line.strip()]
+    def rows(self, title: str) -> list[str]:
+        """The first cell of each row that can be seen of the table with this first title."""
+        lines = self.lines
+        top = next(y for y, line in enumerate(lines) if (found := TITLES.match(line)) and found[1] == title)
+        below = next((y for y in range(top + 1, len(lines)) if TITLES.match(lines[y])), len(lines) - 1)
+        return [line.split()[0] for line in lines[top + 1 : below] if line]
+
+    def cursor(self) -> str:
+        """The first cell of the row in front."""
+        marked = [line for line in self.screen.lines(*self.size) if any("on #264f78" in style for _, style in line)]
+        return "".join(text for text, _ in marked[0]).split()[0]
 
     async def press(self, *keys: str) -> None:
-        """Press them; return when the screen stands still: what is shown is laid out after what was pressed for it."""
-        await self.pilot.press(*keys)
-        before = ""
-        while before != self.text:
-            before = self.text
-            await self.pilot.pause()
+        for key in keys:
+            _ = self.lines
+            await asyncio.to_thread(self.screen.press, key)  # some ask the router
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         try:
@@ -62,11 +71,16 @@ class Shown:
 
 
 @asynccontextmanager
-async def shown(url: str, key: str | None = None, size: tuple[int, int] = SMALL, **how: Any) -> AsyncIterator[Shown]:
-    async with aclosing(RouterClient(url, key)) as client:
-        poller = Poller(client, INTERVAL_S, **how)
-        await poller.poll()
-        app = Top(poller, INTERVAL_S)
-        async with app.run_test(size=size, notifications=True) as pilot:
-            await pilot.pause()
-            yield Shown(app, pilot)
+async def shown(
+    url: str, key: str | None = None, size: tuple[int, int] = SMALL, timeout_s: float = TIMEOUT_S, **how: Any
+) -> AsyncIterator[Shown]:
+    poller = Poller(Client(url, key, ROUTER, timeout_s), INTERVAL_S, **how)
+    await asyncio.to_thread(poller.poll)
+    polling = Thread(target=poller.run)
+    polling.start()
+    try:
+        yield Shown(poller, size)
+    finally:
+        poller.ended = True
+        poller.due.set()
+        await asyncio.to_thread(polling.join)

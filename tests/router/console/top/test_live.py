@@ -1,6 +1,7 @@
 """`warmroute top` as people have it: a whole router, simulated replicas, traffic, a terminal, and all of it fails."""
 
 import asyncio
+import os
 import signal
 import termios
 from collections.abc import Iterator
@@ -49,10 +50,10 @@ async def test_traffic_is_seen_with_exact_caches_and_true_predictions(replicas: 
             await states(screen, "exact", "exact")
             await asked(running, "Why?", "Why is that so?", "Where to?")
             await screen.until_text("You answer questions about ships", "cold: lowest cost")
-            await screen.until(lambda: screen.app.poller.decisions[0].reported_cached_tokens, "a hit is reported")
-            hit = screen.app.poller.decisions[0]
+            await screen.until(lambda: screen.poller.seen.decisions[0].of.reported_cached_tokens, "a hit is reported")
+            hit = screen.poller.seen.decisions[0].of
             assert (hit.reported_cached_tokens or 0) >= (hit.predicted_cached_tokens or 0) > 0
-            row = next(one for one in screen.app.poller.replicas if one.name == hit.chosen)
+            row = next(one.of for one in screen.poller.seen.replicas if one.key == hit.chosen)
             assert row.load.total_blocks == 512 and row.index.blocks["GPU"] > 20
             assert row.heard_age_s is not None and row.heard_age_s < 5
             await screen.until(lambda: "%" in screen.line_of(f"{hit.chosen} "), "its cache is in use")
@@ -68,8 +69,8 @@ async def test_a_killed_replica_is_down_and_its_restart_is_news(replicas: Fleet)
             await asyncio.to_thread(replicas.start, 1)
             await states(screen, "exact", "exact")
             await screen.press("2")
-            assert screen.app.poller.history.risen("r1") & {"restarts", "reconnects", "repairs"}
-            assert not screen.app.poller.history.risen("r0")
+            risen = {row.key: row.recent.risen for row in screen.poller.seen.replicas}
+            assert risen["r1"] & {"restarts", "reconnects", "repairs"} and not risen["r0"]
 
 
 async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replicas: Fleet) -> None:
@@ -80,10 +81,10 @@ async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replic
             await states(screen, "exact", "exact")
             first.process.kill()
             await screen.until_text("NO ANSWER, figures")
-            assert screen.first_cells("replicas") == ["r0", "r1"]
+            assert screen.rows("replica") == ["r0", "r1"]
             await asyncio.to_thread(first.end, None)
             again = await asyncio.to_thread(stack.enter_context, router(*replicas.as_options, port=port))
-            await screen.until(lambda: not screen.app.poller.is_stale, "it is found again")
+            await screen.until(lambda: not screen.poller.seen.is_stale, "it is found again")
             await states(screen, "exact", "exact")
             assert again.port == port and "NO ANSWER" not in screen.text
 
@@ -95,8 +96,8 @@ async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
             await screen.press("d", "y")
             await states(screen, "draining", "exact")
             await asked(running, *(f"{number} ships?" for number in range(4)))
-            await screen.until(lambda: len(screen.app.poller.decisions) == 4, "all are decided")
-            assert {one.chosen for one in screen.app.poller.decisions} == {"r1"}
+            await screen.until(lambda: len(screen.poller.seen.decisions) == 4, "all are decided")
+            assert {one.of.chosen for one in screen.poller.seen.decisions} == {"r1"}
             await screen.press("d", "y")
             await states(screen, "exact", "exact")
 
@@ -121,3 +122,18 @@ def test_the_terminal_is_left_as_it_was_found(replicas: Fleet, way: str) -> None
         assert screen.written.rindex(b"\x1b[?25h") > screen.written.rindex(b"\x1b[?25l")  # the cursor
         assert b"Traceback" not in screen.written
         assert termios.tcgetattr(screen.theirs) == screen.before
+
+
+def test_it_is_suspended_and_drawn_again(replicas: Fleet) -> None:
+    with router(*replicas.as_options) as running, terminal("top", running.url, "--interval", "0.2") as screen:
+        screen.read_until(b"q quit")
+        screen.type(b"\x1a")
+        screen.read_until(b"\x1b[?1049l")
+        _, status = os.waitpid(screen.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert termios.tcgetattr(screen.theirs) == screen.before
+        screen.written = b""
+        screen.process.send_signal(signal.SIGCONT)
+        screen.read_until(b"q quit")
+        screen.type(b"q")
+        assert screen.end() == 0

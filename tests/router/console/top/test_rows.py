@@ -4,50 +4,49 @@ from typing import Any
 
 import pytest
 
-from router.console.top import details
-from router.console.top.heading import empty_text, heading
-from router.console.top.history import Rates
-from router.console.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, RouterClient
-from router.console.top.table import Table
+from router.console.asking import Client
+from router.console.formatting import natural
+from router.console.table import Line, Table
+from router.console.top.details import details_of
+from router.console.top.history import NOTHING, Recent
+from router.console.top.poller import DECISIONS, Poller, Seen
+from router.console.top.screen import Screen, heading
 from router.console.top.tables import (
     BAD,
-    Branch,
+    FIGURES,
+    STREAMS,
     Row,
-    branches_of,
     cached_tokens,
     decision_table,
-    event_table,
-    natural,
+    prefix_rows,
     prefix_table,
     replica_table,
-    rows_of,
     saved_tokens,
 )
 from router.placement.verdict import Portion
-from router.prompts.prefixes.tree import Prefix, Shared
 from router.responses import FeedState, Index, Load, ReplicaStatus
 from tests.router.console.top.samples import a_decision, a_prefix, a_replica
 
-RATES = Rates(12.5, 18000.0, 1700.0, 26.0, 240.0, 200.0, 8.0)
+RECENT = Recent(frozenset(), 12.5, 18000.0, 16300.0, 240.0, 200.0, 8.0, 26.0)
 
 
-def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:
+def cells(table: Table[Any], item: Any, recent: Recent = NOTHING, width: int = 200) -> dict[str, str]:
     """By the titles of their columns."""
-    table.show([item])
-    texts = [text for text, _ in table.line(item, width)][::2]
-    return {placed.column.title: text.strip() for placed, text in zip(table.layout(width), texts, strict=True)}
+    table.show([item if isinstance(item, Row) else Row("0", item, recent)])
+    titles, line = table.lines(width, 2)
+    return {title.strip(" ▼"): text.strip() for (title, _), (text, _) in zip(titles, line, strict=True)}
 
 
-def styles(table: Table[Any], item: Any) -> dict[str, str]:
-    return {column.title: column.style(item) for column in table.columns}
+def styles(table: Table[Any], item: Any, recent: Recent = NOTHING) -> dict[str, str]:
+    return {column.title: column.style(Row("0", item, recent)) for column in table.columns}
 
 
-def known(*replicas: ReplicaStatus, **what: Any) -> Poller:
-    poller = Poller(RouterClient("http://router:8000", None), 1.0)
-    poller.replicas = list(replicas)
-    for name, value in what.items():
-        setattr(poller, name, value)
-    return poller
+def seen(*replicas: ReplicaStatus, **what: Any) -> Seen:
+    return Seen("http://router:8000", [Row(one.name, one) for one in replicas], **what)
+
+
+def plain(lines: list[Line]) -> list[str]:
+    return ["".join(text for text, _ in line) for line in lines]
 
 
 # ---- replicas and their events
@@ -55,7 +54,7 @@ def known(*replicas: ReplicaStatus, **what: Any) -> Poller:
 
 def test_a_replica_is_a_row() -> None:
     replica = a_replica(load=Load(900, 4, 2, 3, 8000.0, total_blocks=1000))
-    assert cells(replica_table(), Row(replica, RATES, frozenset())) == {
+    assert cells(replica_table(FIGURES), replica, RECENT) == {
         "replica": "r0",
         "state": "exact",
         "cache": "█     25%",
@@ -75,22 +74,22 @@ def test_a_replica_is_a_row() -> None:
 
 def test_unknown_figures_are_dashes_with_the_reason() -> None:
     replica = ReplicaStatus("r0", available=False, why="not reached yet", load=Load())
-    found = cells(replica_table(), Row(replica, None, frozenset()))
+    found = cells(replica_table(FIGURES), replica)
     assert {title for title, text in found.items() if text == "-"} == {
-        *("cache", "hits", "queued", "run", "wait", "req/s", "tokens/s", "each", "prefill/s", "can/s", "heard")
+        *("cache", "hits", "req/s", "tokens/s", "each", "prefill/s", "can/s", "heard")
     }
     assert (found["state"], found["why"]) == ("down", "not reached yet")
 
 
 def test_a_late_heartbeat_is_marked() -> None:
-    assert styles(replica_table(), Row(a_replica(heard_age_s=0.3), None, frozenset()))["heard"] == ""
-    assert styles(replica_table(), Row(a_replica(heard_age_s=1.3), None, frozenset()))["heard"] == BAD
+    assert styles(replica_table(FIGURES), a_replica(heard_age_s=0.3))["heard"] == ""
+    assert styles(replica_table(FIGURES), a_replica(heard_age_s=1.3))["heard"] == BAD
 
 
 def test_events_are_counted_and_what_rose_is_marked() -> None:
     events = FeedState(seq=1500, lag_batches=2, gaps=1, repairs=3, digest_mismatches=1, last_event_age_s=0.4)
-    row = Row(a_replica(events=events), RATES, frozenset({"gaps"}))
-    found = cells(event_table(), row)
+    replica, recent = a_replica(events=events), RECENT._replace(risen=frozenset({"gaps"}))
+    found = cells(replica_table(STREAMS), replica, recent)
     assert found == {
         "replica": "r0",
         "state": "exact",
@@ -106,15 +105,14 @@ def test_events_are_counted_and_what_rose_is_marked() -> None:
         "reconnects": "0",
         "accuracy": "100.0%",
     }
-    marked = styles(event_table(), row)
+    marked = styles(replica_table(STREAMS), replica, recent)
     assert (marked["gaps"], marked["digests"], marked["lost"]) == (BAD, "", "dim")
-    without = cells(event_table(), Row(a_replica(events=None), RATES, frozenset()))
+    without = cells(replica_table(STREAMS), a_replica(events=None), RECENT)
     assert (without["batch/s"], without["gaps"]) == ("-", "-")
 
 
 def test_replicas_are_in_the_order_that_people_count_in() -> None:
-    rows = rows_of(known(*(a_replica(name) for name in ("r10", "r9", "a"))))
-    assert [row.replica.name for row in rows] == ["a", "r9", "r10"]
+    assert sorted(["r10", "r9", "a"], key=natural) == ["a", "r9", "r10"]
     assert sorted(["10", "a1", "9b", ""], key=natural) == ["", "9b", "10", "a1"]
     assert natural("9" * 5000) > natural("9")  # more digits than a number is read from
 
@@ -124,42 +122,42 @@ def test_replicas_are_in_the_order_that_people_count_in() -> None:
 
 def test_prefixes_are_indented_below_what_they_come_after() -> None:
     below = a_prefix(begin=1024, tokens=64, prompts=3, held_by=0, replicas=[], exact=False)
-    poller = known(shared=Shared(prompts=11, span_s=3.0, texts=True, prefixes=[a_prefix(below=[below]), a_prefix()]))
-    first, second, third = branches_of(poller)
-    assert (first.key, second.key, third.key) == ("0", "0.0", "1") and second.above == (first.prefix,)
+    first, second, third = prefix_rows([a_prefix(below=[below]), a_prefix()])
+    assert (first.key, second.key, third.key) == ("0", "0.0", "1") and second.above == (first.of,)
     table = prefix_table()
     assert cells(table, first)["text"] == "system: You are a helpful assistant."
     assert (cells(table, first)["saves"], cells(table, second)["held by"]) == ("10k", "nobody")
-    assert saved_tokens(first.prefix) == 10 * 1024
+    assert saved_tokens(first.of) == 10 * 1024
     table.show([second, first])
     assert table.shown == [first, second]  # what a cache saves most by
-    assert table.line(second, 80)[0][0].rstrip() == "~+64"
-    table.sort_by(None)
-    assert table.line(second, 80)[0][0].rstrip() == "  ~+64"
+    assert table.lines(80, 9)[2][0][0].rstrip() == "~+64"
+    table.sorted_by = None
+    table.show()
+    assert table.lines(80, 9)[1][0][0].rstrip() == "  ~+64"
 
 
 def test_the_cursor_stays_on_its_prefix_while_others_come_before_it() -> None:
     table = prefix_table()
-    table.sort_by(None)
+    table.sorted_by = None
     one, other = a_prefix(id="m 01", text="one"), a_prefix(id="m 02", text="other")
-    table.show(branches_of(known(shared=Shared(prompts=2, span_s=3.0, texts=True, prefixes=[one]))))
-    table.show(branches_of(known(shared=Shared(prompts=4, span_s=3.0, texts=True, prefixes=[other, one]))))
-    assert table.current is not None and table.current.prefix == one
+    table.show(prefix_rows([one]))
+    table.show(prefix_rows([other, one]))
+    assert table.current is not None and table.current.of == one
 
 
 def test_models_are_named_where_there_are_several() -> None:
     table = prefix_table()
-    branches = [Branch(a_prefix(model=model), (), model) for model in ("a", "b")]
-    table.show(branches)
-    assert "model" in "".join(text for text, _ in table.head(120))
-    table.show(branches[:1])
-    assert "model" not in "".join(text for text, _ in table.head(120))
+    rows = [Row(model, a_prefix(model=model)) for model in ("a", "b")]
+    table.show(rows)
+    assert "model" in plain(table.lines(120, 1))[0]
+    table.show(rows[:1])
+    assert "model" not in plain(table.lines(120, 1))[0]
 
 
 def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
-    branch = Branch(a_prefix(text="\x1b[2J\x07 gone \u202e"), (), "0")
-    assert cells(prefix_table(), branch)["text"] == "\\x1b[2J\\x07 gone \\u202e"
-    drawn = "\n".join(line.plain for line in details.prefix_lines(branch, 80))
+    row = Row("0", a_prefix(text="\x1b[2J\x07 gone \u202e"))
+    assert cells(prefix_table(), row)["text"] == "\\x1b[2J\\x07 gone \\u202e"
+    drawn = "\n".join(plain(details_of(row, 80)))
     assert all(letter.isprintable() or letter == "\n" for letter in drawn)
 
 
@@ -196,77 +194,84 @@ def test_only_less_than_was_predicted_is_marked(reported: int | None, style: str
 
 
 def test_the_heading_counts_states_the_worst_last() -> None:
-    poller = known(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
-    first, second, third = [line.plain for line in heading(poller)]
+    known = seen(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
+    first, second, third = plain(heading(known, 0.0))
     assert first == "http://router:8000  3 replicas: 2 exact, 1 down"
     assert second.startswith("req/s -  tokens/s -  each -  prompt/s -  hits -")
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
 
 
 def test_the_heading_adds_up_the_replicas_and_takes_the_time_to_first_token_from_the_decisions() -> None:
-    poller = known(a_replica(load=Load(in_flight=2, waiting=3)), a_replica("r1", load=Load(in_flight=1)))
-    poller.decisions = [a_decision(ttft_s=0.1), a_decision(ttft_s=None), a_decision(ttft_s=0.3)]
-    assert heading(poller)[1].plain.endswith("  TTFT 200 ms  open 3  waiting 3")
+    replicas = a_replica(load=Load(in_flight=2, waiting=3)), a_replica("r1", load=Load(in_flight=1))
+    decisions = [Row("", a_decision(ttft_s=ttft_s)) for ttft_s in (0.1, None, 0.3)]
+    assert plain(heading(seen(*replicas, decisions=decisions), 0.0))[1].endswith("  TTFT 200 ms  open 3  waiting 3")
+
+
+def test_a_counter_that_rose_is_red_in_the_heading_unless_it_mends() -> None:
+    known = seen(a_replica(), total=RECENT._replace(risen=frozenset({"gaps", "repairs"})))
+    line = heading(known, 0.0)[2]
+    red = {name.strip() for (name, _), (_, style) in zip(line[::2], line[1::2], strict=True) if style == BAD}
+    assert red == {"gaps"}
 
 
 def test_the_heading_reports_a_silent_router_first() -> None:
-    poller = known(a_replica(), unreachable="connection refused")
-    assert heading(poller)[0].plain.startswith(" NO ANSWER: connection refused   http://router:8000")
-    assert heading(known())[0].plain == "http://router:8000  0 replicas"
+    known = seen(a_replica(), silence="connection refused")
+    assert plain(heading(known, 0.0))[0].startswith(" NO ANSWER: connection refused   http://router:8000")
+    assert plain(heading(known._replace(at_s=3.0), 10.0))[0].startswith(" NO ANSWER, figures 7.0s old: connection")
+    assert plain(heading(seen(), 0.0))[0] == "http://router:8000  0 replicas"
 
 
 def test_streams_are_missed_only_where_replicas_are() -> None:
-    assert heading(known(a_replica(events=None)))[2].plain == "no event streams"
-    assert heading(known())[2].plain == ""
+    assert plain(heading(seen(a_replica(events=None)), 0.0))[2] == "no event streams"
+    assert plain(heading(seen(), 0.0))[2] == ""
 
 
 def test_an_empty_table_says_why() -> None:
-    poller = known(refused={DECISIONS: "the admin key is needed"})
-    assert empty_text(poller, DECISIONS) == "the admin key is needed"
-    assert "has no replicas" in empty_text(poller, REPLICAS)
-    assert "share a prefix" in empty_text(poller, PREFIXES)
+    with Client("http://router:8000") as client:
+        screen = Screen(Poller(client, 1.0))
+        screen.show(seen(refused={DECISIONS: "the admin key is needed"}))
+        assert screen.empty("decisions") == "the admin key is needed"
+        assert "has no replicas" in screen.empty("replicas")
+        assert "share a prefix" in screen.empty("prefixes")
 
 
 # ---- one of them
 
 
-def lines_of(found: list[Any]) -> str:
-    return "\n".join(line.plain for line in found)
+def lines_of(of: Any, width: int = 80, recent: Recent = NOTHING, above: tuple[Any, ...] = ()) -> str:
+    return "\n".join(plain(details_of(Row("0", of, recent, above), width)))
 
 
 def test_everything_of_a_replica_can_be_seen() -> None:
-    row = Row(a_replica(inexact="2 batches are lost", state="partial"), RATES, frozenset())
-    drawn = lines_of(details.replica_lines(row))
+    drawn = lines_of(a_replica(inexact="2 batches are lost", state="partial"), recent=RECENT)
     said = [line.split() for line in drawn.splitlines()]
     assert drawn.startswith("r0  partial: 2 batches are lost\n")
-    assert "requests_per_s" in drawn
-    for field in (["url", "http://r0:8000"], ["total_blocks", "1,000"], ["connected", "yes"]):
+    for field in (["url", "http://r0:8000"], ["total_blocks", "1,000"], ["connected", "yes"], ["requests", "12.5"]):
         assert field in said
-    bare = lines_of(details.replica_lines(Row(ReplicaStatus("x"), None, frozenset())))
-    assert "events" not in bare
+    bare = lines_of(ReplicaStatus("x"))
+    assert "events" not in bare and "recently" not in bare
 
 
 def test_a_prefix_is_distinguished_from_the_beginning_of_the_prompt() -> None:
     above = a_prefix(text="system: be short.")
     prefix = a_prefix(begin=1024, tokens=64, text="user: " + "why " * 40, held_by=30, replicas=["r10", "r9"])
-    drawn = lines_of(details.prefix_lines(Branch(prefix, (above,), "0.0"), 60))
+    drawn = lines_of(prefix, 60, above=(above,))
     assert "Tokens 1,024 to 1,088 of 11 prompts" in drawn and "r10, r9" in drawn
     assert drawn.index("system: be short.") < drawn.index("user: why why")
     assert max(len(line) for line in drawn.splitlines() if "why" in line) <= 60
-    hidden: Prefix = a_prefix(text=None)
-    assert "--show-prompts" in lines_of(details.prefix_lines(Branch(hidden, (), "0"), 60))
+    assert "--show-prompts" in lines_of(a_prefix(text=None))
 
 
 def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
     found = a_decision(candidates=[*a_decision().candidates[::-1], *[type(a_decision().candidates[0])("r9")]])
-    drawn = lines_of(details.decision_lines(found)).splitlines()
+    drawn = lines_of(found).splitlines()
     assert [line.split() for line in drawn[-3:]] == [
         [">", "r0", "1,024", "cached,", "50", "ms"],
         ["r1", "0", "cached,", "250", "ms"],
         ["r9", "0", "cached,", "ineligible"],
     ]
     portions = [Portion("GPU", 512), Portion("CPU", 256, 0.003), Portion("PULL", 256, 0.011, ("r1",))]
-    shown = lines_of(details.decision_lines(a_decision(portions=[*portions, Portion("COMPUTE", 176, 0.022)])))
+    shown = lines_of(a_decision(portions=[*portions, Portion("COMPUTE", 176, 0.022)]))
     for told in (
         "512 in its KV cache",
         "256 from host memory in 3 ms",
@@ -285,4 +290,4 @@ def test_tokens_are_those_that_prompts_can_use() -> None:
 
 def test_a_cache_is_never_shown_as_more_than_full() -> None:
     replica = a_replica(index=Index(blocks={"GPU": 1004, "CPU": 900}))
-    assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "████ 100%"
+    assert cells(replica_table(FIGURES), replica)["cache"] == "████ 100%"

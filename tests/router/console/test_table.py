@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from router.console.formatting import Column
-from router.console.top.table import Table
-from router.console.top.tables import decision_table, prefix_table, replica_table
+from router.console.table import Table
+from router.console.top.tables import FIGURES, decision_table, prefix_table, replica_table
 
 
 class Fruit(NamedTuple):
@@ -19,9 +19,9 @@ class Fruit(NamedTuple):
 
 
 COLUMNS: tuple[Column[Fruit], ...] = (
-    Column("fruit", lambda one: one.name, lambda one: one.name, width=5, right=False, fit=True, cut_middle=True),
-    Column("number", lambda one: str(one.number), lambda one: one.number, 6, drop_order=1, descending=True),
-    Column("note", lambda one: one.note, lambda one: one.note, right=False, drop_order=2),
+    Column("fruit", lambda one: one.name, width=5, right=False, fit=True, cut_middle=True),
+    Column("number", lambda one: one.number, width=6, drop_order=1, descending=True),
+    Column("note", lambda one: one.note, right=False, drop_order=2),
 )
 PEAR, APPLE, FIG = Fruit("pear", 3, "green"), Fruit("apple", 1, "red"), Fruit("fig", 2, "blue")
 
@@ -33,8 +33,12 @@ def a_table(*items: Fruit) -> Table[Fruit]:
 
 
 def text(table: Table[Fruit], width: int = 40) -> list[str]:
-    lines = [table.head(width), *(table.line(item, width) for item in table.shown)]
-    return ["".join(part for part, _ in line).rstrip() for line in lines]
+    return ["".join(part for part, _ in line).rstrip() for line in table.lines(width, 100)]
+
+
+def turn(table: Table[Fruit]) -> None:
+    table.reverse = not table.reverse
+    table.show()
 
 
 def test_rows_come_as_they_are_given() -> None:
@@ -52,34 +56,24 @@ def test_the_next_column_to_sort_by_is_the_one_beside() -> None:
     assert (table.shown, text(table)[0]) == ([APPLE, FIG, PEAR], "fru…▲  number  note")
     table.sort_by_next(1, 40)
     assert (table.shown, text(table)[0]) == ([PEAR, FIG, APPLE], "fruit ▼number  note")
-    table.toggle_order()
+    turn(table)
     assert (table.shown, text(table)[0]) == ([APPLE, FIG, PEAR], "fruit ▲number  note")
     table.sort_by_next(1, 40)
     table.sort_by_next(1, 40)
-    assert table.sorted_by is None and table.shown == [PEAR, APPLE, FIG]
+    assert table.shown == [PEAR, APPLE, FIG] and text(table)[0] == "fruit  number  note"
     table.sort_by_next(-1, 40)
-    assert table.sorted_by == 2
-
-
-def test_sorting_twice_by_a_column_turns_it() -> None:
-    table = a_table()
-    table.sort_by(1)
-    assert table.shown[0] == PEAR
-    table.sort_by(1)
-    assert table.shown[0] == APPLE
-    table.sort_by(None)
-    assert table.shown == [PEAR, APPLE, FIG]
-    table.toggle_order()
-    assert table.shown == [FIG, APPLE, PEAR]
+    assert text(table)[0] == "fruit  number ▲note"
 
 
 def test_a_filter_finds_words_in_any_letters() -> None:
     table = a_table()
-    table.set_filter("  Gre ")
+    table.filter = "  Gre "
+    table.show()
     assert table.shown == [PEAR] and len(table.all) == 3
     table.show([FIG])
     assert table.shown == []
-    table.set_filter("")
+    table.filter = ""
+    table.show()
     assert table.shown == [FIG]
 
 
@@ -87,7 +81,7 @@ def test_the_cursor_stays_on_its_row() -> None:
     table = a_table()
     table.move_to(1)
     assert table.current == APPLE
-    table.sort_by(1)
+    table.sort_by_next(2, 40)
     assert (table.cursor, table.current) == (2, APPLE)
     table.show([PEAR, FIG])
     assert table.current == FIG  # it was the last one
@@ -126,12 +120,23 @@ def test_a_column_that_says_nothing_is_left_out() -> None:
 def test_a_line_is_never_wider_than_the_terminal(items: list[Fruit], width: int) -> None:
     table = a_table()
     table.show(items)
-    for line in (table.head(width), *(table.line(item, width) for item in table.shown)):
+    for line in table.lines(width, 100):
         assert sum(cell_len(part) for part, _ in line) <= width
 
 
+def test_the_cursor_stays_where_it_can_be_seen() -> None:
+    table = a_table(*(Fruit(f"f{number}", number) for number in range(9)))
+    table.move_to(7)
+    assert [line[0][0].strip() for line in table.lines(40, 4, focused=True)] == ["fruit", "f5", "f6", "f7"]
+    table.move_to(6)
+    assert [line[0][0].strip() for line in table.lines(40, 4, focused=True)] == ["fruit", "f5", "f6", "f7"]
+    table.move_to(0)
+    assert [line[0][0].strip() for line in table.lines(40, 4, focused=True)] == ["fruit", "f0", "f1", "f2"]
+    assert ["on #264f78" in line[0][1] for line in table.lines(40, 3, focused=True)] == [False, True, False]
+
+
 @pytest.mark.parametrize(
-    "table", [replica_table(), prefix_table(), decision_table()], ids=lambda one: one.columns[0].title
+    "table", [replica_table(FIGURES), prefix_table(), decision_table()], ids=lambda one: one.columns[0].title
 )
 def test_titles_of_the_tables_fit_into_eighty_columns(table: Table[object]) -> None:
-    assert sum(cell_len(part) for part, _ in table.head(80)) <= 80
+    assert sum(cell_len(part) for part, _ in table.lines(80, 1)[0]) <= 80
