@@ -76,8 +76,6 @@ def machine() -> Machine:
 
 def warnings(endpoint: EndpointResult) -> Iterator[str]:
     figures, probe = endpoint.figures, endpoint.probe
-    if not figures.requests and not endpoint.unfinished:
-        yield "nothing was counted: all that was asked was part of --warm-up; give a shorter one"
     latencies = {"first tokens": figures.ttft_s.p99, "tokens after the first": figures.itl_s.p99}
     late = [name for name, p99_s in latencies.items() if any(own.delays(p99_s) for own in endpoint.own)]
     if late:

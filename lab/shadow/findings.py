@@ -1,5 +1,6 @@
 """All findings of a watch, as they are printed in JSON."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 
@@ -7,7 +8,7 @@ from msgspec import Struct
 
 from lab.shadow.cases import Speeds, at_pace, cases_of, speeds_of
 from lab.shadow.engines import Counted, changes, summed
-from lab.shadow.record import AtOnceSums, Miss, Record, at_once_sums, reported, sources
+from lab.shadow.record import AtOnceSums, Miss, Record, at_once_sums
 from lab.shadow.twin import Side, fitted_pace, twin_of
 from lab.shadow.watch import Seen
 
@@ -111,11 +112,13 @@ def findings(
 
 
 def _measured(records: Sequence[Record], by_server: Mapping[str, Counted]) -> Measured:
-    told, counted = reported(records), summed(by_server.values())
+    counted = summed(by_server.values())
+    cached = [(one.cached_tokens, one.tokens) for one in records if one.cached_tokens is not None]
+    ttfts_s = [one.ttft_s for one in records if one.ttft_s is not None]
     return Measured(
         hit_share=_share(counted.hit_tokens, counted.query_tokens),
-        ttft_mean_s=_share(told.ttft_s, told.first_tokens) or counted.first_token_s.value,
-        reported_hit_share=_share(told.cached_tokens, told.tokens),
+        ttft_mean_s=_share(sum(ttfts_s), len(ttfts_s)) or counted.first_token_s.value,
+        reported_hit_share=_share(sum(tokens for tokens, _ in cached), sum(tokens for _, tokens in cached)),
         by_replica={name: one.hit_tokens / one.query_tokens for name, one in by_server.items() if one.query_tokens},
     )
 
@@ -137,7 +140,7 @@ def _sure(seen: Seen, records: Sequence[Record], left_out: int, refused: int, sp
         doubts=doubts,
         exact_prompts=sum(record.exact for record in records),
         approximate=dict(seen.placing.approximate),
-        replica_known=dict(sources(records)),
+        replica_known=dict(Counter(record.source or "unknown" for record in records)),
         left_out=left_out,
         refused=refused,
         dropped=seen.placing.records.dropped,

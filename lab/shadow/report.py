@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from events.tool.words import printable
 from lab.shadow.cases import Speeds
-from lab.shadow.findings import Findings, Run, Sure
+from lab.shadow.findings import Findings, Sure
+from lab.writing import UNKNOWN, aligned
 from router.console.formatting import duration
 
 SOURCES = {
@@ -27,14 +28,17 @@ def lines(found: Findings) -> Iterator[str]:
     served, ours = found.served, found.warmroute
     yield f"the twin: {found.simulated_requests:,} requests, {found.prompt_tokens:,} prompt tokens"
     yield ""
-    yield _row("", "hits", "prefill", "mean TTFT")
-    yield _run("as it was served", served)
-    yield _run(f"warmroute ({found.policy})", ours)
-    yield _row(
-        "gain",
-        f"{100 * (ours.hit_share - served.hit_share):+.1f} points",
-        _change(served.prefill_s, ours.prefill_s),
-        _change(served.ttft_mean_s, ours.ttft_mean_s),
+    runs = {"as it was served": served, f"warmroute ({found.policy})": ours}
+    gains = (f"{100 * (ours.hit_share - served.hit_share):+.1f} points", _change(served.prefill_s, ours.prefill_s))
+    yield from aligned(
+        [
+            ("", "hits", "prefill", "mean TTFT"),
+            *(
+                (name, f"{run.hit_share:.1%}", duration(run.prefill_s), duration(run.ttft_mean_s))
+                for name, run in runs.items()
+            ),
+            ("gain", *gains, _change(served.ttft_mean_s, ours.ttft_mean_s)),
+        ]
     )
     if found.runs:
         times_s = [run.ttft_mean_s for run in found.runs]
@@ -53,16 +57,8 @@ def lines(found: Findings) -> Iterator[str]:
     yield from _sure(found.sure, found.speeds)
 
 
-def _run(name: str, run: Run) -> str:
-    return _row(name, f"{run.hit_share:.1%}", duration(run.prefill_s), duration(run.ttft_mean_s))
-
-
-def _row(name: str, *cells: str) -> str:
-    return f"{name:<22}" + "".join(f"{cell:>14}" for cell in cells)
-
-
 def _change(before: float, after: float) -> str:
-    return f"{after / before - 1:+.0%}" if before else "-"
+    return f"{after / before - 1:+.0%}" if before else UNKNOWN
 
 
 def _checks(found: Findings) -> Iterator[str]:

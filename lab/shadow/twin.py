@@ -5,7 +5,9 @@ had decided. Both runs start with empty caches.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import sqrt
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,15 +26,12 @@ FIT_BLOCKS = 64  # of a prompt: larger blocks make a run faster, and hits hardly
 
 
 class Side(Struct, frozen=True):
-    """Sums over the requests of one run; those of several add up."""
+    """Sums over the requests of one run, or of several."""
 
     requests: int = 0
     tokens: int = 0
     computed_tokens: int = 0
     ttft_s: float = 0.0  # of all requests together
-
-    def __add__(self, other: "Side") -> "Side":
-        return Side(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
 
     @property
     def hit_share(self) -> float:
@@ -43,34 +42,27 @@ class Side(Struct, frozen=True):
         return self.ttft_s / self.requests if self.requests else 0.0
 
 
-class Twin(Struct, frozen=True):
-    served: Side = Side()
-    placed: tuple[Side, ...] = (Side(),) * SEEDS  # of each run
-    refused: int = 0  # requests that waited for room in vain, in the first run; they count in no figure
-    misses: tuple[Miss, ...] = ()  # in the first run
-
-    def __add__(self, other: "Twin") -> "Twin":
-        return Twin(
-            self.served + other.served,
-            tuple(one + another for one, another in zip(self.placed, other.placed, strict=True)),
-            self.refused + other.refused,
-            self.misses + other.misses,
-        )
-
-    @property
-    def mean(self) -> Side:
-        """The sums over all runs of the placement, for means."""
-        return sum(self.placed, Side())
+class Twin(NamedTuple):
+    served: Side
+    placed: list[Side]  # of each run
+    mean: Side  # over all of those
+    refused: int  # requests that waited for room in vain, in the first run; they count in no figure
+    misses: list[Miss]  # in the first run
 
 
 def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] = lambda: None) -> Twin:
-    twin = Twin()
+    served: list[Job] = []
+    runs: list[list[Job]] = [[] for _ in range(SEEDS)]
+    misses: list[Miss] = []
     for case in cases:
-        served = _as_served(case, on_request)
-        runs = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
-        refused, misses = sum(job.is_refused for job in runs[0]), _misses(case, zip(served, runs[0], strict=True))
-        twin += Twin(side_of(served), tuple(map(side_of, runs)), refused, tuple(misses))
-    return twin
+        own = _as_served(case, on_request)
+        placed = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
+        misses += _misses(case, zip(own, placed[0], strict=True))
+        served += own
+        for run, jobs in zip(runs, placed, strict=True):
+            run += jobs
+    refused = sum(job.is_refused for job in runs[0])
+    return Twin(side_of(served), [side_of(run) for run in runs], side_of(chain(*runs)), refused, misses)
 
 
 def fitted_pace(
@@ -114,12 +106,13 @@ def _as_served(case: Case, on_request: Callable[[], None], pace_tokens_per_s: fl
 
 
 def side_of(jobs: Iterable[Job]) -> Side:
-    side = Side()
-    for job in jobs:
-        if job.is_refused:
-            continue
-        side += Side(1, job.request.input_tokens, job.uncached_tokens, job.ttft_s)
-    return side
+    known = [job for job in jobs if not job.is_refused]
+    return Side(
+        len(known),
+        sum(job.request.input_tokens for job in known),
+        sum(job.uncached_tokens for job in known),
+        sum(job.ttft_s for job in known),
+    )
 
 
 def _misses(case: Case, pairs: Iterable[tuple[Job, Job]]) -> Iterator[Miss]:

@@ -83,7 +83,6 @@ def taken_over(paced: Trace, number: int) -> Figures:
 def asked(running: Replica, replicas: Fleet, paced: Trace, number: int) -> Figures:
     plan = Plan(
         targets=[parse_target(running.url)],
-        models=[MODEL],
         wish=RequestSettings(MODEL, f"shadow {number}"),
         arrivals=lambda _: replayed(paced),
         limits=Limits(len(paced.requests)),

@@ -89,7 +89,7 @@ def test_what_shares_nothing_hits_nothing(running: tuple[Fleet, RouterProcess]) 
 
 
 def test_later_turns_hit_what_was_said_and_answered_before(running: tuple[Fleet, RouterProcess]) -> None:
-    how = ("--workload", "multi-turn", "--think", "0.01", "--turns", "4", "--requests", "24", "--rate", "40")
+    how = ("--workload", "multi-turn", "--think", "0.01", "--requests", "24", "--rate", "40")
     figures = bench(running[1].url, *how)["endpoints"][0]["figures"]
     assert (figures["requests"], figures["failed"]) == (24, 0)
     assert figures["hit_rate"] > 0.8
@@ -114,7 +114,7 @@ def test_a_trace_is_replayed_at_its_times_with_its_blocks(running: tuple[Fleet, 
 
 def test_a_frozen_engine_is_seen_in_open_loop_by_all_that_came_meanwhile(running: tuple[Fleet, RouterProcess]) -> None:
     replica = running[0][1]
-    how = ("--workload", "random", "--max-tokens", "2", "--rate", "50", "--arrivals", "constant", "--requests", "60")
+    how = ("--workload", "random", "--max-tokens", "2", "--rate", "50", "--requests", "60")
     process = subprocess.Popen(command(replica.url, *how, "--json"), stdout=subprocess.PIPE, text=True)
     try:
         before = counter(replica, "vllm:prefix_cache_queries")
@@ -160,7 +160,7 @@ def test_ctrl_c_shows_what_there_is_and_leaves_nothing(running: tuple[Fleet, Rou
 def test_a_router_and_its_replica_compare_within_their_intervals(running: tuple[Fleet, RouterProcess]) -> None:
     replicas, front = running
     how = ("--workload", "random", "--requests", 15, "--max-tokens", 8, "--concurrency", 2, "--rounds", 3)
-    found = bench(replicas[0].url, "--against", front.url, "--other-words", *how)
+    found = bench(replicas[0].url, "--against", front.url, *how)
     ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
     assert all(each["figures"]["requests"] == 45 and not each["figures"]["failed"] for each in found["endpoints"])
     for name in ("TTFT mean", "e2e p50", "requests/s"):

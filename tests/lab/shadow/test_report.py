@@ -53,9 +53,9 @@ def test_the_report_says_the_gain_and_how_sure_it_is() -> None:
     text = "\n".join(lines(FOUND))
     for expected in (
         "12 requests in 60.0 s; 2 skipped (2 too large)",
-        "as it was served               25.0%         1.5 s        800 ms",
-        "warmroute (cost)               50.0%         1.0 s        200 ms",
-        "gain                    +25.0 points          -33%          -75%",
+        "as it was served         25.0%    1.5 s     800 ms",
+        "warmroute (cost)         50.0%    1.0 s     200 ms",
+        "gain              +25.0 points     -33%       -75%",
         "2 runs of warmroute: mean TTFT 150 ms to 250 ms",
         "hits, by the replicas' counters: 24.0%",
         "cached where it went, 8 requests: 25.0%",
