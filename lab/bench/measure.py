@@ -12,7 +12,6 @@ import uvloop
 from lab.bench.client import Endpoint
 from lab.bench.figures import compare, figures
 from lab.bench.load import Limits, LoadGenerator, RunResult
-from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Words
@@ -129,13 +128,3 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
         comparison=compare(finished),
         warnings=[f"{one.url}: {text}" for one in endpoints if one.own for text in warnings(one)],
     )
-
-
-def outcomes_of(found: Measured) -> list[tuple[int, int, Outcome]]:
-    """Each with the number of its endpoint and of its round."""
-    return [
-        (which, number, outcome)
-        for which, ran in enumerate(found.ran)
-        for number, one in enumerate(ran)
-        for outcome in one.outcomes
-    ]

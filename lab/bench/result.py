@@ -11,15 +11,10 @@ from msgspec import Struct
 
 from lab.bench.figures import Figures, Ratio
 from lab.bench.load import LAG_SHARE, Overhead
-from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe
 
 FORMAT = "warmroute-bench/1"
 LATE_LIMIT_S = 0.02
-IN_ROWS = (
-    *("talk", "turn", "is_warm_up", "intended_s", "sent_s", "first_s", "end_s", "status", "error"),
-    *("prompt_tokens", "output_tokens", "cached_tokens", "replica"),
-)
 
 
 class Machine(Struct, frozen=True):
@@ -51,19 +46,6 @@ class Result(Struct, frozen=True):
     endpoints: list[EndpointResult]
     comparison: list[Ratio]  # the second endpoint / the first
     warnings: list[str]
-
-
-class WithRequests(Struct, frozen=True):
-    """The content of `--output`."""
-
-    result: Result
-    requests: list[dict[str, Any]]
-
-
-def row(endpoint: int, number: int, outcome: Outcome) -> dict[str, Any]:
-    """One request in a file, without its many `gaps_s`."""
-    fields = {"warm_up" if name == "is_warm_up" else name: getattr(outcome, name) for name in IN_ROWS}
-    return {"endpoint": endpoint, "round": number, **fields}
 
 
 def machine() -> Machine:

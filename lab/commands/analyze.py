@@ -27,9 +27,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option(
     "--target-hit-rate", "SHARE", "The cache for this share of what can hit.", name="target", type=SHARE, default=0.9
 )
-@option(
-    "--capacity-tokens", "C", "The hit rate of a cache of this size, and what host memory behind it adds.", type=COUNT
-)
+@option("--capacity-tokens", "C", "The hit rate of a cache of this size, and what host memory adds.", type=COUNT)
 @option(
     "--prefill-rate", "R", "Tokens/s that a replica prefills.", name="prefill_tokens_per_s", type=RATE, default=8000.0
 )

@@ -102,8 +102,7 @@ def shadow(
     listener = None if listen is None else _listening(*listen)
     import uvloop
 
-    from lab.shadow.findings import findings  # a web framework: not needed to refuse a setting
-    from lab.shadow.report import lines
+    from lab.shadow.findings import findings, lines  # a web framework: not needed to refuse a setting
     from lab.shadow.twin import FIT_RUNS, RUNS
     from lab.shadow.watch import Wanted, watched
 

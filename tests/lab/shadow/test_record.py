@@ -1,6 +1,6 @@
 """Records of requests: their misses, and how many are kept."""
 
-from lab.shadow.record import AtOnceSums, Miss, Records, at_once_sums
+from lab.shadow.placing import AtOnceSums, Miss, Records, at_once_sums
 from tests.lab.shadow.records import record, seen
 
 HITS = {"a": 16.0, "b": 48.0}

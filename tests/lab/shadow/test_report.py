@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from lab.shadow.cases import Speeds
-from lab.shadow.findings import Findings, Measured, Run, Sure
-from lab.shadow.record import AtOnceSums, Miss
-from lab.shadow.report import lines
+from lab.shadow.findings import Findings, Measured, Run, Sure, lines
+from lab.shadow.placing import AtOnceSums, Miss
+from lab.shadow.twin import Speeds
 
 SURE = Sure(
     exact_trees=1,

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lab.shadow.cases import Speeds, cases_of, trace_of
-from lab.shadow.following import Followed
-from lab.shadow.record import Record
-from lab.shadow.twin import SEEDS, Side, Twin, fitted_pace, twin_of
+from lab.shadow.placing import Record
+from lab.shadow.replicas import Followed
+from lab.shadow.twin import SEEDS, Side, Speeds, Twin, cases_of, fitted_pace, trace_of, twin_of
 from tests.lab.shadow.records import BLOCK, record
 
 SPEEDS = Speeds(
