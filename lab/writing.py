@@ -1,11 +1,24 @@
-"""Writes a result's file: atomically, or directly into pipes and devices."""
+"""Writes results: tables as text, and files in one step or directly into pipes and devices."""
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from api.process.settings import Unusable
+
+UNKNOWN = "-"
+
+
+def aligned(rows: Iterable[Sequence[str]], gap: int = 2) -> Iterator[str]:
+    """Each column as wide as its longest cell, the first one to the left and the others to the right; () is a gap."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*filter(None, cells), strict=True)]
+    for row in cells:
+        first, *rest = row or [""]
+        others = (" " * gap + cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=False))
+        yield (first.ljust(widths[0]) + "".join(others)).rstrip()
 
 
 def check_file(path: Path, option: str) -> None:

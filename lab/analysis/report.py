@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.analysis.analysis import HOST_SIZES, Analysis, Breaks
+from events.tool.words import printable
+from lab.analysis.analysis import HOST_SIZES, SHARES, Analysis, Breaks
 from lab.analysis.curve import HitRateCurve
 from lab.analysis.sharing import Sharing
 from lab.plots import drawing
+from lab.writing import aligned
 
 POINTS = 400
 NEED_PROMPTS = "  A log that has them is written by: warmroute router --request-log FILE --log-prompts"
@@ -20,21 +22,21 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from _caches(analysis)
     yield ""
     if analysis.with_host:
-        yield f"{'host memory behind it':<24}{'hit rate':>10}{'loaded':>10}{'tokens':>16}{'prefill saved':>16}"
+        rows = [("host memory behind it", "hit rate", "loaded", "tokens", "prefill saved")]
         for size, one in zip(HOST_SIZES, analysis.with_host, strict=True):
-            rates = f"{one.hit_rate:>10.1%}{one.loaded_rate:>10.1%}"
-            yield f"{f'{size} times the cache':<24}{rates}{one.host_tokens:>16,}{f'{one.saved_s:,.0f} s':>16}"
+            figures = (f"{one.hit_rate:.1%}", f"{one.loaded_rate:.1%}", f"{one.host_tokens:,}", f"{one.saved_s:,.0f} s")
+            rows.append((f"{size} times the cache", *figures))
+        yield from aligned(rows)
         yield ""
-    yield f"{'block size':<24}{'hit rate':>10}  were nothing ever evicted"
-    for coarser in analysis.block_sizes:
-        yield f"{f'{coarser.block_tokens:,} tokens':<24}{coarser.hit_rate:>10.1%}"
+    sizes = [(f"{each.block_tokens:,} tokens", f"{each.hit_rate:.1%}") for each in analysis.block_sizes]
+    yield from aligned([("block size, if nothing is evicted", "hit rate"), *sizes])
     yield ""
     yield from _breaks(analysis.breaks)
     if (order := analysis.order) is not None:
         yield ""
         yield f"As a batch, with a cache of {order.capacity_tokens:,} tokens"
-        yield f"  {'in the given order':<22}{order.hit_rate:>10.1%}"
-        yield f"  {'in the suggested one':<22}{order.suggested_hit_rate:>10.1%}"
+        rates = {"in the given order": order.hit_rate, "in the suggested one": order.suggested_hit_rate}
+        yield from aligned((f"  {which}", f"{rate:.1%}") for which, rate in rates.items())
         yield f"  In the suggested order {order.suggested_best_tokens:,} tokens of cache find all that can hit"
 
 
@@ -58,19 +60,19 @@ def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
 def _caches(analysis: Analysis) -> Iterator[str]:
     """The sizes for shares of the hits, and advice."""
     needed, cache = analysis.needed, analysis.needed.with_headroom
-    gb_title = "" if cache.gb is None else f"{'GB':>10}"
-    yield f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}{gb_title}"
-    titles = [f"{share} of what can hit" for share in ("25 %", "50 %", "75 %", "90 %", "95 %", "99 %", "all")]
-    rows = list(zip(titles, analysis.curve, strict=True))
+    titles = ["all" if share == 1 else f"{share * 100:g} %" for share in SHARES]
+    caches = {f"{title} of what can hit": one for title, one in zip(titles, analysis.curve, strict=True)}
     if analysis.at_capacity is not None:
-        rows.append(("--capacity-tokens", analysis.at_capacity))
-    for title, one in rows:
-        gb = "" if one.gb is None else f"{one.gb:>10,.2f}"
-        yield f"{title:<24}{one.hit_rate:>10.1%}{one.blocks:>14,}{one.tokens:>16,}{gb}"
+        caches["--capacity-tokens"] = analysis.at_capacity
+    rows = [("cache", "hit rate", "blocks", "tokens", *(["GB"] if cache.gb is not None else []))]
+    for title, one in caches.items():
+        gb = [f"{one.gb:,.2f}"] if one.gb is not None else []
+        rows.append((title, f"{one.hit_rate:.1%}", f"{one.blocks:,}", f"{one.tokens:,}", *gb))
+    yield from aligned(rows)
     limit = "; the longest prompt takes that much" if cache.blocks == analysis.sharing.longest_blocks else ""
-    gb = "" if cache.gb is None else f" = {cache.gb:,.2f} GB"
+    in_gb = "" if cache.gb is None else f" = {cache.gb:,.2f} GB"
     target = f"For {needed.target * 100:.4g} % of what can hit, with {needed.headroom * 100:.0f} % headroom"
-    yield f"{target}: {cache.blocks:,} blocks = {cache.tokens:,} tokens{gb}{limit}"
+    yield f"{target}: {cache.blocks:,} blocks = {cache.tokens:,} tokens{in_gb}{limit}"
 
 
 def _breaks(breaks: Breaks | None) -> Iterator[str]:
@@ -86,13 +88,8 @@ def _breaks(breaks: Breaks | None) -> Iterator[str]:
         yield f"  {finding.name}: {finding.requests:,} requests, about {finding.lost_tokens:,} tokens lost"
         example, width = finding.example, max(map(len, finding.request_ids))
         for name, text in zip(finding.request_ids, (example.one, example.other), strict=True):
-            yield f"    {name:<{width}}  ...{_shown(example.before)}[{_shown(text)}]"
+            yield f"    {name:<{width}}  ...{printable(example.before)}[{printable(text)}]"
         yield f"    {finding.advice}"
-
-
-def _shown(text: str) -> str:
-    """On one line, and nothing that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def plot(path: Path, name: str, curve: HitRateCurve) -> None:

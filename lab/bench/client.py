@@ -1,4 +1,4 @@
-"""Asks an endpoint over kept connections and times what comes back; no task runs per request.
+"""Asks an endpoint over kept connections and times what comes back.
 
 Nothing is sent twice: a connection that ends without an answer is a failure, as a client of the endpoint would see it.
 """
@@ -6,7 +6,6 @@ Nothing is sent twice: a connection that ends without an answer is a failure, as
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 
 import msgspec
@@ -37,10 +36,8 @@ class Endpoint:
         self._loop = asyncio.get_running_loop()
         self._sweeper = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
-    def ask(
-        self, path: str, body: bytes, outcome: Outcome, began_s: float, on_end: "OnEnd", session: str = ""
-    ) -> "InFlight":
-        return InFlight(self, self._request("POST", path, body, session), outcome, began_s, on_end)
+    def ask(self, path: str, body: bytes, outcome: Outcome, began_s: float, session: str = "") -> "InFlight":
+        return InFlight(self, self._request("POST", path, body, session), outcome, began_s)
 
     async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Return status and body of an answer; raises Broken or TimeoutError."""
@@ -96,12 +93,15 @@ class Whole:
 
 
 class InFlight:
-    def __init__(self, endpoint: Endpoint, request: bytes, outcome: Outcome, began_s: float, on_end: "OnEnd") -> None:
+    """A request; what comes of it is in its outcome, which is complete when `ended` is done."""
+
+    def __init__(self, endpoint: Endpoint, request: bytes, outcome: Outcome, began_s: float) -> None:
+        loop = asyncio.get_running_loop()
         self.outcome = outcome
+        self.ended: asyncio.Future[None] = loop.create_future()
         self.said: list[str] = []  # the answer's text
         self._endpoint = endpoint
         self._began_s = began_s
-        self._on_end = on_end
         self._events = EventReader()
         self._error_body = b""
         self._finished = False  # the answer has said itself that it is complete
@@ -109,7 +109,7 @@ class InFlight:
         self._last_s = 0.0
         endpoint.in_flight.add(self)
         late = f"not complete after {endpoint.timeout_s:g} s"
-        self._timer = asyncio.get_running_loop().call_later(endpoint.timeout_s, self._fail, "timeout", late)
+        self._timer = loop.call_later(endpoint.timeout_s, self._fail, "timeout", late)
         outcome.sent_s = self._now_s()
         self._sending: Sending | None = endpoint.upstream.send(request, self, resend=False)
 
@@ -203,22 +203,14 @@ class InFlight:
                 outcome.first_s = outcome.end_s
             if outcome.output_tokens is None:
                 outcome.output_tokens = outcome.events
-        on_end = self._on_end
         self.abandon()
-        on_end(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def abandon(self) -> None:
-        """Abandon the request by closing its connection; `on_end` is not called."""
+        """Close the connection, unless the request has ended."""
         self._timer.cancel()
         self._endpoint.in_flight.discard(self)
         sending, self._sending = self._sending, None
-        self._on_end = _nobody
         if sending is not None:
             sending.cancel()
-
-
-OnEnd = Callable[[InFlight], object]
-
-
-def _nobody(asked: InFlight) -> None:
-    """Ignore the end of an abandoned request."""

@@ -139,11 +139,6 @@ class Ratio(Struct, frozen=True):
     low: float | None  # None: not known, as of one round
     high: float | None
 
-    @property
-    def is_sure(self) -> bool:
-        """True if the interval excludes 1, where both are equal."""
-        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
-
 
 def compare(rounds: Sequence[tuple[Figures, Figures]]) -> list[Ratio]:
     """`rounds`: the figures of both endpoints, round by round; nothing can be said of none."""

@@ -10,12 +10,13 @@ import asyncio
 import gc
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from lab.bench.client import Endpoint, InFlight
+from lab.bench.client import Endpoint
 from lab.bench.outcome import Outcome
 from lab.bench.prompts import Form, asked_tokens
 from lab.bench.workloads import Arrival, Conversation
@@ -78,19 +79,12 @@ class OverheadMeter:
 REST_AFTER_ERROR_S = 0.1  # of a client in closed loop: an endpoint that is gone is not asked a thousand times a second
 
 
-class WarmUp(NamedTuple):
-    """The first requests, which are not counted."""
-
-    requests: int = 0
-    s: float = 0.0
-
-
 class Limits(NamedTuple):
     """The limits of a run; all that are given hold, for counted requests."""
 
     requests: int | None = None
     for_s: float | None = None
-    warm_up: WarmUp = WarmUp()
+    warm_up: int = 0  # the first requests, which are not counted
     clients: int | None = None  # None: open loop
 
 
@@ -113,20 +107,13 @@ class LoadGenerator:
         self._endpoint = endpoint
         self._form = form
         self._arrivals = arrivals
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._began_s = 0.0
         self._sent = 0
         self._counted = 0
         self._until_s: float | None = None  # no counted request is sent after
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_over = False  # nothing more is sent
-        # Each conversation, each client in closed loop, and the wait for the next arrival either has a request in
-        # flight or a timer. The run is over when there is none left.
-        self._open = 0
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._is_over = asyncio.Event()  # nothing more is sent
         self._unfinished = 0
-        self._was_interrupted = False
 
     @property
     def in_flight(self) -> int:
@@ -142,144 +129,98 @@ class LoadGenerator:
         if freezes:
             gc.collect()
             gc.freeze()  # what is there already need not be looked through again and again
-        watch = OverheadMeter()
+        watch, was_interrupted = OverheadMeter(), False
         self._began_s = time.perf_counter()
-        if self.limits.clients is None:
-            self._open += 1
-            self._due(None)
-        else:
-            self._open += self.limits.clients
-            for _ in range(self.limits.clients):
-                self._loop.call_soon(self._free)
         try:
-            await self._ended
+            async with asyncio.TaskGroup() as group:
+                if self.limits.clients is None:
+                    group.create_task(self._arrive(group))
+                for _ in range(self.limits.clients or 0):
+                    group.create_task(self._ask_in_turn())
+        except asyncio.CancelledError:  # Ctrl-C, of which `asyncio.Runner` makes this
+            task = asyncio.current_task()
+            assert task is not None, "somebody waits"
+            task.uncancel()
+            was_interrupted = True
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
         finally:
-            self._end_all()
+            if self._deadline is not None:
+                self._deadline.cancel()
             if freezes:
                 gc.unfreeze()
         output_tokens = sum(outcome.output_tokens or 0 for outcome in self.outcomes)
         own = watch.stop(len(self.outcomes), output_tokens)
-        return RunResult(self.outcomes, self._unfinished, self._was_interrupted, own)
+        return RunResult(self.outcomes, self._unfinished, was_interrupted, own)
 
-    def interrupt(self) -> None:
-        """End it at once; cancel requests in flight."""
-        if not self._ended.done():
-            self._was_interrupted = True
-            self._unfinished = self.in_flight
-            self._end_all()
-            self._ended.set_result(None)
+    async def _arrive(self, group: asyncio.TaskGroup) -> None:
+        """Begin each conversation at its time, in open loop."""
+        for arrival in self._arrivals:
+            if not await self._wait_until(arrival.at_s):
+                return
+            group.create_task(self._converse(arrival.talk, arrival.at_s))
 
-    def _end_all(self) -> None:
-        self._enough()
-        for asked in list(self._endpoint.in_flight):
-            asked.abandon()
+    async def _ask_in_turn(self) -> None:
+        """Begin conversations as a client in closed loop, one after the other."""
+        while not self._is_over.is_set() and (arrival := next(self._arrivals, None)) is not None:
+            outcome = await self._converse(arrival.talk, self._now_s())
+            if outcome is None:
+                return
+            if outcome.error:
+                await self._wait_until(self._now_s() + REST_AFTER_ERROR_S)
 
-    def _enough(self) -> None:
-        """Send nothing more, and cancel the pauses of conversations."""
-        self._is_over = True
-        self._open -= len(self._timers)
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        if self._deadline is not None:
-            self._deadline.cancel()
-
-    # ---- what comes next
-
-    def _due(self, arrival: Arrival | None) -> None:
-        """Begin the conversation, then wait until the next one is due. Other tasks run in between."""
-        if arrival is not None:
-            self._begin(arrival.talk, arrival.at_s)
-        following = None if self._is_over else next(self._arrivals, None)
-        if following is None:
-            self._close()
-            return
-        self._at(following.at_s, lambda: self._due(following))
-
-    def _free(self) -> None:
-        """Start a client's next request in a closed loop, or end the client."""
-        arrival = None if self._is_over else next(self._arrivals, None)
-        if arrival is not None:
-            self._begin(arrival.talk, self._now_s())
-        self._close()
-
-    def _begin(self, talk: Conversation, at_s: float) -> None:
-        self._open += 1
-        self._turn(talk, 0, (), at_s)
-
-    def _turn(self, talk: Conversation, number: int, answers: tuple[str, ...], intended_s: float) -> None:
-        outcome = self._outcome(talk, number, intended_s)
-        if outcome is None:
-            self._close()
-            return
+    async def _converse(self, talk: Conversation, at_s: float) -> Outcome | None:
+        """Ask turn by turn; return the last outcome, None if no more requests are sent."""
+        outcome: Outcome | None = None
+        answers: tuple[str, ...] = ()
         session = talk.name if len(talk.turns) > 1 else ""
-        body = self._form.body(talk, number, answers)
-
-        def ended(asked: InFlight) -> None:
-            self._answered(asked, talk, number, answers)
-
-        self._endpoint.ask(self._form.path, body, outcome, self._began_s, ended, session)
+        for number, turn in enumerate(talk.turns):
+            if outcome is not None:
+                at_s = outcome.end_s + turn.think_s
+                if not await self._wait_until(at_s):
+                    break
+            outcome = self._outcome(talk, number, at_s)
+            if outcome is None:
+                break
+            body = self._form.body(talk, number, answers)
+            asked = self._endpoint.ask(self._form.path, body, outcome, self._began_s, session)
+            try:
+                await asked.ended
+            except asyncio.CancelledError:
+                self._unfinished += 1
+                asked.abandon()
+                raise
+            answers = (*answers, "".join(asked.said))
+            self.outcomes.append(outcome)
+            if not outcome.is_warm_up:
+                self.done += 1
+                self.errors += outcome.error is not None
+                if outcome.ttft_s is not None:
+                    insort(self.ttfts_s, outcome.ttft_s)
+        return outcome
 
     def _outcome(self, talk: Conversation, number: int, intended_s: float) -> Outcome | None:
         """Return the outcome of a new request; None if no more are sent."""
-        if self._is_over or (self._until_s is not None and intended_s >= self._until_s):
+        if self._is_over.is_set() or (self._until_s is not None and intended_s >= self._until_s):
             return None
-        warm_up = self.limits.warm_up
-        is_warm_up = self._sent < warm_up.requests or intended_s < warm_up.s
+        is_warm_up = self._sent < self.limits.warm_up
         self._sent += 1
         if not is_warm_up:
-            limits = self.limits
-            if self._counted == 0 and limits.for_s is not None:
-                self._until_s = intended_s + limits.for_s
-                self._deadline = self._loop.call_later(self._until_s - self._now_s(), self._time_is_over)
+            if self._counted == 0 and self.limits.for_s is not None:
+                self._until_s = intended_s + self.limits.for_s
+                left_s = self._until_s - self._now_s()
+                self._deadline = asyncio.get_running_loop().call_later(left_s, self._is_over.set)
             self._counted += 1
-            if self._counted == limits.requests:
-                self._enough()
+            if self._counted == self.limits.requests:
+                self._is_over.set()
         return Outcome(talk.name, number, is_warm_up, intended_s, asked_tokens=asked_tokens(talk, number))
-
-    def _time_is_over(self) -> None:
-        self._enough()
-        self._end_if_done()
-
-    # ---- what came of it
-
-    def _answered(self, asked: InFlight, talk: Conversation, number: int, answers: tuple[str, ...]) -> None:
-        outcome = asked.outcome
-        self.outcomes.append(outcome)
-        if not outcome.is_warm_up:
-            self.done += 1
-            self.errors += outcome.error is not None
-            if outcome.ttft_s is not None:
-                insort(self.ttfts_s, outcome.ttft_s)
-        following = number + 1
-        if following < len(talk.turns) and not self._is_over:
-            at_s = outcome.end_s + talk.turns[following].think_s
-            answers = (*answers, "".join(asked.said))
-            self._at(at_s, lambda: self._turn(talk, following, answers, at_s))
-        elif self.limits.clients is None or self._is_over:
-            self._close()
-        elif outcome.error:
-            self._at(self._now_s() + REST_AFTER_ERROR_S, self._free)
-        else:
-            self._free()
-
-    def _close(self) -> None:
-        self._open -= 1
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self._open <= 0 and not self._ended.done():
-            self._ended.set_result(None)
-
-    # ---- time
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._began_s
 
-    def _at(self, at_s: float, call: Callable[[], object]) -> None:
-        def now() -> None:
-            self._timers.discard(timer)
-            call()
-
-        timer: asyncio.TimerHandle = self._loop.call_later(max(0.0, at_s - self._now_s()), now)
-        self._timers.add(timer)
+    async def _wait_until(self, at_s: float) -> bool:
+        """Return false at once when nothing more is sent, and true at that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, at_s - self._now_s())):
+                await self._is_over.wait()
+        return not self._is_over.is_set()

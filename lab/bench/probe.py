@@ -1,6 +1,5 @@
 """Finds out how an endpoint can be asked, before anything is measured: its model, its fields, its tokens per word."""
 
-import asyncio
 from typing import Any, NamedTuple
 
 import click
@@ -9,7 +8,7 @@ from msgspec import Struct
 
 from api.process.settings import Unusable
 from events.tool.words import printable
-from lab.bench.client import Endpoint, InFlight
+from lab.bench.client import Endpoint
 from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Passage, Words
@@ -138,15 +137,10 @@ def _patience(endpoint: Endpoint) -> str:
 
 async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
     talk = Conversation("probe", (), (Turn((Passage(f"probe {words}", words),), 1),))
-    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     outcome = Outcome("probe", 0, True, 0.0)
-
-    def end(asked: InFlight) -> None:
-        if not ended.done():
-            ended.set_result(asked.outcome)
-
-    asked = endpoint.ask(form.path, form.body(talk, 0, ()), outcome, 0.0, end)
+    asked = endpoint.ask(form.path, form.body(talk, 0, ()), outcome, 0.0)
     try:
-        return await ended
+        await asked.ended
     finally:
         asked.abandon()
+    return outcome

@@ -11,15 +11,10 @@ from msgspec import Struct
 
 from lab.bench.figures import Figures, Ratio
 from lab.bench.load import LAG_SHARE, Overhead
-from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe
 
 FORMAT = "warmroute-bench/1"
 LATE_LIMIT_S = 0.02
-IN_ROWS = (
-    *("talk", "turn", "is_warm_up", "intended_s", "sent_s", "first_s", "end_s", "status", "error"),
-    *("prompt_tokens", "output_tokens", "cached_tokens", "replica"),
-)
 
 
 class Machine(Struct, frozen=True):
@@ -53,19 +48,6 @@ class Result(Struct, frozen=True):
     warnings: list[str]
 
 
-class WithRequests(Struct, frozen=True):
-    """The content of `--output`."""
-
-    result: Result
-    requests: list[dict[str, Any]]
-
-
-def row(endpoint: int, number: int, outcome: Outcome) -> dict[str, Any]:
-    """One request in a file, without its many `gaps_s`."""
-    fields = {"warm_up" if name == "is_warm_up" else name: getattr(outcome, name) for name in IN_ROWS}
-    return {"endpoint": endpoint, "round": number, **fields}
-
-
 def machine() -> Machine:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     cpus = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if sys.platform == "linux" else ()
@@ -76,8 +58,6 @@ def machine() -> Machine:
 
 def warnings(endpoint: EndpointResult) -> Iterator[str]:
     figures, probe = endpoint.figures, endpoint.probe
-    if not figures.requests and not endpoint.unfinished:
-        yield "nothing was counted: all that was asked was part of --warm-up; give a shorter one"
     latencies = {"first tokens": figures.ttft_s.p99, "tokens after the first": figures.itl_s.p99}
     late = [name for name, p99_s in latencies.items() if any(own.delays(p99_s) for own in endpoint.own)]
     if late:

@@ -1,6 +1,6 @@
 """Planned conversations, before they are text, and when they arrive: each prompt is the conversation so far.
 
-They come at random, evenly or in bursts; as in a trace; or whenever a client is free. There are six kinds of traffic,
+They come at random, as in a trace, or whenever a client is free. There are six kinds of traffic,
 each an endless row of conversations that follows from a seed: those of tests/bench/workloads.py, in messages. What is
 in them is said in docs/bench.md.
 """
@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from lab.bench.words import Passage
-from lab.trace.requests import Trace, TraceRequest
-
-# Of a gamma distribution: gaps whose deviation is twice their mean, where it is the mean for poisson.
-BURST_SHAPE = 0.25
-GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
-    "poisson": lambda chance: chance.expovariate(1),
-    "constant": lambda chance: 1.0,  # noqa: ARG005
-    "bursty": lambda chance: chance.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE),
-}
+from lab.trace.requests import Trace
 
 
 class Turn(NamedTuple):
@@ -39,12 +31,12 @@ class Arrival(NamedTuple):
     talk: Conversation
 
 
-def arriving(conversations: Iterable[Conversation], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
-    """Yield arrivals at a rate of requests: a conversation counts with all its turns."""
+def arriving(conversations: Iterable[Conversation], requests_per_s: float, seed: str) -> Iterator[Arrival]:
+    """Yield arrivals at random (Poisson), at a rate of requests: a conversation counts with all its turns."""
     chance, at_s = random.Random(f"arrivals {seed}"), 0.0
     for talk in conversations:
         yield Arrival(at_s, talk)
-        at_s += GAPS[kind](chance) * len(talk.turns) / requests_per_s
+        at_s += chance.expovariate(1) * len(talk.turns) / requests_per_s
 
 
 def at_once(conversations: Iterable[Conversation]) -> Iterator[Arrival]:
@@ -52,16 +44,12 @@ def at_once(conversations: Iterable[Conversation]) -> Iterator[Arrival]:
     return (Arrival(0.0, talk) for talk in conversations)
 
 
-def replayed(trace: Trace, speed: float = 1.0) -> Iterator[Arrival]:
+def replayed(trace: Trace) -> Iterator[Arrival]:
     for number, request in enumerate(trace.requests):
-        yield Arrival(request.at_s / speed, _talk(number, request, trace.block_tokens))
-
-
-def _talk(number: int, request: TraceRequest, block_tokens: int) -> Conversation:
-    *full, last = request.blocks
-    said = [Passage(f"block {block}", block_tokens) for block in full]
-    said.append(Passage(f"block {last}", request.input_tokens - len(full) * block_tokens))
-    return Conversation(str(number), (), (Turn(tuple(said), max(1, request.output_tokens)),))
+        *full, last = request.blocks
+        said = [Passage(f"block {block}", trace.block_tokens) for block in full]
+        said.append(Passage(f"block {last}", request.input_tokens - len(full) * trace.block_tokens))
+        yield Arrival(request.at_s, _single(str(number), (), said, max(1, request.output_tokens)))
 
 
 def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[Arrival]:
@@ -83,43 +71,40 @@ QUESTIONS = 4  # asked of each document of a batch
 BATCH_DOCUMENTS = 50  # that are in one batch
 
 
-class Shape(NamedTuple):
-    turns: int = 8  # of a conversation
-    think_s: float = 2.0  # on average
+TURNS = 8  # of a conversation of multi-turn
 
 
-Generator = Callable[[random.Random, Shape], Iterator[Conversation]]
+def conversations(workload: str, seed: str, think_s: float = 2.0) -> Iterator[Conversation]:
+    """`think_s`: between two turns, on average."""
+    chance = random.Random(f"{workload} {seed}")
+    return multi_turn(chance, think_s) if workload == "multi-turn" else WORKLOADS[workload](chance)
 
 
-def conversations(workload: str, seed: str, shape: Shape) -> Iterator[Conversation]:
-    return WORKLOADS[workload](random.Random(f"{workload} {seed}"), shape)
-
-
-def chatbot(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
+def chatbot(chance: random.Random) -> Iterator[Conversation]:
     system = (Passage("system", 1000),)
     for name in _names():
         yield _single(name, system, [Passage(f"question {name}", chance.randint(16, 48))], chance.randint(32, 128))
 
 
-def multi_turn(chance: random.Random, shape: Shape) -> Iterator[Conversation]:
+def multi_turn(chance: random.Random, think_s: float = 2.0) -> Iterator[Conversation]:
     system = (Passage("system", 1000),)
     for name in _names():
         turns = []
-        for number in range(shape.turns):
+        for number in range(TURNS):
             said = Passage(f"turn {number} of {name}", chance.randint(50, 150))
-            think_s = chance.uniform(0.5, 1.5) * shape.think_s if number else 0.0
-            turns.append(Turn((said,), chance.randint(50, 150), think_s))
+            pause_s = chance.uniform(0.5, 1.5) * think_s if number else 0.0
+            turns.append(Turn((said,), chance.randint(50, 150), pause_s))
         yield Conversation(name, system, tuple(turns))
 
 
-def rag(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
+def rag(chance: random.Random) -> Iterator[Conversation]:
     instructions = (Passage("instructions", 256),)
     for name in _names():
         documents = [Passage(f"document {number} of {name}", 500) for number in range(4)]
         yield _single(name, instructions, [*documents, Passage(f"question {name}", 48)], chance.randint(64, 192))
 
 
-def code(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
+def code(chance: random.Random) -> Iterator[Conversation]:
     instructions = (Passage("instructions", 200),)
     files = [Passage(f"file {number}", chance.randint(*FILE_TOKENS)) for number in range(FILES)]
     recent: list[list[Passage]] = []
@@ -133,7 +118,7 @@ def code(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa
         yield _single(name, instructions, [*open_files, cursor], chance.randint(8, 48))
 
 
-def batch(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
+def batch(chance: random.Random) -> Iterator[Conversation]:
     instructions = (Passage("instructions", 64),)
     names = _names()
     while True:
@@ -145,12 +130,12 @@ def batch(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noq
             yield _single(f"{document.name}, {question}", instructions, said, output_tokens)
 
 
-def unrelated(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
+def unrelated(chance: random.Random) -> Iterator[Conversation]:
     for name in _names():
         yield _single(name, (), [Passage(f"prompt {name}", chance.randint(100, 1000))], chance.randint(32, 128))
 
 
-WORKLOADS: dict[str, Generator] = {
+WORKLOADS: dict[str, Callable[[random.Random], Iterator[Conversation]]] = {
     "chatbot": chatbot,
     "multi-turn": multi_turn,
     "rag": rag,

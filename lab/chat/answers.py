@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -83,22 +82,20 @@ def answered(place: Place, messages: Sequence[Message], frame: Frame, **fields: 
 
 
 async def _stream(place: Place, body: bytes, answer: Answer, frame: Frame) -> None:
-    began_s, outcome, ended = time.perf_counter(), answer.outcome, asyncio.Event()
+    began_s, outcome = time.perf_counter(), answer.outcome
     endpoint = Endpoint(place.target, place.key, TIMEOUT_S)
-    asked = endpoint.ask(CHAT, body, outcome, began_s, lambda _: ended.set())
+    asked = endpoint.ask(CHAT, body, outcome, began_s)
     seen = 0
     try:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FRAME_S):
-                    await ended.wait()
+            await asyncio.wait([asked.ended], timeout=FRAME_S)
             text, seen = "".join(asked.said[seen:]), len(asked.said)
             answer.text += text
             frame(answer, text, time.perf_counter() - began_s)
             if len(answer.text) > MOST_CHARACTERS:
                 outcome.error, outcome.detail = "too long", f"more than {MOST_CHARACTERS:,} characters"
                 return
-            if ended.is_set():
+            if asked.ended.done():
                 return
     finally:
         outcome.end_s = outcome.end_s or time.perf_counter() - began_s

@@ -10,51 +10,31 @@ from api.process.options import option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.plots import plot_option
-from lab.shapes import CONFIGS, config_of
+from lab.size import CONFIGS, config_of
 from lab.trace.enough import too_short
+from lab.trace.formats import is_log, read_log, read_trace
 from lab.writing import new_file, write_whole
 from replica.model.sizing import kv_bytes_per_token
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
 RATE = FiniteRange(min=1e-3, max=1e9)
+COUNT = click.IntRange(1)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("path", metavar="FILE", type=FILE)
 @option(
-    "--target-hit-rate",
-    "SHARE",
-    "Compute the cache size for this share of an unlimited cache's hits.",
-    name="target",
-    type=SHARE,
-    default=0.9,
+    "--target-hit-rate", "SHARE", "The cache for this share of what can hit.", name="target", type=SHARE, default=0.9
 )
+@option("--capacity-tokens", "C", "The hit rate of a cache of this size, and what host memory adds.", type=COUNT)
 @option(
-    "--capacity-tokens",
-    "C",
-    "Compute the hit rate of a cache of this size, and what host memory behind it would add.",
-    type=click.IntRange(1),
+    "--prefill-rate", "R", "Tokens/s that a replica prefills.", name="prefill_tokens_per_s", type=RATE, default=8000.0
 )
-@option(
-    "--prefill-rate",
-    "R",
-    "Tokens/s that a replica prefills, for the time that host memory saves.",
-    name="prefill_tokens_per_s",
-    type=RATE,
-    default=8000.0,
-)
-@option(
-    "--load-rate",
-    "R",
-    "Tokens/s loaded from host memory, likewise.",
-    name="load_tokens_per_s",
-    type=RATE,
-    default=100_000.0,
-)
-@option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
+@option("--load-rate", "R", "Tokens/s loaded from host memory.", name="load_tokens_per_s", type=RATE, default=100_000.0)
+@option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=COUNT)
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(CONFIGS)}.")
-@option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
+@option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=COUNT)
 @plot_option("hit rate over cache")
 @option(
     "--order",
@@ -99,15 +79,16 @@ def analyze(
     if model is not None:
         config = config_of(model)
         kv_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
-    from lab.analysis import reading, report
+    from lab.analysis import report
     from lab.analysis.analysis import AnalysisOptions, analysis_of
+    from lab.analysis.breaks.prompts import read_prompts
 
     chosen = AnalysisOptions(kv_bytes_per_token=kv_bytes, ordered=order_path is not None, **options)
     size = path.stat().st_size
     with progress("reading blocks", size) as tell:
-        trace = reading.read(path, block_tokens, tell)
+        trace = read_trace(path, block_tokens, tell)
     with progress("reading prompts", size) as tell:
-        read = reading.prompts(path, tell) if reading.is_log(path) else None
+        read = read_prompts(read_log(path, tell)) if is_log(path) else None
     longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
     if chosen.capacity_tokens is not None and chosen.capacity_tokens // trace.block_tokens < longest:
         blocks = f"{chosen.capacity_tokens // trace.block_tokens:,} blocks of {trace.block_tokens}"
@@ -123,8 +104,7 @@ def analyze(
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
     if order_path is not None:
         assert result.order is not None, "it was asked for"
-        given, known = reading.names(path), len(result.order)
-        lines = [*(given[place] for place in result.order.tolist()), *given[known:]]
-        write_whole(order_path, "".join(f"{line}\n" for line in lines))
+        names = [trace.requests[place].name for place in result.order.tolist()]
+        write_whole(order_path, "".join(f"{name}\n" for name in (*names, *trace.left_out)))
     if plot_path is not None:
         report.plot(plot_path, found.name, result.curve)

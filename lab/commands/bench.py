@@ -1,147 +1,85 @@
 """The command `warmroute bench`."""
 
-import re
 import resource
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 from click.core import ParameterSource
-from msgspec import Struct
-from rich.console import Console
 
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, Unusable
 from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_routers import locate_router, router_argument
-from lab.bench.load import Limits, WarmUp
-from lab.bench.measure import Plan, measured, outcomes_of, summed_up
+from lab.bench.load import Limits
+from lab.bench.measure import Plan, measured, summed_up
 from lab.bench.probe import RequestSettings, target_of
-from lab.bench.result import WithRequests, row
-from lab.bench.tables import WIDTH, Live, show
-from lab.bench.workloads import GAPS, WORKLOADS, Arrival, Shape, arriving, at_once, conversations, limited, replayed
+from lab.bench.report import Live, lines
+from lab.bench.workloads import WORKLOADS, Arrival, arriving, at_once, conversations, limited, replayed
+from lab.commands.common import check_options, given_options
 from lab.trace.formats import read_trace
-from lab.trace.requests import Trace
-from lab.writing import new_file, write_whole
+from lab.trace.shaping import sped_up
 from router.process.setting_types import SECRET
 from router.tenants.admission import is_loopback
 
 AT_LEAST_1 = click.IntRange(min=1)
+KINDS, APIS = click.Choice(list(WORKLOADS)), click.Choice(["chat", "completions"])
 USUAL_S = 20.0
-USUAL_ROUNDS = 3
 USUAL_CLIENTS = 8
 INTERRUPTED = 130
 FILES_BESIDE = 64  # that are open beside the connections
-
-
-class BenchOptions(Struct, kw_only=True, frozen=True):
-    url: str
-    model: str | None
-    workload: str | None
-    trace: str | None
-    requests: int | None
-    for_s: float | None
-    rate: float | None
-    concurrency: int | None
-    arrivals: str | None
-    speed: float | None
-    warm_up: str
-    seed: int
-    max_tokens: int | None
-    turns: int | None
-    think_s: float | None
-    api: str
-    block_tokens: int | None
-    timeout_s: float
-    against: str | None
-    against_model: str | None
-    rounds: int | None
-    other_words: bool
+NEEDS = {"speed": "trace", "block_tokens": "trace", "rounds": "against"}
+EXCLUDES = [("workload", "trace"), ("rate", "trace"), ("rate", "concurrency"), ("speed", "concurrency")]
+NO_SETTINGS = {"which", "api_key", "as_json"}
 
 
 @click.command()
 @router_argument
 @option("--model", "NAME", "The model.  [default: the only one that is served]")
-@option(
-    "--workload",
-    "NAME",
-    f"The kind of traffic: {', '.join(WORKLOADS)}.  [default: chatbot]",
-    type=click.Choice(list(WORKLOADS)),
-)
-@option("--trace", "FILE", "Replay a trace or a router's request log, at its times.")
-@option(
-    "--for",
-    "SECONDS",
-    f"Send no new requests after this time.  [default: {USUAL_S:g}; all of a trace]",
-    name="for_s",
-    type=ABOVE_0,
-)
+@option("--workload", "NAME", f"The kind of traffic: {', '.join(WORKLOADS)}.", type=KINDS, default="chatbot")
+@option("--trace", "FILE", "Replay a trace or a router's request log, at its times.", type=click.Path(path_type=Path))
+@option("--for", "SECONDS", "Send nothing after this time.  [default: 20; all of a trace]", name="for_s", type=ABOVE_0)
 @option("--requests", "N", "Stop after so many requests, instead of a time or as well.", type=AT_LEAST_1)
-@option("--rate", "R", "Open loop: requests a second, answered or not.", type=ABOVE_0)
-@option(
-    "--concurrency",
-    "C",
-    f"Closed loop: clients that each wait for their answer.  [default: {USUAL_CLIENTS}]",
-    type=AT_LEAST_1,
-)
-@option(
-    "--arrivals", "KIND", f"How --rate is spread: {', '.join(GAPS)}.  [default: poisson]", type=click.Choice(list(GAPS))
-)
-@option("--speed", "X", "Replay a trace X times as fast.  [default: 1]", type=ABOVE_0)
-@option(
-    "--warm-up",
-    "N|SECONDS",
-    "First requests, not counted: 50 requests, or 10s for those of ten seconds.",
-    default="0",
-)
+@option("--rate", "R", "Open loop: requests a second at random, answered or not.", type=ABOVE_0)
+@option("--concurrency", "C", "Closed loop: clients that each wait for an answer.  [default: 8]", type=AT_LEAST_1)
+@option("--speed", "X", "Replay a trace X times as fast.", type=ABOVE_0, default=1.0)
+@option("--warm-up", "N", "The first requests, which are not counted.", type=click.IntRange(min=0), default=0)
 @option("--seed", "K", "Equal seeds send equal requests.", type=int, default=0)
 @option("--max-tokens", "N", "Ask for answers of this length.  [default: as planned]", type=AT_LEAST_1)
-@option("--turns", "N", "Of a conversation of multi-turn.  [default: 8]", type=AT_LEAST_1)
-@option("--think", "SECONDS", "Between its turns, on average.  [default: 2]", name="think_s", type=AT_LEAST_0)
-@option(
-    "--api",
-    "NAME",
-    "chat: messages; completions: one text.",
-    default="chat",
-    type=click.Choice(["chat", "completions"]),
-)
+@option("--think", "SECONDS", "Between turns of multi-turn, on average.", name="think_s", type=AT_LEAST_0, default=2.0)
+@option("--api", "NAME", "chat: messages; completions: one text.", type=APIS, default="chat")
 @option("--block-tokens", "N", "Block size of a trace, if the file does not have it.", type=AT_LEAST_1)
-@option(
-    "--timeout",
-    "SECONDS",
-    "Time limit of a whole answer.  [default: 600]",
-    name="timeout_s",
-    show_default=False,
-    type=ABOVE_0,
-    default=600.0,
-)
-@option(
-    "--api-key",
-    "KEY",
-    "Send this key. Better given as OPENAI_API_KEY: other users can see the command line.",
-    type=SECRET,
-    envvar="OPENAI_API_KEY",
-)
-@option("--against", "ADDRESS", "Compare: send the same requests to this endpoint, in turn.", type=Address())
-@option("--against-model", "NAME", "Its model.  [default: --model]")
-@option("--rounds", "N", f"Rounds of the comparison.  [default: {USUAL_ROUNDS}]", type=AT_LEAST_1)
-@click.option(
-    "--other-words",
-    is_flag=True,
-    help="Send it other words of the same lengths, for endpoints that share caches.",
-)
+@option("--timeout", "SECONDS", "Time limit of a whole answer.", name="timeout_s", type=ABOVE_0, default=600.0)
+@option("--api-key", "KEY", "Send this key. Better given as OPENAI_API_KEY.", type=SECRET, envvar="OPENAI_API_KEY")
+@option("--against", "ADDRESS", "Compare: send the same lengths to this endpoint, in turn.", type=Address())
+@option("--rounds", "N", "Rounds of the comparison.", type=AT_LEAST_1, default=3)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
-@option(
-    "--output",
-    "FILE",
-    "Write the JSON there, with a row for every request.",
-    type=click.Path(path_type=Path),
-    callback=new_file,
-)
-def bench(which: str | None, api_key: str | None, as_json: bool, output: Path | None, **given: Any) -> int:
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    /,
+    which: str | None,
+    model: str | None,
+    workload: str,
+    trace: Path | None,
+    for_s: float | None,
+    requests: int | None,
+    rate: float | None,
+    concurrency: int | None,
+    speed: float,
+    warm_up: int,
+    seed: int,
+    max_tokens: int | None,
+    think_s: float,
+    api: str,
+    block_tokens: int | None,
+    timeout_s: float,
+    api_key: str | None,
+    against: str | None,
+    rounds: int,
+    as_json: bool,
+) -> int:
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
     ROUTER is the one on this machine if it is not given. It may also be a replica of warmroute, vLLM, SGLang, or any
@@ -152,129 +90,63 @@ def bench(which: str | None, api_key: str | None, as_json: bool, output: Path | 
     \b
     Examples:
       warmroute bench --for 20
-      warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
+      warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 200
       warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2
       warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10
 
-    Ctrl-C shows the results so far, and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
-    request was answered or a file cannot be written, 2 a value cannot be used, 130 ended by Ctrl-C.
+    Ctrl-C shows the results so far. Exit status: 0 measured, 1 the endpoint cannot be asked or no request was answered,
+    2 a value cannot be used, 130 ended by Ctrl-C.
     """
-    asked = BenchOptions(url=locate_router(which), **given)
-    _check(asked)
-    plan = _plan(asked, api_key)
-    away = " and ".join(target.url for target in plan.targets if not is_loopback(target.host))
-    if away and click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
-        click.echo(f"OPENAI_API_KEY from the environment is sent to {away}; unset it to send no key", err=True)
-    allow_files(asked.concurrency)
-    with Live(plan.rounds) as live:
-        found = measured(plan, live.load)
-    settings = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, False)}
-    result = summed_up(plan, found, settings)
-    if as_json:
-        click.echo(msgspec.json.encode(result).decode())
-    else:
-        show(result, Console(highlight=False, width=None if Console().is_terminal else WIDTH))
-    if found.interrupted:
-        return INTERRUPTED
-    outcomes = outcomes_of(found)
-    if output is not None:
-        rows = [row(which, number, outcome) for which, number, outcome in outcomes]
-        write_whole(output, msgspec.json.encode(WithRequests(result, rows)) + b"\n")
-    return 0 if all(endpoint.figures.requests > endpoint.figures.failed for endpoint in result.endpoints) else 1
-
-
-# ---- what was said
-
-
-def _check(asked: BenchOptions) -> None:
-    """Refuse options that would change nothing."""
-    pointless: tuple[tuple[str, object, str, object], ...] = (
-        ("--trace", asked.trace, "--workload", asked.workload),
-        ("--trace", asked.trace, "--rate", asked.rate),
-        ("--concurrency", asked.concurrency, "--rate", asked.rate),
-        ("--concurrency", asked.concurrency, "--speed", asked.speed),
-    )
-    for one, is_given, other, value in pointless:
-        if is_given is not None and value is not None:
-            raise Unusable(f"{other} does not work with {one}; leave one of them out")
-    needs: tuple[tuple[str, object, str, object], ...] = (
-        ("--speed", asked.speed, "--trace", asked.trace),
-        ("--block-tokens", asked.block_tokens, "--trace", asked.trace),
-        ("--arrivals", asked.arrivals, "--rate", asked.rate),
-        ("--rounds", asked.rounds, "--against", asked.against),
-        ("--against-model", asked.against_model, "--against", asked.against),
-        ("--other-words", asked.other_words or None, "--against", asked.against),
-        ("--turns", asked.turns, "--workload multi-turn", asked.workload == "multi-turn" or None),
-        ("--think", asked.think_s, "--workload multi-turn", asked.workload == "multi-turn" or None),
-    )
-    for one, value, other, is_given in needs:
-        if value is not None and is_given is None:
-            raise Unusable(f"{one} has no effect without {other}; give that too, or leave it out")
-
-
-def warm_up_of(text: str) -> WarmUp:
-    found = re.fullmatch(r"(\d{1,9})|(\d{1,9}(?:\.\d{1,9})?)s", text)
-    if found is None:
-        raise Unusable(f"--warm-up: {text!r} is neither a number of requests, like 50, nor a time, like 10s")
-    return WarmUp(requests=int(found[1])) if found[1] else WarmUp(s=float(found[2]))
-
-
-# ---- what is asked
-
-
-def _plan(asked: BenchOptions, key: str | None) -> Plan:
-    urls = [asked.url, asked.against] if asked.against else [asked.url]
-    try:
-        trace = None if asked.trace is None else read_trace(Path(asked.trace), asked.block_tokens)
-    except OSError as error:
-        raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
-    return Plan(
-        targets=[target_of(url) for url in urls],
-        models=[asked.model, asked.against_model or asked.model][: len(urls)],
-        wish=RequestSettings(asked.model, str(asked.seed), asked.api == "chat"),
-        arrivals=partial(_arrivals, asked, trace),
-        limits=_limits(asked, trace),
-        rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
-        other_words=asked.other_words,
-        key=key,
-        timeout_s=asked.timeout_s,
-    )
-
-
-def _limits(asked: BenchOptions, trace: Trace | None) -> Limits:
-    warm_up, requests, for_s = warm_up_of(asked.warm_up), asked.requests, asked.for_s
-    if trace is not None and warm_up.requests >= len(trace.requests):
-        raise Unusable(
-            f"--warm-up {warm_up.requests:,} leaves none of the {len(trace.requests):,} requests to count in "
-            f"{asked.trace!r}; give less"
-        )
-    if requests is None and for_s is None:
-        if trace is None:
-            for_s = USUAL_S
-        else:
-            requests = len(trace.requests) - warm_up.requests
-    is_open = asked.rate is not None or (trace is not None and asked.concurrency is None)
-    clients = None if is_open else asked.concurrency or USUAL_CLIENTS
-    return Limits(requests, for_s, warm_up, clients)
-
-
-def _arrivals(asked: BenchOptions, trace: Trace | None, seed: str) -> Iterator[Arrival]:
+    check_options(NEEDS, EXCLUDES)
+    if "think_s" in given_options() and workload != "multi-turn":
+        raise Unusable("--think has no effect without --workload multi-turn; give both, or leave it out")
+    url, replay = locate_router(which), None
     if trace is not None:
-        return limited(replayed(trace, asked.speed or 1.0), asked.max_tokens)
-    usual = Shape()
-    think_s = usual.think_s if asked.think_s is None else asked.think_s
-    talks = conversations(asked.workload or "chatbot", seed, Shape(asked.turns or usual.turns, think_s))
-    if asked.rate is None:
-        return limited(at_once(talks), asked.max_tokens)
-    return limited(arriving(talks, asked.arrivals or "poisson", asked.rate, seed), asked.max_tokens)
-
-
-def allow_files(clients: int | None) -> None:
-    """Each connection is an open file: as many as the system lets this process have."""
+        try:
+            replay = sped_up(read_trace(trace, block_tokens), speed)
+        except OSError as error:
+            raise Unusable(f"--trace: cannot read {str(trace)!r}: {error.strerror or error}") from error
+        if warm_up >= (count := len(replay.requests)):
+            raise Unusable(
+                f"--warm-up {warm_up:,} leaves none of the {count:,} requests in {trace} to count; give less"
+            )
+        if requests is None and for_s is None:
+            requests = count - warm_up
+    elif requests is None and for_s is None:
+        for_s = USUAL_S
+    if rate is None and replay is None:
+        concurrency = concurrency or USUAL_CLIENTS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if clients is not None and hard != resource.RLIM_INFINITY and clients + FILES_BESIDE > hard:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each connection is an open file
+    if concurrency is not None and hard != resource.RLIM_INFINITY and concurrency + FILES_BESIDE > hard:
         raise Unusable(
-            f"--concurrency {clients} needs as many open files, but the limit is {hard:,} (it was {soft:,}); "
+            f"--concurrency {concurrency} needs as many open files, but the limit is {hard:,} (it was {soft:,}); "
             "raise `ulimit -Hn`, or use fewer"
         )
+
+    def arrivals(seed: str) -> Iterator[Arrival]:
+        if replay is not None:
+            return limited(replayed(replay), max_tokens)
+        talks = conversations(workload, seed, think_s)
+        return limited(at_once(talks) if rate is None else arriving(talks, rate, seed), max_tokens)
+
+    plan = Plan(
+        targets=[target_of(each) for each in (url, against) if each],
+        wish=RequestSettings(model, str(seed), api == "chat"),
+        arrivals=arrivals,
+        limits=Limits(requests, for_s, warm_up, concurrency),
+        rounds=rounds if against else 1,
+        key=api_key,
+        timeout_s=timeout_s,
+    )
+    away = " and ".join(target.url for target in plan.targets if not is_loopback(target.host))
+    if away and ctx.get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
+        click.echo(f"OPENAI_API_KEY from the environment is sent to {away}; unset it to send no key", err=True)
+    with Live(plan.rounds) as live:
+        found = measured(plan, live.load)
+    settings = {"url": url, **{name: value for name, value in ctx.params.items() if name not in NO_SETTINGS}}
+    result = summed_up(plan, found, {name: value for name, value in settings.items() if value is not None})
+    click.echo(msgspec.json.encode(result, enc_hook=str).decode() if as_json else "\n".join(lines(result)))
+    if found.interrupted:
+        return INTERRUPTED
+    return 0 if all(endpoint.figures.requests > endpoint.figures.failed for endpoint in result.endpoints) else 1

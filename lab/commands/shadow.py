@@ -5,7 +5,6 @@ import re
 import socket
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
 from typing import Any
 
 import click
@@ -13,12 +12,15 @@ import msgspec
 
 from api.process.options import SettingsCommand, option
 from api.process.settings import FiniteRange, Setting, Table, Unusable
-from fleet.display import progress
+from lab.commands.common import counting
 from router.config import RouterConfig
 from router.process.configure import config_of
 from router.process.settings import SETTINGS, TABLE
 
 CHOOSING = ("policy", "message_cache_mb")
+INPUT = click.Path(exists=True, dir_okay=False, allow_dash=True)
+INTERVAL, RATE = FiniteRange(min=0.2, max=3600), FiniteRange(min=1e-3, max=1e9)
+TOKENS = click.IntRange(1, 10**12)
 COPIES = ("max_body_bytes", "max_bodies_bytes", "max_connections")
 
 
@@ -46,14 +48,9 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 @click.command(cls=SettingsCommand, table=SHADOW)
-@option(
-    "--requests",
-    "FILE|-",
-    "Requests with their bodies, one JSON object per line; -: standard input.",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-)
+@option("--requests", "FILE|-", "Requests with their bodies, one JSON object per line; -: standard input.", type=INPUT)
 @click.option(
-    "--follow/--no-follow", default=True, show_default=True, help="At the end of FILE, wait for more lines, or end."
+    "--follow/--no-follow", default=True, show_default=True, help="At FILE's end, wait for more lines, or end."
 )
 @option("--listen", "HOST:PORT", "Take copies of requests here, over HTTP.", type=Address())
 @option(
@@ -61,22 +58,17 @@ class Address(click.ParamType[tuple[str, int]]):
     "SECONDS",
     "How often to print a line.",
     name="interval_s",
-    type=FiniteRange(min=0.2, max=3600),
+    type=INTERVAL,
     default=5.0,
     show_default="5",
 )
-@option(
-    "--capacity-tokens",
-    "C",
-    "Tokens of KV cache in each replica.  [default: as the replicas tell]",
-    type=click.IntRange(1, 10**12),
-)
+@option("--capacity-tokens", "C", "Tokens of KV cache in each replica.  [default: as the replicas tell]", type=TOKENS)
 @option(
     "--prefill-rate",
     "R",
-    "Tokens/s that a replica prefills.  [default: as the replicas tell]",
+    "Tokens/s that a replica prefills.  [default: as they tell]",
     name="prefill_tokens_per_s",
-    type=FiniteRange(min=1e-3, max=1e9),
+    type=RATE,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def shadow(
@@ -110,8 +102,7 @@ def shadow(
     listener = None if listen is None else _listening(*listen)
     import uvloop
 
-    from lab.shadow.findings import findings  # a web framework: not needed to refuse a setting
-    from lab.shadow.report import lines
+    from lab.shadow.findings import findings, lines  # a web framework: not needed to refuse a setting
     from lab.shadow.twin import FIT_RUNS, RUNS
     from lab.shadow.watch import Wanted, watched
 
@@ -120,13 +111,7 @@ def shadow(
         seen = uvloop.run(watched(wanted, partial(click.echo, err=True)))
     if seen is None:
         return 1
-    done = count(1)
-
-    def on_request() -> None:
-        if not (number := next(done)) % 100:
-            tell(number)
-
-    with progress("simulating", (RUNS + FIT_RUNS) * len(seen.placing.records)) as tell:
+    with counting("simulating", (RUNS + FIT_RUNS) * len(seen.placing.records)) as on_request:
         found = findings(
             seen,
             config.policy,

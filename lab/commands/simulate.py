@@ -1,48 +1,50 @@
 """`warmroute simulate`: compare policies on a trace."""
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from api.process.options import F, option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
+from lab.commands.common import check_options, counting, given_options
 from lab.incident import report as incident
 from lab.incident.replay import replay
 from lab.plots import plot_option
 from lab.simulation import report
 from lab.simulation.comparison import BOUNDS, compared
-from lab.simulation.replica import POOLS
 from lab.simulation.settings import Settings
 from lab.trace.enough import too_short
 from lab.trace.formats import read_trace
-from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened, sped_up
 from router.placement.policy import POLICIES
 
 DEFAULTS = Settings()
 DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
+USUAL = ",".join(DEFAULT_POLICIES)
+MODELS = click.Choice(["fifo", "engine"])
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
-TOKENS = click.IntRange(0)
+COUNT, TOKENS = click.IntRange(1), click.IntRange(0)
 RATE_OR_0 = FiniteRange(min=0, max=1e9)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
 SHARE = FiniteRange(min=0, max=1, max_open=True)
 
 
-# An option of a medium, the option without which it has no effect, and whether that is given.
-TIER_OPTIONS: list[tuple[str, str, Callable[[Settings], bool]]] = [
-    ("disk_tokens", "--host-tokens", lambda settings: settings.host_tokens > 0),
-    ("load_tokens_per_s", "--host-tokens", lambda settings: settings.host_tokens > 0),
-    ("disk_tokens_per_s", "--disk-tokens", lambda settings: settings.disk_tokens > 0),
-]
+NEEDS = {
+    "disk_tokens": "host_tokens",
+    "load_tokens_per_s": "host_tokens",
+    "disk_tokens_per_s": "disk_tokens",
+    "prefill_replicas": "pull_tokens_per_s",
+    "sources": "recording",
+}
+OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error", "pull_tokens_per_s")
+EXCLUDES = [("speed", "load"), *((name, "events") for name in OF_EVENTS)]
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -82,64 +84,37 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @click.command()
 @option("--trace", "FILE", "The requests.", name="path", type=FILE)
 @fleet_option("--replicas", "N", "How many.", "replicas", click.IntRange(1, 1024))
-@fleet_option(
-    "--capacity-tokens",
-    "C",
-    "Tokens of KV cache in each replica (see warmroute size).",
-    "capacity_tokens",
-    click.IntRange(1),
-)
+@fleet_option("--capacity-tokens", "C", "Tokens of KV cache in each (see warmroute size).", "capacity_tokens", COUNT)
 @fleet_option("--host-tokens", "N", "Tokens of host memory behind each cache.", "host_tokens", TOKENS)
 @fleet_option("--disk-tokens", "N", "Tokens of disk behind that.", "disk_tokens", TOKENS)
 @fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
 @fleet_option("--load-rate", "R", "Tokens/s loaded from host memory.", "load_tokens_per_s", RATE)
 @fleet_option("--disk-rate", "R", "Tokens/s loaded from disk.", "disk_tokens_per_s", RATE)
 @fleet_option("--pull-rate", "R", "Tokens/s read from another replica; 0: none can be.", "pull_tokens_per_s", RATE_OR_0)
-@fleet_option(
-    "--prefill-replicas", "N", "Replicas that compute prompts for the others.", "prefill_replicas", click.IntRange(0)
-)
+@fleet_option("--prefill-replicas", "N", "Replicas that compute prompts for the others.", "prefill_replicas", TOKENS)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
 @option(
-    "--policy",
-    "P,...",
-    f"Of {', '.join(POLICIES)}.  [default: {','.join(DEFAULT_POLICIES)}]",
-    name="policies",
-    type=Names(tuple(POLICIES)),
+    "--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]", name="policies", type=Names(tuple(POLICIES))
 )
-@click.option(
+@option(
     "--model",
-    type=click.Choice(["fifo", "engine"]),
+    "NAME",
+    "fifo: one prefill at a time; engine: the engine's own scheduler (slower).",
+    type=MODELS,
     default="fifo",
-    show_default=True,
-    help="A replica: one prefill at a time, or the engine's own scheduler with chunks and batches (slower).",
 )
-@click.option(
-    "--eviction", type=click.Choice(list(POOLS)), default="lru", show_default=True, help="Which blocks go first."
-)
-@option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=click.IntRange(1), default=1)
-@option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=click.IntRange(1))
+@option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=COUNT, default=1)
+@option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=COUNT)
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
 @click.option(
-    "--closed-loop",
-    is_flag=True,
-    help="A session's next turn comes when the one before has ended and its gap is over, at most 120 s.",
+    "--closed-loop", is_flag=True, help="A session's turn comes its gap after the end of the last, at most 120 s."
 )
+@click.option("--no-events", "events", flag_value=False, default=True, help="Replicas send no events.")
 @click.option(
-    "--no-events",
-    "events",
-    flag_value=False,
-    default=True,
-    help="Replicas send no events; the router knows only its own requests.",
-)
-@click.option(
-    "--no-optimistic",
-    "optimistic",
-    flag_value=False,
-    default=True,
-    help="Requests in flight count only once events report their blocks.",
+    "--no-optimistic", "optimistic", flag_value=False, default=True, help="Only blocks in events count as cached."
 )
 @fleet_option("--event-delay", "S", "Delay events by S seconds.", "event_delay_s", SECONDS)
 @fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
@@ -214,28 +189,10 @@ def simulate(
         return
     if path is None:
         raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
-    policies = policies or DEFAULT_POLICIES
-    if load is not None and speed is not None:
-        raise Unusable("--load and --speed both change the pace; give one of them")
-    if sources:
-        raise Unusable("--source has no effect without --recording and --requests; leave it out")
-    settings = Settings(**fleet)
-    if not (settings.events or settings.optimistic):
-        raise Unusable("--no-events and --no-optimistic together leave no information; give one of them")
-    if not settings.events and (settings.event_delay_s or settings.event_loss or settings.rate_error):
-        raise Unusable("--event-delay, --event-loss and --rate-error have no effect with --no-events; leave them out")
-    if not settings.events and settings.pull_tokens_per_s:
-        raise Unusable("--pull-rate has no effect with --no-events: nobody knows what to read; leave it out")
-    if settings.prefill_replicas and not settings.pull_tokens_per_s:
-        raise Unusable("--prefill-replicas needs --pull-rate: the others read what is computed for them")
+    check_options(NEEDS, EXCLUDES)
+    policies, settings = policies or DEFAULT_POLICIES, Settings(**fleet)
     if settings.prefill_replicas >= settings.replicas:
         raise Unusable(f"--prefill-replicas {settings.prefill_replicas} leaves no replica that generates; give fewer")
-    if settings.model == "engine" and settings.eviction != "lru":
-        raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
-    for name, needed, has in TIER_OPTIONS:
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and not has(settings):
-            flag = next(each.opts[0] for each in ctx.command.params if each.name == name)
-            raise Unusable(f"{flag} has no effect without {needed}; give both, or leave it out")
     with progress("reading", path.stat().st_size) as tell:
         trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
     if settings.closed_loop and all(request.session is None for request in trace.requests):
@@ -251,20 +208,14 @@ def simulate(
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
-    done = count(1)
-
-    def on_request() -> None:
-        if not (number := next(done)) % 100:
-            tell(number)
-
-    with progress("simulating", runs * len(trace.requests)) as tell:
+    with counting("simulating", runs * len(trace.requests)) as on_request:
         rows = compared(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )
     if as_json:
         click.echo(msgspec.json.encode(report.as_json(trace, settings, rows)))
     else:
-        click.echo("\n".join([_what(trace, settings), "", *report.lines(rows, closed_loop=settings.closed_loop)]))
+        click.echo("\n".join(report.lines(trace, settings, rows)))
     if plot_path is not None:
         report.plot(plot_path, trace, settings, rows)
 
@@ -282,33 +233,10 @@ def _replay(
         raise Unusable("a replay needs both: --recording FILE and --requests LOG")
     if policies is not None and len(policies) > 1:
         raise Unusable(f"a replay has one policy, not {len(policies)}: give --policy {policies[0]}")
-    for each in ctx.command.params:
-        given = ctx.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
-        if given and each.name not in OF_REPLAY:
-            raise Unusable(f"{each.opts[0]} has no effect in a replay; leave it out")
+    for name, flag in given_options().items():
+        if name not in OF_REPLAY:
+            raise Unusable(f"{flag} has no effect in a replay; leave it out")
     with progress("replaying", 100) as tell:
         told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
     click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
     ctx.exit(0 if told.is_same else 1)
-
-
-def _what(trace: Trace, settings: Settings) -> str:
-    asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
-    load = asked / (settings.replicas * settings.prefill_tokens_per_s)
-    below = "".join(
-        f", {tokens:,} of {name} at {rate:,.0f} tokens/s"
-        for tokens, name, rate in (
-            (settings.host_tokens, "host memory", settings.load_tokens_per_s),
-            (settings.disk_tokens, "disk", settings.disk_tokens_per_s),
-        )
-        if tokens
-    )
-    if settings.pull_tokens_per_s:
-        below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
-    roles = f", {settings.prefill_replicas} for prompts alone" if settings.prefill_replicas else ""
-    return (
-        f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
-        f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"
-        f"{settings.replicas} replicas ({settings.model}{roles}), each {settings.capacity_tokens:,} tokens of cache"
-        f"{below} and {settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
-    )

@@ -1,14 +1,15 @@
 """The command `warmroute size`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import click
 import msgspec
 
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
-from lab.shapes import DEVICES_GB, config_of
+from lab.commands.common import check_options
 from lab.size import (
+    DEVICES_GB,
     DISK_BYTES_PER_S,
     HOST_BYTES_PER_S,
     LOADED_TOKENS,
@@ -18,13 +19,19 @@ from lab.size import (
     Format,
     Room,
     Size,
+    config_of,
     gigabytes,
     size_of,
 )
 from replica.model.sizing import GIGABYTE
 
-QUANTIZATIONS = ("none", "fp8", "int8", "int4")
+NUMBERS = ("none", "fp8", "int8", "int4")
 COMPUTED = ("float32", "bfloat16", "float16")
+KV_DTYPE = click.Choice([*COMPUTED, "fp8"])
+SHARE = FiniteRange(min=0, max=1, min_open=True)
+NEEDS = {"disk_gb_per_s": "disk_gb", **dict.fromkeys(("disk_gb", "host_gb_per_s", "prefill_rate"), "host_gb")}
+IN_GB = ("weights_gb", "workspace_gb", "host_gb", "disk_gb", "host_gb_per_s", "disk_gb_per_s")
+EXCLUDES = [("utilization", "kv_gb"), ("workspace_gb", "kv_gb")]
 
 
 @click.command()
@@ -32,25 +39,12 @@ COMPUTED = ("float32", "bfloat16", "float16")
 @option("--device", "NAME", f"{', '.join(DEVICES_GB)}.", type=click.Choice(list(DEVICES_GB)))
 @option("--memory-gb", "GB", "The device's memory, instead of --device.", type=ABOVE_0)
 @option("--kv-gb", "GB", "Memory for KV alone, instead of both.", type=ABOVE_0)
-@option(
-    "--utilization",
-    "FRACTION",
-    "How much of the memory to use.  [default: 0.9]",
-    type=FiniteRange(min=0, max=1, min_open=True),
-)
+@option("--utilization", "FRACTION", "How much of the memory to use.  [default: 0.9]", type=SHARE)
 @option("--weights-gb", "GB", "Memory of the weights.  [default: computed]", type=AT_LEAST_0)
 @option("--workspace-gb", "GB", "Memory for computing, beside the weights.  [default: 0]", type=AT_LEAST_0)
 @option("--dtype", "TYPE", f"{', '.join(COMPUTED)}.  [default: the model's]", type=click.Choice(COMPUTED))
-@option(
-    "--quantization",
-    "NAME",
-    f"Of the weights: {', '.join(QUANTIZATIONS)}.",
-    type=click.Choice(QUANTIZATIONS),
-    default="none",
-)
-@option(
-    "--kv-dtype", "TYPE", "Of the KV: one of those, or fp8.  [default: --dtype]", type=click.Choice([*COMPUTED, "fp8"])
-)
+@option("--quantization", "NAME", f"Of the weights: {', '.join(NUMBERS)}.", type=click.Choice(NUMBERS), default="none")
+@option("--kv-dtype", "TYPE", "Of the KV: one of those, or fp8.  [default: --dtype]", type=KV_DTYPE)
 @option("--host-gb", "GB", "Host memory behind the cache.", type=AT_LEAST_0)
 @option("--disk-gb", "GB", "Disk behind that.", type=AT_LEAST_0)
 @option("--host-gb-per-s", "R", f"Speed of host memory.  [default: {HOST_BYTES_PER_S / GIGABYTE:g}]", type=ABOVE_0)
@@ -95,8 +89,14 @@ def size(
     """
     if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
         raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
-    room = _room(DEVICES_GB[device] if device else memory_gb, kv_gb, given)
-    below = _below(given)
+    check_options(NEEDS, EXCLUDES)
+    memory_gb = DEVICES_GB[device] if device else memory_gb
+    memory, kv, weights_bytes, workspace, host, disk, host_per_s, disk_per_s = (
+        None if each is None else each * GIGABYTE for each in (memory_gb, kv_gb, *(given[name] for name in IN_GB))
+    )
+    room = Room(memory, kv, given["utilization"] or 0.9, weights_bytes, workspace or 0.0)
+    speeds = (host_per_s or HOST_BYTES_PER_S, disk_per_s or DISK_BYTES_PER_S)
+    below = Below(host or 0.0, disk or 0.0, *speeds, given["prefill_rate"] or PREFILL_TOKENS_PER_S)
     config = config_of(model)
     dtype = dtype or config.dtype
     weights = dtype if quantization == "none" else quantization
@@ -109,38 +109,6 @@ def size(
             fix = "give more, or a smaller --block-size"
         raise click.ClickException(f"{model}: {error}; {fix}") from error
     click.echo(msgspec.json.encode(answer).decode() if as_json else "\n".join(lines(answer, room, form)))
-
-
-def _room(memory_gb: float | None, kv_gb: float | None, given: Mapping[str, float | None]) -> Room:
-    weights_gb, workspace_gb, utilization = given["weights_gb"], given["workspace_gb"], given["utilization"]
-    weights = None if weights_gb is None else weights_gb * GIGABYTE
-    if kv_gb is None:
-        assert memory_gb is not None, "either is given"
-        room = Room(memory=memory_gb * GIGABYTE, weights=weights, workspace=(workspace_gb or 0.0) * GIGABYTE)
-        return room if utilization is None else room._replace(utilization=utilization)
-    unused = [
-        flag for flag, value in (("--utilization", utilization), ("--workspace-gb", workspace_gb)) if value is not None
-    ]
-    if unused:
-        raise Unusable(f"--kv-gb is the memory for KV alone: {' and '.join(unused)} has no effect; leave it out")
-    return Room(kv=kv_gb * GIGABYTE, weights=weights)
-
-
-def _below(given: Mapping[str, float | None]) -> Below:
-    for name, needed in (
-        ("disk_gb", "host_gb"),
-        ("host_gb_per_s", "host_gb"),
-        ("disk_gb_per_s", "disk_gb"),
-        ("prefill_rate", "host_gb"),
-    ):
-        if given[name] is not None and not given[needed]:
-            flag, other = (f"--{each.replace('_', '-')}" for each in (name, needed))
-            raise Unusable(f"{flag} {given[name]:g} has no effect without {other}; give both, or leave it out")
-    host, disk, host_per_s, disk_per_s = (
-        (given[name] or 0.0) * GIGABYTE for name in ("host_gb", "disk_gb", "host_gb_per_s", "disk_gb_per_s")
-    )
-    rate = given["prefill_rate"] or PREFILL_TOKENS_PER_S
-    return Below(host, disk, host_per_s or HOST_BYTES_PER_S, disk_per_s or DISK_BYTES_PER_S, rate)
 
 
 def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:

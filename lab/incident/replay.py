@@ -9,8 +9,8 @@ from msgspec import Struct, field
 from api.process.settings import Unusable
 from events.recording.recording import BadRecording, Recording
 from lab.incident.comparison import Difference, kind_of
-from lab.incident.facts import Asked, Survey, runs_of, survey
-from lab.incident.world import World
+from lab.incident.facts import Asked, runs_of, survey
+from lab.incident.recorded import RecordedRouter
 from lab.trace.formats import read_log
 from router.placement.policy import POLICIES
 
@@ -99,28 +99,28 @@ def replay(
     )
     done, total = 0, sum(len(run.facts) for run in runs)
     for run in runs:
-        world = World(tape, run, known)
+        router = RecordedRouter(tape, run, known)
         for number, fact in enumerate(run.facts):
-            world.goes_on(fact)
+            router.advance(fact)
             if isinstance(fact, Asked):
-                _compare(told, world, known, fact)
+                _compare(told, router, fact)
             if number % FACTS_PER_TELLING == 0:
                 on_progress(100 * (done + number) // total)
         done += len(run.facts)
-        for name, count in world.guessed.items():
+        for name, count in router.guessed.items():
             told.from_log[name] = told.from_log.get(name, 0) + count
     on_progress(100)
     return told
 
 
-def _compare(told: IncidentReplay, world: World, known: Survey, fact: Asked) -> None:
-    why_not = world.uncovered(fact, known)
+def _compare(told: IncidentReplay, router: RecordedRouter, fact: Asked) -> None:
+    why_not = router.uncovered(fact.decided, fact.at_s)
     if why_not is not None:
         told.uncovered[why_not] = told.uncovered.get(why_not, 0) + 1
         return
     decided, line = fact.decided, fact.line
-    decision = world.decide(fact, told.policy or decided.policy)
-    sides = world.beside(fact, decision)
+    decision = router.again(fact, told.policy or decided.policy)
+    sides = router.beside(fact, decision)
     chosen = None if decision.chosen is None else decision.chosen.name
     told.compared += 1
     for side in sides:  # figures of both choices are those of the replay, so that they are comparable

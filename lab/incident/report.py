@@ -7,6 +7,7 @@ import msgspec
 
 from lab.incident.comparison import KINDS, Difference, Figures
 from lab.incident.replay import IncidentReplay
+from lab.writing import aligned
 
 SHOWN = 10  # differences
 FIGURES = (  # of choices
@@ -75,10 +76,7 @@ def difference_lines(one: Difference) -> Iterator[str]:
             rows.append(
                 ("  replayed", *(now if now != was else "." for was, now in zip(logged, replayed, strict=True)))
             )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        _, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  " + "  ".join((row[0].ljust(widths[0]), *rest)).rstrip()
+    yield from aligned((f"  {first}", *rest) for first, *rest in rows)
 
 
 def _cells(figures: Figures) -> tuple[str, ...]:

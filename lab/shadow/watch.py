@@ -11,11 +11,9 @@ from msgspec import Struct
 
 from api.http.server import Signals, connection_limits, http_server
 from api.process.settings import Unusable
-from lab.shadow.engines import Sample, sampled
-from lab.shadow.following import Followed, followed, following, wait_ready
 from lab.shadow.incoming import BadLine, Mirror, lines_of_file, lines_of_stdin, parse_line
-from lab.shadow.placing import Placing
-from lab.shadow.record import at_once_sums
+from lab.shadow.placing import Placing, at_once_sums
+from lab.shadow.replicas import Followed, Sample, followed, following, sampled, wait_ready
 from router.config import RouterConfig
 from router.proxy.services import Services
 

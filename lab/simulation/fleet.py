@@ -8,7 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from events.messages import KnownEvent
-from lab.simulation.agenda import Agenda
+from lab.replay.agenda import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks
@@ -29,31 +29,26 @@ class SimulatedFleet:
         self.left = 0  # jobs that have not ended
         self._settings = settings
         self._chance = Random(seed)
-        names = [f"replica-{number}" for number in range(settings.replicas)]
-        blocks = settings.capacity_blocks(block_tokens)
-        kind: Callable[..., SimulatedReplica] = EngineReplica if settings.model == "engine" else FifoReplica
+        kind: type[EngineReplica | FifoReplica] = EngineReplica if settings.model == "engine" else FifoReplica
+        numbers = range(settings.replicas)
         self.replicas: list[SimulatedReplica] = [
-            kind(number, settings, block_tokens, self.agenda, self) for number in range(len(names))
+            kind(number, settings, block_tokens, self.agenda, self) for number in numbers
         ]
         self.routers = [
             SimulatedRouter(
-                names,
                 policy,
-                block_tokens,
-                blocks,
                 settings,
+                block_tokens,
                 number=number,
                 seed=seed + number,
                 wake=partial(self._tell_within, number),
             )
             for number in range(settings.routers)
         ]
-        self._reports = [False for _ in names]  # whether a report is due
-        self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost batches, delivered with the next one
+        self._reports = [False] * settings.replicas  # whether a report is due
+        self._held_back: list[list[KnownEvent]] = [[] for _ in numbers]  # lost batches, delivered with the next one
         self._then: dict[int, Callable[[], None]] = {}  # next turns in a closed loop, by the job before
-        self._tells = [
-            settings.prefill_tokens_per_s * (1 + (-1) ** number * settings.rate_error) for number in range(len(names))
-        ]
+        self._tells = [settings.prefill_tokens_per_s * (1 + (-1) ** number * settings.rate_error) for number in numbers]
 
     # ---- a run
 
@@ -78,12 +73,14 @@ class SimulatedFleet:
     def joins(self, number: int, at_s: float, until_then: str) -> None:
         """Let a replica take requests only from a time on. `until_then`: the reason why not before."""
         for router in self.routers:
-            router.takes(number, until_then)
-            self.agenda.at(at_s, partial(router.takes, number, None))
+            candidate = router.candidates[number]
+            candidate.unavailable = until_then
+            self.agenda.at(at_s, partial(setattr, candidate, "unavailable", None))
 
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
-        if pause_s := self.routers[job.router].pause_s():
+        router = self.routers[job.router]
+        if pause_s := router.placement.pause_s(router.candidates):
             self.agenda.after(pause_s, partial(self._place_or_wait, job))
         else:
             self._place_or_wait(job)
@@ -137,7 +134,7 @@ class SimulatedFleet:
         if load.prefill_tokens_per_s and self._settings.rate_error:
             load = replace(load, prefill_tokens_per_s=self._tells[number])
         for router in self.routers:
-            router.reported(number, load, now_s)
+            router.replicas[number].load.reported(load, now_s)
         self._reports[number] = False
         if load.queued_prefill_tokens:
             self._report_soon(number)
@@ -148,20 +145,20 @@ class SimulatedFleet:
         self.agenda.after(seconds, partial(self._tell, router))
 
     def _tell(self, router: int) -> None:
-        assert self._settings.peer_delay_s is not None, "only then it has something to tell"
-        batches = self.routers[router].tells(self.agenda.now_s)
+        delay_s, outbox = self._settings.peer_delay_s, self.routers[router].placement.outbox
+        assert delay_s is not None and outbox is not None, "only then it has something to tell"
+        batches = outbox.take(self.agenda.now_s, self.agenda.now_s)
         for other in range(len(self.routers)):
             if other != router:
                 heard = [batch for batch in batches if self._chance.random() >= self._settings.peer_loss]
-                self.agenda.after(self._settings.peer_delay_s, partial(self._told, other, heard))
+                self.agenda.after(delay_s, partial(self._told, other, heard))
         if batches and self.left:
             self.agenda.after(RUNNING_S, partial(self._tell, router))  # what is lost is put right
 
     def _told(self, router: int, batches: Sequence[PeerBatch]) -> None:
-        has_room = False
-        for batch in batches:
-            has_room |= self.routers[router].told(batch, self.agenda.now_s)
-        if has_room:
+        now_s, inbox = self.agenda.now_s, self.routers[router].inbox
+        have_room = [inbox.hear(batch, now_s, now_s) for batch in batches]
+        if any(have_room):
             self._place_waiting(router)
 
     # ---- what replicas do
@@ -189,13 +186,16 @@ class SimulatedFleet:
 
     def begun(self, job: Job) -> None:
         self._report_soon(job.replica)
-        self.routers[job.router].begun(job, self.agenda.now_s)
+        now_s, router = self.agenda.now_s, self.routers[job.router]
+        router.begun(job.number, now_s)
+        router.placement.came(job.request.tenant, job.outlook, now_s - job.request.at_s)
 
     def ended(self, job: Job) -> None:
         job.ended_s = self.agenda.now_s
         self._report_soon(job.replica)
         router = self.routers[job.router]
-        router.ended(job, self.agenda.now_s)
+        router.placement.used([router.placed[job.number]], 0, job.request.output_tokens)
+        router.ended(job.number, job.ended_s)
         if job.whole is None:
             self._over(job)
         else:

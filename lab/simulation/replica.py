@@ -14,23 +14,13 @@ from typing import NamedTuple, Protocol
 
 from events.messages import KnownEvent
 from events.native import Load
-from lab.simulation.agenda import Agenda
+from lab.replay.agenda import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.moves import PULLED, Written
 from replica.cache.names import Match
-
-
-class HeadFirst(BlockPool):
-    """Evict the first blocks of the least recently used request first: their loss hurts most."""
-
-    def release(self, blocks: Sequence[int]) -> None:
-        super().release(blocks[::-1])
-
-
-POOLS: dict[str, type[BlockPool]] = {"lru": BlockPool, "head-first": HeadFirst}
 
 
 class Observer(Protocol):
@@ -75,7 +65,7 @@ class Waiting(NamedTuple):
 
 class FifoReplica:
     def __init__(self, number: int, settings: Settings, block_tokens: int, agenda: Agenda, observer: Observer) -> None:
-        self.pool = POOLS[settings.eviction](
+        self.pool = BlockPool(
             settings.capacity_blocks(block_tokens),
             1,
             host_slots=settings.host_tokens // block_tokens,

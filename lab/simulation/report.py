@@ -1,6 +1,6 @@
 """A comparison as text, as JSON, and as a plot."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +11,58 @@ from lab.plots import drawing
 from lab.simulation.comparison import Outcome, Row
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
+from lab.writing import aligned
 
 HEAD = ("policy", "hits", "loaded", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
 LOADED = {HEAD.index("loaded")}  # not shown if nothing is
 SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an open loop, which gives a turn its time
 SHARES = [place / 400 for place in range(401)]  # plotted
-WIDTHS = (15, 8, 9, 11, 9, 9, 9, 10, 10, 9, 10, 7)
 
 
-def lines(rows: Sequence[Row], *, closed_loop: bool = False) -> Iterator[str]:
-    hidden = (set() if any(row.mean.brought_rate for row in rows) else LOADED) | (set() if closed_loop else SESSIONS)
-    yield _joined(HEAD, hidden)
-    bounds = [row for row in rows if row.is_bound]
-    for row in rows:
-        if bounds and row is bounds[0]:
-            yield ""
-        yield _joined((row.name, *_figures(row.mean, row.is_bound)), hidden)
+def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
+    yield from _inputs(trace, settings)
+    yield ""
+    hides_loaded, hides_sessions = not any(row.mean.brought_rate for row in rows), not settings.closed_loop
+    hidden = {at for at in LOADED if hides_loaded} | {at for at in SESSIONS if hides_sessions}
+    policies, bounds = ([row for row in rows if row.is_bound is is_bound] for is_bound in (False, True))
+    table: list[Sequence[str]] = [HEAD, *((row.name, *_figures(row.mean, row.is_bound)) for row in policies)]
+    if bounds:
+        table += [(), *((row.name, *_figures(row.mean, row.is_bound)) for row in bounds)]
+    yield from aligned([cell for at, cell in enumerate(row) if at not in hidden] for row in table)
     for row in rows:
         if row.mean.refused:
             yield f"{row.name}: {row.mean.refused:,.0f} requests waited for room in vain; they are in no other figure."
     if len(rows[0].runs) > 1:
+        means = {row.name: [one.ttft_mean_s for one in row.runs] for row in rows}
+        spreads = [(max(own) / min(own) - 1, name) for name, own in means.items() if min(own) > 0]
         yield ""
-        spreads = []  # of the mean TTFT between runs
-        for row in rows:
-            means = [one.ttft_mean_s for one in row.runs]
-            if min(means) > 0:
-                spreads.append((max(means) / min(means) - 1, row.name))
         yield f"Each figure is the mean of {len(rows[0].runs)} runs." + (
             f" The means of TTFT differ most for {max(spreads)[1]}: by {max(spreads)[0]:.1%}." if spreads else ""
         )
 
 
-def _joined(cells: Sequence[str], hidden: Set[int]) -> str:
-    columns = enumerate(zip(cells, WIDTHS, strict=True))
-    _, *rest = (cell.rjust(width) for column, (cell, width) in columns if column not in hidden)
-    return (cells[0].ljust(WIDTHS[0]) + "".join(rest)).rstrip()
+def _inputs(trace: Trace, settings: Settings) -> Iterator[str]:
+    rate = settings.prefill_tokens_per_s
+    asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
+    below = "".join(
+        f", {tokens:,} of {name} at {speed:,.0f} tokens/s"
+        for tokens, name, speed in (
+            (settings.host_tokens, "host memory", settings.load_tokens_per_s),
+            (settings.disk_tokens, "disk", settings.disk_tokens_per_s),
+        )
+        if tokens
+    )
+    if settings.pull_tokens_per_s:
+        below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
+    roles = f", {settings.prefill_replicas} for prompts alone" if settings.prefill_replicas else ""
+    yield (
+        f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
+        f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s"
+    )
+    yield (
+        f"{settings.replicas} replicas ({settings.model}{roles}), each {settings.capacity_tokens:,} tokens of cache"
+        f"{below} and {rate:,.0f} prefill tokens/s: load {asked / (settings.replicas * rate):.2f}"
+    )
 
 
 def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:

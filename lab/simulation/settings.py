@@ -5,13 +5,12 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lab.replay.state import CONFIG
 from lab.trace.requests import Trace, TraceRequest
 from replica.cache.lower import DISK, HOST
 from replica.cache.moves import PULLED
 from replica.config import SimulatedConfig
-from router.config import RouterConfig
 
-CONFIG = RouterConfig()
 DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
 
 
@@ -28,7 +27,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     servers: int = 1  # prefills at once in each replica
     decode_tokens_per_s: float = 40.0
     model: Literal["fifo", "engine"] = "fifo"
-    eviction: str = "lru"
     events: bool = True  # False: replicas send nothing, and the router knows only its own requests
     optimistic: bool = True  # False: blocks of routed prompts count as cached only when events confirm them
     event_delay_s: float = 0.0

@@ -10,7 +10,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -25,6 +25,7 @@ from router.log_lines import LogLine
 GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+EVERY_BYTES = 1 << 20  # it is told how far the reading is
 MOST_MS = 1e15  # some thousand years
 MOST_TOKENS = 10**9
 MOST_BLOCKS = 10**8  # of all prompts: some gigabytes
@@ -98,14 +99,24 @@ def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[
     first = next(numbered, None)
     if first is None:
         raise BadTrace(f"{path} holds no requests")
-    if b'"request_id"' in first[1]:
+    if _is_logged(first[1]):
         return _of_log(path, list(_whole(path, chain([first], numbered))), block_tokens)
     if b'"meta"' in first[1] and b'"timestamp"' not in first[1]:
-        [meta] = _decoded(path, [first], _meta, META_LINE)
+        [(_, meta)] = _decoded(path, [first], _meta, META_LINE)
         block_tokens = block_tokens or meta.meta.block_size
     else:
         numbered = chain([first], numbered)
     return _of_mooncake(path, list(_decoded(path, numbered, _mooncake, MOONCAKE_LINES)), block_tokens)
+
+
+def is_log(path: Path) -> bool:
+    """True for a router's request log, false for any other trace."""
+    return any(_is_logged(line) for _, line in islice(numbered_lines(path), 1))
+
+
+def _is_logged(line: bytes) -> bool:
+    """Only lines of a log have ids."""
+    return b'"request_id"' in line
 
 
 def read_log(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[LogLine]:
@@ -138,10 +149,10 @@ def _whole(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[LogLine]:
 
 def _decoded(
     path: Path, lines: Iterable[tuple[int, bytes]], decoder: msgspec.json.Decoder[Line], expected: str
-) -> Iterator[Line]:
+) -> Iterator[tuple[int, Line]]:
     for number, line in lines:
         try:
-            yield decoder.decode(line)
+            yield number, decoder.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadTrace(f"{path}, line {number}: {error}; {expected}") from error
 
@@ -153,7 +164,7 @@ def numbered_lines(path: Path, on_bytes: Callable[[int], None] | None = None) ->
     with path.open("rb") as plain:
         is_packed = plain.read(2) == GZIP_MAGIC
         plain.seek(0)
-        opened = gzip.GzipFile(fileobj=plain) if is_packed else plain
+        opened, told = gzip.GzipFile(fileobj=plain) if is_packed else plain, 0
         try:
             for number, line in enumerate(opened, start=1):
                 if number == 1 and line.startswith(UTF_16):
@@ -162,33 +173,38 @@ def numbered_lines(path: Path, on_bytes: Callable[[int], None] | None = None) ->
                     line = line.removeprefix(BOM)
                 if line and not line.isspace():
                     yield number, line
-                if on_bytes is not None:
-                    on_bytes(plain.tell())
+                if on_bytes is not None and plain.tell() - told > EVERY_BYTES:
+                    told = plain.tell()
+                    on_bytes(told)
+            if on_bytes is not None:
+                on_bytes(plain.tell())
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise BadTrace(f"{path} is damaged: {error}") from error
 
 
-def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | None) -> Trace:
-    if not lines:
+def _of_mooncake(path: Path, numbered: Sequence[tuple[int, MooncakeLine]], block_tokens: int | None) -> Trace:
+    if not numbered:
         raise BadTrace(f"{path} holds no requests")
+    lines = [line for _, line in numbered]
     if (named := sum(line.named for line in lines)) > MOST_BLOCKS:
         raise BadTrace(f"{path} names {named:,} blocks; {MOST_BLOCKS:,} can be read at once, split it")
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
     unused = count(1 + max(run[-1] for line in lines for run in (*line.runs, range(1))))
     requests = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in numbered:
         full, rest = divmod(line.input_length, size)
         blocks, wanted = line.blocks, full + bool(rest)
         if rest and line.named == full:  # some files name full blocks only; one that is only begun is nobody else's
             blocks = (*blocks, next(unused))
         if len(blocks) != wanted:
             raise BadTrace(
-                f"{path}, request {number} has {line.input_length:,} tokens, which is {wanted:,} blocks of {size}, "
+                f"{path}, line {number} has {line.input_length:,} tokens, which is {wanted:,} blocks of {size}, "
                 f"but it names {len(blocks):,}"
             )
         at_s = (line.timestamp - start_ms) / 1000
-        requests.append(TraceRequest(at_s, line.input_length, line.output_length, blocks, line.session_name))
+        request = TraceRequest(at_s, line.input_length, line.output_length, blocks, line.session_name, name=str(number))
+        requests.append(request)
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
@@ -204,10 +220,18 @@ def _of_log(path: Path, lines: Sequence[LogLine], block_tokens: int | None) -> T
             raise BadTrace(f"{path}, request {number}: {line.prompt_tokens} tokens at {line.ts} s cannot be")
     start_s = min(line.ts for line in known)
     requests = [
-        TraceRequest(line.ts - start_s, line.prompt_tokens, line.output_tokens or 0, _begun(line, size), line.session)
+        TraceRequest(
+            line.ts - start_s,
+            line.prompt_tokens,
+            line.output_tokens or 0,
+            _begun(line, size),
+            line.session,
+            name=line.request_id,
+        )
         for line in known
     ]
-    return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
+    left_out = [line.request_id for line in lines if not (line.blocks and line.block_tokens)]
+    return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s), left_out)
 
 
 def beginnings_named(requests: Sequence[TraceRequest]) -> Sequence[TraceRequest]:

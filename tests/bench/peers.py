@@ -22,7 +22,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from lab.bench.figures import figures
-from lab.bench.load import LAG_LIMIT_S, Limits, WarmUp
+from lab.bench.load import LAG_LIMIT_S, Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.workloads import replayed
@@ -224,11 +224,10 @@ def run(rounds: int, *, small: bool = False) -> None:
 def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figures:
     """In the same round all are asked the same."""
     paced = sped_up(trace, trace.span_s / size.span_s)
-    limits = Limits(max(1, len(paced.requests) - size.warm_up), None, WarmUp(requests=size.warm_up))
+    limits = Limits(max(1, len(paced.requests) - size.warm_up), None, size.warm_up)
     with fleet(REPLICAS, *speeds(paced)) as replicas, contender.started(replicas) as running:
         plan = Plan(
             targets=[parse_target(running[0].url)],
-            models=[MODEL],
             wish=RequestSettings(MODEL, f"peers {number}"),
             arrivals=lambda _: replayed(paced),
             limits=limits,

@@ -17,8 +17,7 @@ from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.workloads import replayed
-from lab.shadow.findings import Findings
-from lab.shadow.report import lines
+from lab.shadow.findings import Findings, lines
 from lab.trace.requests import Trace
 from lab.trace.shaping import sped_up
 from router.members.spec import parse_target
@@ -83,7 +82,6 @@ def taken_over(paced: Trace, number: int) -> Figures:
 def asked(running: Replica, replicas: Fleet, paced: Trace, number: int) -> Figures:
     plan = Plan(
         targets=[parse_target(running.url)],
-        models=[MODEL],
         wish=RequestSettings(MODEL, f"shadow {number}"),
         arrivals=lambda _: replayed(paced),
         limits=Limits(len(paced.requests)),

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from lab.commands.analyze import analyze
-from lab.shapes import CONFIGS
+from lab.size import CONFIGS
 from lab.trace.requests import Trace
 from tests.lab.analysis.faults import FAULTS, SALT, TIMESTAMP, salted
 from tests.lab.analysis.logs import chatbot, conversations, logged, write_log
@@ -86,22 +86,22 @@ def test_a_trace_is_explained_line_by_line(small: Path) -> None:
         "could be saved  16 tokens = 36.4%, were nothing ever evicted",
         "shared prefix   4 tokens on the average; 2 requests have one",
         "",
-        "cache                     hit rate        blocks          tokens        GB",
-        "25 % of what can hit          9.1%             4              16     16.00",
-        "50 % of what can hit         27.3%             5              20     20.00",
-        "75 % of what can hit         27.3%             5              20     20.00",
-        "90 % of what can hit         36.4%             6              24     24.00",
-        "95 % of what can hit         36.4%             6              24     24.00",
-        "99 % of what can hit         36.4%             6              24     24.00",
-        "all of what can hit          36.4%             6              24     24.00",
+        "cache                 hit rate  blocks  tokens     GB",
+        "25 % of what can hit      9.1%       4      16  16.00",
+        "50 % of what can hit     27.3%       5      20  20.00",
+        "75 % of what can hit     27.3%       5      20  20.00",
+        "90 % of what can hit     36.4%       6      24  24.00",
+        "95 % of what can hit     36.4%       6      24  24.00",
+        "99 % of what can hit     36.4%       6      24  24.00",
+        "all of what can hit      36.4%       6      24  24.00",
         "For 90 % of what can hit, with 20 % headroom: 8 blocks = 32 tokens = 32.00 GB",
         "",
-        "block size                hit rate  were nothing ever evicted",
-        "4 tokens                     36.4%",
-        "8 tokens                     36.4%",
-        "16 tokens                     0.0%",
-        "32 tokens                     0.0%",
-        "64 tokens                     0.0%",
+        "block size, if nothing is evicted  hit rate",
+        "4 tokens                              36.4%",
+        "8 tokens                              36.4%",
+        "16 tokens                              0.0%",
+        "32 tokens                              0.0%",
+        "64 tokens                              0.0%",
         "",
         "Faults: not searched for, as a trace has no text",
         "  A log that has them is written by: warmroute router --request-log FILE --log-prompts",
@@ -154,9 +154,9 @@ def test_the_cache_there_is_can_be_asked_about(small: Path) -> None:
         "suggested_best_tokens": 12,
     }
     said = shown(small, "--block-tokens", "4", "--capacity-tokens", "20")
-    assert "host memory behind it     hit rate    loaded          tokens   prefill saved" in said
-    assert "--capacity-tokens            27.3%             5              20" in said
-    assert "  in the suggested one       36.4%" in said
+    assert "host memory behind it  hit rate  loaded  tokens  prefill saved" in said
+    assert "--capacity-tokens        27.3%       5      20" in said
+    assert "  in the suggested one  36.4%" in said
 
 
 def test_host_memory_behind_a_cache_finds_what_one_cache_of_their_size_would(small: Path) -> None:
@@ -197,6 +197,12 @@ def test_an_order_of_a_trace_counts_lines_as_the_file_has_them(tmp_path: Path) -
     path.write_text("\n".join(["", json.dumps(SMALL[3]), "", *map(json.dumps, SMALL[:3])]) + "\n")
     shown(path, "--block-tokens", "4", "--order", tmp_path / "order.txt")
     assert (tmp_path / "order.txt").read_text().split() == ["4", "6", "5", "2"]
+
+
+def test_an_order_of_a_trace_whose_first_line_says_the_block_size_counts_that_line_too(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "meta.jsonl", [{"meta": {"block_size": 4}}, *SMALL])
+    shown(path, "--order", tmp_path / "order.txt")
+    assert (tmp_path / "order.txt").read_text().split() == ["2", "4", "3", "5"]
 
 
 def test_an_order_of_a_log_names_its_requests_and_leaves_none_out(tmp_path: Path) -> None:

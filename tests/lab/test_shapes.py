@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.shapes import CONFIGS
+from lab.size import CONFIGS
 from replica.model.config import read_config
 from replica.model.demo import write_demo
 from replica.model.sizing import kv_bytes_per_token

@@ -56,7 +56,7 @@ def test_a_closed_loop_shows_how_long_sessions_take_and_needs_some(path: Path, t
     talks = written(tmp_path / "agents.jsonl", named(agents(100)))
     result = run(talks, "--closed-loop", "--policy", "cost")
     assert result.exit_code == 0, result.output
-    assert "  session       p99  " in result.stdout and "pooled" in result.stdout and "ideal" not in result.stdout
+    assert " session " in result.stdout and "pooled" in result.stdout and "ideal" not in result.stdout
     found = answer(talks, "--closed-loop", "--policy", "cost")["policies"]["cost"]
     assert 0 < found["session_mean_s"] <= found["session_p99_s"]
     refused = run(path, "--closed-loop")
@@ -122,20 +122,19 @@ def test_larger_blocks_find_less(path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["--policy", "cost,fastest"], "'fastest' is not one of"),
-        (["--load", "1", "--speed", "2"], "give one of them"),
+        (["--load", "1", "--speed", "2"], "--speed does not work with --load"),
         (["--capacity-tokens", "1000"], "holds|has 1 blocks of 512"),
         (["--load", "0"], "0"),
         (["--block-tokens", "64"], "blocks of 64"),
         (["--plot", "ttft.jpg"], "'.jpg'"),
         (["--plot", "no/such/folder/ttft.png"], "is not a folder"),
         (["--event-loss", "1"], "1"),
-        (["--no-events", "--event-delay", "5"], "have no effect with --no-events"),
-        (["--model", "engine", "--eviction", "head-first"], "--model fifo"),
+        (["--no-events", "--event-delay", "5"], "--event-delay does not work with --no-events"),
         (["--source", "a=b"], "--source has no effect"),
         (["--prefill-rate", "1e-320"], "prefill-rate"),
         (["--jitter", "1e308"], "jitter"),
-        (["--pull-rate", "50000", "--no-events"], "--pull-rate has no effect with --no-events"),
-        (["--prefill-replicas", "1"], "--prefill-replicas needs --pull-rate"),
+        (["--pull-rate", "50000", "--no-events"], "--pull-rate does not work with --no-events"),
+        (["--prefill-replicas", "1"], "--prefill-replicas has no effect without --pull-rate"),
         (["--prefill-replicas", "4", "--pull-rate", "50000"], "--prefill-replicas 4 leaves no replica that generates"),
         (["--load-rate", "50000"], "--load-rate has no effect without --host-tokens"),
         (["--disk-tokens", "50000"], "--disk-tokens has no effect without --host-tokens"),

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lab.commands.size import size
-from lab.shapes import CONFIGS, DEVICES_GB
+from lab.size import CONFIGS, DEVICES_GB
 
 LLAMA_8B_FIELDS = {
     "architectures": ["LlamaForCausalLM"],
@@ -95,9 +95,9 @@ def test_memory_below_the_cache_is_counted_and_compared_with_computing() -> None
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--disk-gb", "10"), "--disk-gb 10 has no effect without --host-gb"),
-        (("--prefill-rate", "10"), "--prefill-rate 10 has no effect without --host-gb"),
-        (("--host-gb", "1", "--disk-gb-per-s", "2"), "--disk-gb-per-s 2 has no effect without --disk-gb"),
+        (("--disk-gb", "10"), "--disk-gb has no effect without --host-gb"),
+        (("--prefill-rate", "10"), "--prefill-rate has no effect without --host-gb"),
+        (("--host-gb", "1", "--disk-gb-per-s", "2"), "--disk-gb-per-s has no effect without --disk-gb"),
     ],
 )
 def test_a_medium_that_is_not_there_has_no_speed(arguments: tuple[str, ...], complaint: str) -> None:
@@ -151,8 +151,8 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
     [
         (("llama-3-8b",), "Give one of --device, --memory-gb and --kv-gb"),
         (("llama-3-8b", "--device", "h100", "--kv-gb", "5"), "Give one of --device, --memory-gb and --kv-gb"),
-        (("llama-3-8b", "--kv-gb", "5", "--utilization", "0.5"), "--utilization has no effect; leave it out"),
-        (("llama-3-8b", "--kv-gb", "5", "--workspace-gb", "1"), "--workspace-gb has no effect"),
+        (("llama-3-8b", "--kv-gb", "5", "--utilization", "0.5"), "--utilization does not work with --kv-gb; leave one"),
+        (("llama-3-8b", "--kv-gb", "5", "--workspace-gb", "1"), "--workspace-gb does not work with --kv-gb"),
         (("llama-3-8b", "--device", "abacus"), "'abacus' is not one of 'a10'"),
         (("llama-3-8b", "--memory-gb", "0"), "'--memory-gb': 0.0 is not in the range"),
         (("llama-3-8b", "--memory-gb", "nan"), "nan is not a finite number"),

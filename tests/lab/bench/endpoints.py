@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lab.bench.load import Limits, WarmUp
+from lab.bench.load import Limits
 from lab.bench.measure import Measured, Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.words import Passage
-from lab.bench.workloads import Conversation, Turn, arriving, at_once
+from lab.bench.workloads import Arrival, Conversation, Turn, at_once
 from router.members.spec import parse_target
 
 MODEL = "m"
@@ -164,12 +164,13 @@ def closed(
 def opened(
     url: str, conversations: list[Conversation], rate: float, timeout_s: float = 10.0, **limits: Any
 ) -> Measured:
-    return _run(url, lambda seed: arriving(conversations, "constant", rate, seed), Limits(**limits), timeout_s)
+    arrivals = [Arrival(number / rate, talk) for number, talk in enumerate(conversations)]
+    return _run(url, lambda _: iter(arrivals), Limits(**limits), timeout_s)
 
 
 def _run(url: str, arrivals: Any, limits: Limits, timeout_s: float) -> Measured:
-    plan = Plan([parse_target(url)], [MODEL], RequestSettings(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
+    plan = Plan([parse_target(url)], RequestSettings(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
     return measured(plan, lambda *_: None)
 
 
-__all__ = ["Call", "Endpoint", "WarmUp", "closed", "endpoint", "opened", "singles"]
+__all__ = ["Call", "Endpoint", "closed", "endpoint", "opened", "singles"]

@@ -40,13 +40,10 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate does not work with --concurrency"),
         (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload does not work with --trace"),
         (("http://h:1", "--speed", "2"), "--speed has no effect without --trace"),
-        (("http://h:1", "--arrivals", "bursty"), "--arrivals has no effect without --rate"),
         (("http://h:1", "--rounds", "2"), "--rounds has no effect without --against"),
-        (("http://h:1", "--turns", "2"), "--turns has no effect without --workload multi-turn"),
-        (("http://h:1", "--warm-up", "10m"), "'10m' is neither a number of requests, like 50, nor a time, like 10s"),
+        (("http://h:1", "--think", "2"), "--think has no effect without --workload multi-turn"),
+        (("http://h:1", "--warm-up", "10s"), "'10s' is not a valid integer"),
         (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
-        (("http://h:1", "--output", "/no/such/folder/o.json"), "'/no/such/folder' is not a folder"),
-        (("http://h:1", "--output", "/"), "--output: '/' is a folder; name a file in it"),
         (
             ("http://h:1", "--api-key", "two words"),
             "Invalid value for '--api-key': The key is empty or has characters that are invalid in a header",
@@ -138,7 +135,7 @@ def a_trace(path: Path, requests: int) -> Path:
 def test_a_warm_up_that_takes_the_whole_trace_is_refused(tmp_path: Path, warm_up: int) -> None:
     trace = a_trace(tmp_path / "t.jsonl", 3)
     said = refused("http://h:1", "--trace", trace, "--warm-up", warm_up)
-    assert f"--warm-up {warm_up} leaves none of the 3 requests to count in" in said
+    assert f"--warm-up {warm_up} leaves none of the 3 requests in" in said
 
 
 def test_a_warm_up_may_be_longer_than_what_is_counted_after_it() -> None:
@@ -146,30 +143,6 @@ def test_a_warm_up_may_be_longer_than_what_is_counted_after_it() -> None:
         found = measured(server.url, "--requests", 2, "--warm-up", 3, "--concurrency", 1)
     assert found["endpoints"][0]["figures"]["requests"] == 2
     assert len(server.calls) == 5
-
-
-def test_a_warm_up_that_lasts_to_the_end_is_warned_of(tmp_path: Path) -> None:
-    trace = a_trace(tmp_path / "t.jsonl", 3)
-    with endpoint() as server:
-        result = run(server.url, "--trace", trace, "--warm-up", "10s")
-    assert result.return_value == 1
-    assert "nothing was counted: all that was asked was part of --warm-up" in " ".join(result.output.split())
-
-
-def test_a_result_is_shown_though_its_files_cannot_be_written(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-
-    def answer(call: Call) -> None:
-        if folder.is_dir():
-            folder.rmdir()
-        call.answer()
-
-    with endpoint(answer) as server:
-        result = CliRunner().invoke(bench, [server.url, "--requests", "1", "--output", str(folder / "o.json")])
-    assert result.exit_code == 1
-    assert "requests  1 in" in result.stdout
-    assert result.stderr == f"Error: cannot write {str(folder / 'o.json')!r}: No such file or directory\n"
 
 
 def test_the_result_says_which_api_was_asked() -> None:
@@ -188,7 +161,6 @@ def test_a_table_says_what_failed_and_how() -> None:
     assert "3 failed, 3 with status 429" in said
     assert "3 x status 429: [queue] full" in said
     assert "r0 3 100.0%" in said
-    assert max(map(len, result.stdout.splitlines())) <= 200
 
 
 def test_a_table_says_why_a_router_gave_replicas_nothing() -> None:
@@ -217,37 +189,19 @@ def test_an_endpoint_that_cannot_be_asked_is_one_line_and_status_1() -> None:
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
 
-def test_files_are_written_whole_with_a_row_for_every_request(tmp_path: Path) -> None:
-    with endpoint() as server:
-        result = run(server.url, "--requests", 4, "--output", tmp_path / "o.json", "--warm-up", 1)
-    assert result.exception is None
-    written = json.loads((tmp_path / "o.json").read_text())
-    assert len(written["requests"]) == 5
-    assert sum(row["warm_up"] for row in written["requests"]) == 1
-    assert written["result"]["endpoints"][0]["figures"]["requests"] == 4
-    assert {path.name for path in tmp_path.iterdir()} == {"o.json"}
-
-
-def test_two_endpoints_are_asked_the_same_in_turn() -> None:
+def test_two_endpoints_are_asked_the_same_lengths_in_other_words_in_turn() -> None:
     with endpoint() as one, endpoint() as other:
         found = measured(
             one.url, "--against", other.url, "--rounds", 2, "--requests", 6, "--concurrency", 1, "--max-tokens", 2
         )
-    assert [call.body for call in one.calls] == [call.body for call in other.calls]
     assert len(one.calls) == 12
     assert one.calls[0].body != one.calls[6].body  # another round, other words
-    ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
-    assert ratios["TTFT mean"]["low"] < ratios["TTFT mean"]["ratio"] < ratios["TTFT mean"]["high"]
-    assert [len(each["rounds"]) for each in found["endpoints"]] == [2, 2]
-
-
-def test_other_words_have_the_same_lengths_and_share_nothing() -> None:
-    with endpoint() as one, endpoint() as other:
-        how = ("--rounds", 1, "--requests", 4, "--concurrency", 1, "--max-tokens", 2, "--other-words")
-        measured(one.url, "--against", other.url, *how)
     for first, second in zip(one.calls, other.calls, strict=True):
         pairs = list(zip(first.body["messages"], second.body["messages"], strict=True))
         assert all(len(a["content"]) == len(b["content"]) and a["content"] != b["content"] for a, b in pairs)
+    ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
+    assert ratios["TTFT mean"]["low"] < ratios["TTFT mean"]["ratio"] < ratios["TTFT mean"]["high"]
+    assert [len(each["rounds"]) for each in found["endpoints"]] == [2, 2]
 
 
 def test_a_slower_endpoint_is_found_to_be_slower() -> None:

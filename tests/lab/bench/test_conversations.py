@@ -9,34 +9,30 @@ from hypothesis import strategies as st
 
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
-from lab.bench.workloads import Shape, arriving, conversations, limited, replayed
+from lab.bench.workloads import TURNS, arriving, conversations, limited, replayed
 from lab.trace.requests import Trace, TraceRequest
+from lab.trace.shaping import sped_up
 
 COUNT = 4000
 
 
-def gaps(kind: str, rate: float = 10.0, seed: str = "1") -> list[float]:
-    times = [one.at_s for one in islice(arriving(conversations("chatbot", "1", Shape()), kind, rate, seed), COUNT)]
-    return [after - before for before, after in pairwise(times)]
+def times(workload: str = "chatbot", rate: float = 10.0, seed: str = "1") -> list[float]:
+    return [one.at_s for one in islice(arriving(conversations(workload, "1"), rate, seed), COUNT)]
 
 
-@pytest.mark.parametrize(("kind", "variation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)])
-def test_a_rate_is_kept_on_average_and_spread_as_its_kind_says(kind: str, variation: float) -> None:
-    found = gaps(kind)
+def test_a_rate_is_kept_on_average_and_comes_at_random() -> None:
+    found = [after - before for before, after in pairwise(times())]
     assert statistics.mean(found) == pytest.approx(0.1, rel=0.1)
-    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(variation, abs=0.15)
+    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(1.0, abs=0.15)
 
 
 def test_equal_seeds_come_at_the_same_times() -> None:
-    assert gaps("bursty") == gaps("bursty")
-    assert gaps("bursty") != gaps("bursty", seed="2")
+    assert times() == times()
+    assert times() != times(seed="2")
 
 
 def test_a_conversation_counts_with_all_its_turns() -> None:
-    times = [
-        one.at_s for one in islice(arriving(conversations("multi-turn", "1", Shape(turns=4)), "constant", 10, "1"), 5)
-    ]
-    assert times == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
+    assert times("multi-turn") == pytest.approx([TURNS * at_s for at_s in times()])
 
 
 def trace(*requests: TraceRequest, block_tokens: int = 16) -> Trace:
@@ -50,7 +46,7 @@ def text(words: Words, arrival_trace: Trace, number: int) -> str:
 
 def test_a_trace_is_asked_at_its_times_or_faster() -> None:
     read = trace(TraceRequest(0.0, 20, 5, (1, 2)), TraceRequest(3.0, 8, 0, (3,)))
-    assert [one.at_s for one in replayed(read, speed=2)] == [0.0, 1.5]
+    assert [one.at_s for one in replayed(sped_up(read, 2))] == [0.0, 1.5]
     assert [one.talk.turns[0].output_tokens for one in replayed(read)] == [5, 1]  # nobody can ask for nothing
 
 

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from lab.bench.load import WarmUp
 from lab.bench.measure import Measured
 from lab.bench.outcome import Outcome
 from lab.bench.words import Passage
@@ -77,16 +76,9 @@ def test_a_latency_counts_from_the_intended_time_even_if_the_sender_was_late() -
 
 def test_warm_up_is_sent_first_and_not_counted() -> None:
     with endpoint() as server:
-        found = outcomes(closed(server.url, singles(50), clients=1, requests=6, warm_up=WarmUp(requests=4)))
+        found = outcomes(closed(server.url, singles(50), clients=1, requests=6, warm_up=4))
     assert [one.is_warm_up for one in found] == [True] * 4 + [False] * 6
     assert len(server.calls) == 10
-
-
-def test_a_warm_up_may_be_a_time() -> None:
-    with endpoint() as server:
-        found = outcomes(opened(server.url, singles(50), rate=100, requests=5, warm_up=WarmUp(s=0.105)))
-    assert sum(one.is_warm_up for one in found) == 11
-    assert sum(not one.is_warm_up for one in found) == 5
 
 
 @pytest.mark.parametrize("is_open", [True, False])

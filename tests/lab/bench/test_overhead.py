@@ -66,9 +66,7 @@ def compared(one: Endpoint, other: Endpoint, interrupted_load: int) -> tuple[lis
             os.kill(os.getpid(), signal.SIGINT)
 
     targets = [parse_target(one.url), parse_target(other.url)]
-    plan = Plan(
-        targets, ["m", "m"], RequestSettings("m", "1"), lambda _: at_once(singles(5)), Limits(clients=1), rounds=3
-    )
+    plan = Plan(targets, RequestSettings("m", "1"), lambda _: at_once(singles(5)), Limits(clients=1), rounds=3)
     found = measured(plan, on_load)
     result = summed_up(plan, found, {})
     return [len(ran) for ran in found.ran], len(result.comparison), result.interrupted

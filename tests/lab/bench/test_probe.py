@@ -13,7 +13,7 @@ from tests.lab.bench.endpoints import Call, closed, endpoint, singles
 
 
 def probed(url: str, wish: RequestSettings, timeout_s: float = 5.0) -> Probe:
-    plan = Plan([parse_target(url)], [wish.model], wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
+    plan = Plan([parse_target(url)], wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
     return measured(plan, lambda *_: None).probes[0]
 
 

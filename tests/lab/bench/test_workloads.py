@@ -7,13 +7,11 @@ import pytest
 
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Passage
-from lab.bench.workloads import BATCH_DOCUMENTS, QUESTIONS, WORKLOADS, Conversation, Shape, conversations
-
-USUAL = Shape()
+from lab.bench.workloads import BATCH_DOCUMENTS, QUESTIONS, TURNS, WORKLOADS, Conversation, conversations
 
 
-def some(workload: str, count: int = 200, seed: str = "1", shape: Shape = USUAL) -> list[Conversation]:
-    return list(islice(conversations(workload, seed, shape), count))
+def some(workload: str, count: int = 200, seed: str = "1") -> list[Conversation]:
+    return list(islice(conversations(workload, seed), count))
 
 
 def prompt(talk: Conversation, turn: int = 0) -> list[Passage]:
@@ -57,13 +55,12 @@ def test_a_chatbot_has_one_system_prompt_and_questions_of_its_own() -> None:
 
 
 def test_a_turn_says_all_that_was_said_before_it() -> None:
-    [talk] = some("multi-turn", 1, shape=Shape(turns=5, think_s=3.0))
-    assert len(talk.turns) == 5
-    assert [turn.think_s > 0 for turn in talk.turns] == [False, True, True, True, True]
-    lengths = [asked_tokens(talk, number) for number in range(5)]
+    [talk] = islice(conversations("multi-turn", "1", think_s=3.0), 1)
+    assert [turn.think_s >= 1.5 for turn in talk.turns] == [False, *[True] * (TURNS - 1)]
+    lengths = [asked_tokens(talk, number) for number in range(TURNS)]
     said = [turn.said[0].tokens for turn in talk.turns]
     answers = [turn.output_tokens for turn in talk.turns]
-    assert lengths == [1000 + sum(said[: n + 1]) + sum(answers[:n]) for n in range(5)]
+    assert lengths == [1000 + sum(said[: n + 1]) + sum(answers[:n]) for n in range(TURNS)]
 
 
 def test_nothing_is_shared_in_random_and_only_the_instructions_in_rag() -> None:

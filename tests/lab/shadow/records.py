@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from lab.shadow.record import AtOnce, Record
+from lab.shadow.placing import AtOnce, Record
 
 BLOCK = 16
 

@@ -1,6 +1,6 @@
 """Records of requests: their misses, and how many are kept."""
 
-from lab.shadow.record import AtOnceSums, Miss, Records, Reported, at_once_sums, reported, sources
+from lab.shadow.placing import AtOnceSums, Miss, Records, at_once_sums
 from tests.lab.shadow.records import record, seen
 
 HITS = {"a": 16.0, "b": 48.0}
@@ -29,6 +29,3 @@ def test_the_oldest_requests_make_room() -> None:
 def test_sums_take_only_what_is_known() -> None:
     known = [seen("a", HITS, "b", tokens=50), seen("b", HITS, "b", tokens=60)]
     assert at_once_sums([*known, record(), seen(None, HITS, "a")]) == AtOnceSums(2, 110, 64.0, 96.0)
-    told = record(cached_tokens=16, ttft_s=0.5, source="told")
-    assert reported([told, record()]) == Reported(told.tokens, 16, 1, 0.5)
-    assert sources([told, record()]) == {"told": 1, "unknown": 1}

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from lab.shadow.cases import Speeds
-from lab.shadow.findings import Findings, Measured, Run, Sure
-from lab.shadow.record import AtOnceSums, Miss
-from lab.shadow.report import lines
+from lab.shadow.findings import Findings, Measured, Run, Sure, lines
+from lab.shadow.placing import AtOnceSums, Miss
+from lab.shadow.twin import Speeds
 
 SURE = Sure(
     exact_trees=1,
@@ -53,9 +52,9 @@ def test_the_report_says_the_gain_and_how_sure_it_is() -> None:
     text = "\n".join(lines(FOUND))
     for expected in (
         "12 requests in 60.0 s; 2 skipped (2 too large)",
-        "as it was served               25.0%         1.5 s        800 ms",
-        "warmroute (cost)               50.0%         1.0 s        200 ms",
-        "gain                    +25.0 points          -33%          -75%",
+        "as it was served         25.0%    1.5 s     800 ms",
+        "warmroute (cost)         50.0%    1.0 s     200 ms",
+        "gain              +25.0 points     -33%       -75%",
         "2 runs of warmroute: mean TTFT 150 ms to 250 ms",
         "hits, by the replicas' counters: 24.0%",
         "cached where it went, 8 requests: 25.0%",

@@ -2,9 +2,8 @@
 
 import pytest
 
-from lab.shadow.cases import USUAL, at_pace, speeds_of
-from lab.shadow.engines import Counted, Sample, changes, sample_of, summed
-from lab.shadow.following import Followed
+from lab.shadow.replicas import Counted, Followed, Sample, changes, sample_of, summed
+from lab.shadow.twin import USUAL, at_pace, speeds_of
 
 VLLM = """# HELP vllm:prefix_cache_queries_total Queries.
 vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="100"}} 1.0

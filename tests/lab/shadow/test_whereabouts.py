@@ -1,7 +1,6 @@
 """Requests are located by the replica that stores their last block."""
 
-from lab.shadow.placing import MOST_SOUGHT, WITHIN_S, Whereabouts
-from lab.shadow.record import Record
+from lab.shadow.placing import MOST_SOUGHT, WITHIN_S, Record, Whereabouts
 from tests.lab.shadow.records import record
 
 NAMES = ["a", "b", "c"]

@@ -36,7 +36,10 @@ def test_a_mooncake_file_is_read_from_its_first_arrival_on(tmp_path: Path) -> No
     path = written(tmp_path, [mooncake(3000, 700, [1, 2]), mooncake(4500, 512, [1], type="chat")])
     trace = read_trace(path)
     assert (trace.name, trace.block_tokens) == ("trace", 512)
-    assert trace.requests == [TraceRequest(0.0, 700, 7, (1, 2)), TraceRequest(1.5, 512, 7, (1,))]
+    assert trace.requests == [
+        TraceRequest(0.0, 700, 7, (1, 2), name="1"),
+        TraceRequest(1.5, 512, 7, (1,), name="2"),
+    ]
     assert (trace.span_s, trace.input_tokens) == (1.5, 1212)
     assert sum(len(request.blocks) for request in trace.requests) == 3
 
@@ -233,7 +236,7 @@ def test_numbers_that_say_nothing_of_what_was_before_are_numbered_again(tmp_path
 
 def test_a_block_size_that_does_not_fit_names_the_request(tmp_path: Path) -> None:
     path = written(tmp_path, [mooncake(0, 200, [1]), mooncake(0, 600, [1])])
-    with pytest.raises(BadTrace, match="request 2 has 600 tokens, which is 3 blocks of 256, but it names 1"):
+    with pytest.raises(BadTrace, match="line 2 has 600 tokens, which is 3 blocks of 256, but it names 1"):
         read_trace(path, block_tokens=256)
 
 

@@ -1,0 +1,63 @@
+"""A router's knowledge and its requests in virtual time: the shipped placement, with a row for each replica.
+
+`simulate` fills it from simulated replicas (`lab.simulation.router`), the replay of an incident from recorded ones
+(`lab.incident.recorded`). `shadow` follows running ones with the router itself. Pure: time is an argument.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from router.config import RouterConfig
+from router.placement.cost import Candidate, Question
+from router.placement.decision import Decision
+from router.placement.load import Placed
+from router.placement.placement import Placement
+from router.placement.policy import Ring
+
+CONFIG = RouterConfig()
+
+
+class ReplicaReplay:
+    """A replica as the router knows it."""
+
+    def __init__(self, placement: Placement, name: str, **known: int) -> None:
+        """`known`: of its limit and its cache, as in `Placement.add`."""
+        self.placement = placement
+        self.load = placement.add(name, **known)
+        self.candidate = self.load.candidate
+
+
+class ReplayState:
+    def __init__(self, policy: str = CONFIG.policy, **options: Any) -> None:
+        """`options`: of the placement, beside those that a router takes from its configuration."""
+        self.placement = Placement(
+            policy,
+            optimistic_ttl_s=CONFIG.optimistic_ttl_s,
+            first_token_timeout_s=CONFIG.first_token_timeout_s,
+            **options,
+        )
+        self.placed: dict[int, Placed] = {}  # requests at replicas, by the caller's number
+        self._rings: dict[tuple[str, ...], Ring] = {}
+
+    def decide(
+        self,
+        question: Question,
+        candidates: Sequence[Candidate],
+        *,
+        policy: str | None = None,
+        seed: int | None = None,
+    ) -> Decision:
+        """Choose among these candidates. `policy` and `seed`: of a logged decision."""
+        ring = None
+        if (policy or self.placement.policy) == "session":
+            names = tuple(one.name for one in candidates)
+            ring = self._rings.get(names) or self._rings.setdefault(names, Ring(names))
+        return self.placement.decide(question, candidates, ring, policy=policy, seed=seed)
+
+    def begun(self, number: int, now_s: float) -> None:
+        if (placed := self.placed.get(number)) is not None:
+            self.placement.begun(placed, now_s)
+
+    def ended(self, number: int, now_s: float) -> None:
+        if (placed := self.placed.pop(number, None)) is not None:
+            self.placement.ended(placed, now_s)
