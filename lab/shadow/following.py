@@ -9,7 +9,7 @@ from msgspec import Struct
 from api.process.settings import Unusable
 from lab.shadow.engines import Sample
 from router.config import RouterConfig
-from router.members.discovery.combined import CombinedDiscovery
+from router.members.discovery.desired import CombinedDiscovery
 from router.process.front import assembled, discoveries
 from router.proxy.services import Services
 from router.tenants.admission import Admission
