@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import Cluster
 from router.members.spec import ReplicaSpec
 from router.placement.elsewhere import Mode
 from router.tenants.keys import Key

@@ -14,7 +14,7 @@ from router.config import RouterConfig
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.engine_metrics import MetricsDelta
 from router.members.broken import Broken
-from router.members.discovery.combined import CombinedDiscovery
+from router.members.discovery.desired import CombinedDiscovery
 from router.members.members import Server
 from router.monitor.learning import ask
 from router.process.front import assembled, discoveries

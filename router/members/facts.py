@@ -4,31 +4,24 @@ An answer may come from a broken or hostile machine: it is bounded, and only soc
 followed. Each sentence for a user ends with what to change.
 """
 
+import re
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from engines import owned_by, profile_of
+from api.native import is_kv_endpoint
+from engines import NATIVE, owned_by, profile_of
 from engines.metrics import MOST_BLOCKS
 from engines.profile import EngineProfile
 from engines.sources import NAME_THEM, NO_EVENTS, SWITCH_ON, Sources
-from events.publisher import offset_port
+from events.publisher import EventEndpoints, offset_port
 from events.source import Source
-from router.members.spec import (
-    AUTO,
-    LOOPBACK,
-    OFF,
-    TCP,
-    WILDCARDS,
-    BadSpec,
-    ModelName,
-    NativeDescription,
-    ReplicaSpec,
-    readable_at,
-    with_description,
-)
+from router.members.spec import AUTO, MOST_BLOCK_TOKENS, OFF, SOCKETS, TCP, WILDCARDS, BadSpec, ModelName, ReplicaSpec
+from router.placement.cost import Role
+
+LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
 
 # ---- the caches behind one URL, and each one's event sockets
 
@@ -110,6 +103,7 @@ def reachable(spec: ReplicaSpec, endpoint: str, *, binds_all: bool = False) -> s
 
 
 MOST_MODELS = 4096  # of one replica, adapters included
+MOST_LAYOUT_CHARS = 256
 
 
 class Facts(Struct, frozen=True):
@@ -136,7 +130,19 @@ class _Pool(Struct, frozen=True):
     total: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)] = 0
 
 
-class _Native(NativeDescription, frozen=True):
+class NativeDescription(Struct, frozen=True):
+    """The part of GET /load that describes the replica."""
+
+    model: ModelName
+    block_size: Annotated[int, Meta(ge=1, le=MOST_BLOCK_TOKENS)]
+    max_model_len: Annotated[int, Meta(ge=1, lt=2**31)]
+    topic: str | None = None
+    incarnation: int | None = None  # None: the model is still being loaded
+    endpoints: EventEndpoints | None = None
+    draining: bool = False
+    kv_read: str | None = None  # where neighbours may read its blocks
+    kv_layout: Annotated[str, Meta(max_length=MOST_LAYOUT_CHARS)] | None = None  # their model, type and shape
+    role: Role | None = None
     tokenizer: str | None = None
     pool: _Pool = _Pool()
     adapters: Annotated[list[ModelName], Meta(max_length=MOST_MODELS)] | None = None  # None: it computes with none
@@ -154,7 +160,7 @@ class _Models(Struct, frozen=True):
     data: Annotated[list[_Model], Meta(max_length=MOST_MODELS)]
 
 
-_decode_native = msgspec.json.Decoder(_Native).decode
+_decode_native = msgspec.json.Decoder(NativeDescription).decode
 _decode_models = msgspec.json.Decoder(_Models).decode
 
 
@@ -180,6 +186,58 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         kv_read=kv_read,
         kv_layout=kv_layout,
     )
+
+
+def with_description(spec: ReplicaSpec, described: NativeDescription) -> ReplicaSpec:
+    """Complete the spec by the replica's description of itself; what is set already stays."""
+    if spec.model is not None and spec.model != described.model:
+        raise BadSpec(f"{spec.name} serves {described.model!r}, not {spec.model!r}; correct model, or leave it out")
+    found: dict[str, Any] = {"engine": NATIVE.name, "model": described.model}
+    if spec.block_size is None:
+        found["block_size"] = described.block_size
+    if spec.max_model_len is None:
+        found["max_model_len"] = described.max_model_len
+    if spec.incarnation is None:
+        found["incarnation"] = described.incarnation
+    if spec.role is None:
+        found["role"] = described.role
+    if spec.events is None and described.endpoints is not None:
+        found |= {field: _seen_from_here(spec, getattr(described.endpoints, field)) for field in SOCKETS}
+        found["topic"] = spec.topic or described.topic or ""
+    return msgspec.structs.replace(spec, **found)
+
+
+def readable_at(spec: ReplicaSpec, described: NativeDescription) -> tuple[str, str]:
+    """The endpoint at which other replicas may read its blocks, and their layout; empty if they may not.
+
+    An endpoint on the router's own machine is no use elsewhere: such replicas only read from each other.
+    """
+    endpoint, layout, host = described.kv_read or "", described.kv_layout or "", spec.target.host
+    tcp = TCP.fullmatch(endpoint)
+    if tcp is None or not layout or (LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host)):
+        return "", ""
+    endpoint = _seen_from_here(spec, endpoint) or ""
+    if not is_kv_endpoint(endpoint):
+        return "", ""
+    reached = TCP.fullmatch(endpoint)
+    is_local = reached is not None and LOOPBACK.fullmatch(reached[1])
+    return endpoint, f"{layout} on this machine" if is_local else layout
+
+
+def _seen_from_here(spec: ReplicaSpec, endpoint: str | None) -> str | None:
+    """The endpoint as seen from here: a replica that binds all addresses does not know which one reaches it."""
+    tcp, host = TCP.fullmatch(endpoint or ""), spec.target.host
+    if tcp is None:
+        return endpoint
+    if tcp[1] in WILDCARDS:
+        return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
+    if LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host):
+        # On the router's machine, that port belongs to another process.
+        raise BadSpec(
+            f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "
+            "or name it with events=off"
+        )
+    return endpoint
 
 
 def foreign_facts(spec: ReplicaSpec, body: bytes) -> Facts:

@@ -14,10 +14,10 @@ from engines import NATIVE, OPENAI, PROFILES, profile_of
 from engines.profile import EngineProfile
 from events.source import Source
 from router.log_lines import Report
-from router.members.accuracy import Accuracy
 from router.members.broken import no_replica
 from router.members.facts import Facts, Rank
 from router.members.health import Health
+from router.members.predictions import Accuracy
 from router.members.spec import ReplicaSpec
 from router.members.tally import FIRST_TOKEN_S, Memory, Output, Tally
 from router.members.upstream import Upstream

@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from api.native import is_kv_endpoint
-from engines import NATIVE, PROFILES
-from events.publisher import EventEndpoints
+from engines import PROFILES
 from events.sockets.curve import load_curve_client
 from events.source import Source
 from router.placement.cost import Role
@@ -65,7 +63,6 @@ def parse_target(url: str) -> Target:
 AUTO = "auto"  # as `engine`: the replica tells it
 OFF = "off"  # as `events`: follow none, even if the replica has some
 MOST_BLOCK_TOKENS = 65_536  # in one block of a replica's cache
-MOST_LAYOUT_CHARS = 256
 # Names of models are written to logs, terminals and metrics: what moves a cursor or breaks a line is refused here.
 _UNPRINTABLE = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
@@ -80,7 +77,6 @@ _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:@\[\]-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TCP = re.compile(r"tcp://(.+):(\d+)")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
-LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
 
 
 class BadSpec(ValueError):
@@ -251,82 +247,6 @@ def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
             )
         named[spec.name] = spec
     return named
-
-
-# ---- a native replica's description of itself
-
-
-class NativeDescription(Struct, frozen=True):
-    """The part of GET /load that describes the replica."""
-
-    model: ModelName
-    block_size: Annotated[int, Meta(ge=1, le=MOST_BLOCK_TOKENS)]
-    max_model_len: Annotated[int, Meta(ge=1, lt=2**31)]
-    topic: str | None = None
-    incarnation: int | None = None  # None: the model is still being loaded
-    endpoints: EventEndpoints | None = None
-    draining: bool = False
-    kv_read: str | None = None  # where neighbours may read its blocks
-    kv_layout: Annotated[str, Meta(max_length=MOST_LAYOUT_CHARS)] | None = None  # their model, type and shape
-    role: Role | None = None
-
-
-def with_description(spec: ReplicaSpec, described: NativeDescription) -> ReplicaSpec:
-    """Complete the spec by the replica's description of itself; what is set already stays."""
-    if spec.model is not None and spec.model != described.model:
-        raise BadSpec(f"{spec.name} serves {described.model!r}, not {spec.model!r}; correct model, or leave it out")
-    found: dict[str, Any] = {"engine": NATIVE.name, "model": described.model}
-    if spec.block_size is None:
-        found["block_size"] = described.block_size
-    if spec.max_model_len is None:
-        found["max_model_len"] = described.max_model_len
-    if spec.incarnation is None:
-        found["incarnation"] = described.incarnation
-    if spec.role is None:
-        found["role"] = described.role
-    if spec.events is None and described.endpoints is not None:
-        host = spec.target.host
-        found |= {field: _reachable(spec, getattr(described.endpoints, field), host) for field in SOCKETS}
-        found["topic"] = spec.topic or described.topic or ""
-    return msgspec.structs.replace(spec, **found)
-
-
-def readable_at(spec: ReplicaSpec, described: NativeDescription) -> tuple[str, str]:
-    """The endpoint at which other replicas may read its blocks, and their layout; empty if they may not.
-
-    An endpoint on the router's own machine is no use elsewhere: such replicas only read from each other.
-    """
-    endpoint, layout, host = described.kv_read or "", described.kv_layout or "", spec.target.host
-    tcp = TCP.fullmatch(endpoint)
-    if tcp is None or not layout:
-        return "", ""
-    if LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host):
-        return "", ""
-    endpoint = _reachable(spec, endpoint, host) or ""
-    if not is_kv_endpoint(endpoint):
-        return "", ""
-    reached = TCP.fullmatch(endpoint)
-    is_local = reached is not None and LOOPBACK.fullmatch(reached[1])
-    return endpoint, f"{layout} on this machine" if is_local else layout
-
-
-def _reachable(spec: ReplicaSpec, endpoint: str | None, host: str) -> str | None:
-    """The endpoint as seen from here: a replica that binds all addresses does not know which one reaches it."""
-    tcp = TCP.fullmatch(endpoint or "")
-    if tcp is None:
-        return endpoint
-    if tcp[1] in WILDCARDS:
-        return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
-    if LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host):
-        # On the router's machine, that port belongs to another process.
-        raise BadSpec(
-            f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "
-            "or name it with events=off"
-        )
-    return endpoint
-
-
-# ---- errors
 
 
 def _known(key: str, names: Mapping[str, object], where: str) -> None:

@@ -12,11 +12,11 @@ from engines import profile_of
 from engines.metrics import scraped_pools, scraped_queues, speculates
 from engines.sources import Ask
 from router.config import RouterConfig
-from router.members.accuracy import Accuracy
 from router.members.facts import Facts, Rank, foreign_facts, native_facts, ranks_of
 from router.members.feeds import Feeds
 from router.members.fetch import Fetched, fetch
 from router.members.members import Member, Members, Server, engine_of
+from router.members.predictions import Accuracy
 from router.members.spec import AUTO, BadSpec, ReplicaSpec
 from router.members.verification import Verification
 from router.placement.index import APPROXIMATE

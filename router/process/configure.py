@@ -13,7 +13,7 @@ from api.process.options import default_of, nested_fields
 from api.process.settings import Unusable
 from events.sockets.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
-from router.members.discovery.cluster import Cluster, in_cluster
+from router.members.discovery.collection import Cluster, in_cluster
 from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.discovery.pool import check_name

@@ -20,11 +20,9 @@ from router.http.front import front_protocol
 from router.http.one_answer import answer_of
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
-from router.members.discovery.combined import CombinedDiscovery, StaticReplicas
-from router.members.discovery.desired import Desired, Discovery
+from router.members.discovery.desired import CombinedDiscovery, Desired, Discovery, StaticReplicas
 from router.members.discovery.file import FileDiscovery
-from router.members.discovery.followed_pool import PoolDiscovery
-from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch
+from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from router.members.discovery.pool import objectives_of
 from router.members.discovery.registry import RegistryDiscovery

@@ -16,7 +16,7 @@ from api.native import unpack_ids
 from events.cache.pool import Digest
 from events.messages import AllBlocksCleared, BlockRemoved
 from events.native import Load
-from router.members.accuracy import DISBELIEVED, TRUSTED, Accuracy
+from router.members.predictions import DISBELIEVED, TRUSTED, Accuracy
 from tests.hostile.lying import Liar, batch, stored
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Call, Client, Scripted, Served, chat, connect, served

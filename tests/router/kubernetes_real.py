@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx2
 
-from router.members.discovery.cluster import Cluster
-from router.members.discovery.collection import Collection
+from router.members.discovery.collection import Cluster, Collection
 from router.members.discovery.desired import Desired, Discovery
 from router.members.discovery.slices import KIND, Slice, slices_of
 from router.members.spec import ReplicaSpec

@@ -1,10 +1,11 @@
-"""Kubernetes objects from lists and watches, and what is made of them: replicas, for example.
+"""A cluster, its objects from lists and watches, and what is made of them: replicas, for example.
 
 No I/O: `router.members.discovery.kubernetes` talks to the API server. Unknown fields are ignored.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +18,31 @@ log = logging.getLogger(__name__)
 GONE = 410
 
 
+ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class Cluster(Struct, frozen=True):
+    url: str
+    namespace: str
+    token_file: str | None = None  # read for each request: Kubernetes renews it every hour
+    ca_file: str | None = None
+
+
+def in_cluster(environment: Mapping[str, str], namespace: str | None = None, folder: Path = ACCOUNT_FOLDER) -> Cluster:
+    """The cluster of this pod; raise ValueError outside a pod with a service account."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    token, authority, own = folder / "token", folder / "ca.crt", folder / "namespace"
+    if not host or not token.is_file():
+        raise ValueError(
+            "this process has no pod service account; give the API server, "
+            "for example of `kubectl proxy`: --kubernetes-api http://127.0.0.1:8001"
+        )
+    host = f"[{host}]" if ":" in host else host
+    if namespace is None:
+        namespace = own.read_text().strip() if own.is_file() else "default"
+    return Cluster(f"https://{host}:{port}", namespace, str(token), str(authority) if authority.is_file() else None)
+
+
 class Expired(Exception):
     """The watch cannot continue from this version; list everything again."""
 
@@ -25,10 +51,6 @@ class KubernetesObject(Protocol):
     """The attributes that objects of every kind have."""
 
     metadata: Metadata
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """Sort key: if the same name is made of two objects, the first one counts."""
 
 
 class Named(Protocol):
@@ -87,6 +109,8 @@ class Kind(NamedTuple, Generic[Item, Made]):
     # From an object and its values: replicas, and why others were refused (to follow the object's name in a log).
     make: Callable[[Item, Values], tuple[Sequence[Made], Sequence[str]]]
     selects_by: str = "labelSelector"  # the parameter that has the selector
+    # If the same name is made of two objects, the first one counts.
+    order: Callable[[Item], tuple[str, ...]] = lambda item: (item.metadata.name,)
 
     def path(self, namespace: str) -> str:
         api = f"/apis/{self.group}" if self.group else "/api"
@@ -173,7 +197,7 @@ class Collection(Generic[Item, Made]):
         for remark in remarks:
             if remark not in before.logged:
                 log.warning("%s: %s %s %s", self.where, self.kind.noun, metadata.name, remark)
-        return FromObject(metadata.uid, item.order, tuple(made), good, before.logged.union(remarks))
+        return FromObject(metadata.uid, self.kind.order(item), tuple(made), good, before.logged.union(remarks))
 
 
 _event = msgspec.json.Decoder(WatchEvent).decode

@@ -1,4 +1,4 @@
-"""Lists objects of one kind in Kubernetes, then watches them."""
+"""Lists objects of one kind in Kubernetes, then watches them; follows the pods of a pool."""
 
 import asyncio
 import contextlib
@@ -6,20 +6,24 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import httpx2
 import msgspec
 
-from router.members.discovery.cluster import Cluster
-from router.members.discovery.collection import GONE, Collection, Expired, ItemList, Made, failure_of
-from router.members.discovery.desired import Backoff, Discovery, Source
+from router.members.discovery.collection import GONE, Cluster, Collection, Expired, ItemList, Made, failure_of
+from router.members.discovery.desired import Backoff, Desired, Discovery, Source
+from router.members.discovery.pods import pods_of
+from router.members.discovery.pool import Target, pool_of
 from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Choice = TypeVar("Choice")
 
 WATCH_S = 60  # length of a watch
 GRACE_S = 15.0
@@ -34,6 +38,8 @@ MOST_RELIST_S = 5.0  # a server that answers but starts no watch is asked for lo
 MOST_RETRY_AFTER_S = 10.0
 # A dead machine closes no connection: the kernel notices after 10 s of silence.
 KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+
+_usual_trust = cache(ssl.create_default_context)
 
 
 class ApiServerError(Exception):
@@ -93,7 +99,7 @@ class KubernetesWatch(Source, Generic[Made]):
 
     async def _changes(self) -> AsyncGenerator[dict[str, Made], None]:
         """List if necessary, then watch once."""
-        async with self._client() as client:
+        async with client_of(self._cluster, self._watch_s + GRACE_S) as client:
             if not self._listed:
                 await self._list(client)
                 self._listed = True
@@ -136,16 +142,6 @@ class KubernetesWatch(Source, Generic[Made]):
                 self._collection.listed(pages)
                 return
 
-    def _client(self) -> httpx2.AsyncClient:
-        """A new client for each watch: the certificate authority may have been renewed."""
-        timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=self._watch_s + GRACE_S)
-        trust: ssl.SSLContext | bool = False
-        if self._cluster.url.startswith("https:"):
-            authority = self._cluster.ca_file
-            trust = _usual_trust() if authority is None else ssl.create_default_context(cafile=authority)
-        transport = httpx2.AsyncHTTPTransport(verify=trust, trust_env=False, socket_options=keepalive())
-        return httpx2.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
-
     @property
     def _url(self) -> str:
         return self._cluster.url.rstrip("/") + self._collection.kind.path(self._cluster.namespace)
@@ -182,11 +178,6 @@ class KubernetesWatch(Source, Generic[Made]):
         raise ApiServerError(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
 
 
-@cache
-def _usual_trust() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
 class KubernetesDiscovery(KubernetesWatch[ReplicaSpec], Discovery):
     """Replicas that are made of these objects."""
 
@@ -203,11 +194,102 @@ async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
         raise ApiServerError("its watch ended in the middle of a line")
 
 
-def keepalive() -> list[tuple[int, int, int]]:
+def client_of(cluster: Cluster, read_s: float) -> httpx2.AsyncClient:
+    """A new client for each watch: the certificate authority may have been renewed."""
+    trust: ssl.SSLContext | bool = False
+    if cluster.url.startswith("https:"):
+        trust = _usual_trust() if cluster.ca_file is None else ssl.create_default_context(cafile=cluster.ca_file)
     known = [(getattr(socket, name), value) for name, value in KEEPALIVE.items() if hasattr(socket, name)]
-    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((socket.IPPROTO_TCP, *option) for option in known)]
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((socket.IPPROTO_TCP, *option) for option in known)]
+    transport = httpx2.AsyncHTTPTransport(verify=trust, trust_env=False, socket_options=options)
+    timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=read_s)
+    return httpx2.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
 
 
 def retry_after_s(response: httpx2.Response) -> float:
     value = response.headers.get("retry-after", "")
     return min(float(value), MOST_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 0.0
+
+
+# ---- replicas of an InferencePool: the pods that it selects, at its ports, however both change
+
+
+class Ahead(Generic[Item]):
+    """An endless generator whose next item is asked for beforehand, so that several can be waited for at once."""
+
+    def __init__(self, items: AsyncGenerator[Item, None]) -> None:
+        self._items = items
+        self.next = asyncio.create_task(self._next())
+
+    async def _next(self) -> Item:
+        return await anext(self._items)
+
+    def take(self) -> Item:
+        item = self.next.result()
+        self.next = asyncio.create_task(self._next())
+        return item
+
+    async def aclose(self) -> None:
+        self.next.cancel()
+        await asyncio.wait([self.next])
+        await self._items.aclose()
+
+
+async def switched(
+    choices: AsyncGenerator[Choice, None], follow: Callable[[Choice], AsyncGenerator[Item, None]]
+) -> AsyncGenerator[Item, None]:
+    """Yield the items of the newest choice; those of earlier choices are closed, with all that they had not yielded."""
+    newest, items = Ahead(choices), None
+    try:
+        while True:
+            coming = (newest.next,) if items is None else (newest.next, items.next)
+            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            if newest.next.done():
+                choice = newest.take()
+                if items is not None:
+                    await items.aclose()
+                items = Ahead(follow(choice))
+            elif items is not None:
+                yield items.take()
+    finally:
+        for each in (newest, items):
+            if each is not None:
+                await each.aclose()
+
+
+class PoolDiscovery(Discovery):
+    """Follows a pool, and its pods. Without a pool that can be used, those of the last one stay."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(f"the InferencePool {cluster.namespace}/{name}")
+        self._cluster = cluster
+        self._name = name
+        self._pool = KubernetesWatch(cluster, pool_of(cluster.namespace, name))
+        self._pods: KubernetesDiscovery | None = None  # of the newest target
+
+    @property
+    def problem(self) -> str | None:
+        return self._pool.problem or self._problem or (None if self._pods is None else self._pods.problem)
+
+    def watch(self) -> AsyncGenerator[Desired, None]:
+        def pods_at(target: Target) -> AsyncGenerator[Desired, None]:
+            pods = pods_of(self._cluster.namespace, target.selector, target.ports)
+            self._pods = KubernetesDiscovery(self._cluster, pods)
+            return self._pods.watch()
+
+        return switched(self._targets(), pods_at)
+
+    async def _targets(self) -> AsyncGenerator[Target, None]:
+        latest: Target | None = None
+        async with contextlib.aclosing(self._pool.watch()) as updates:
+            async for found in updates:
+                target = found.get(self._name)
+                unusable = "it does not exist; create it" if target is None else target.unusable
+                if not unusable:
+                    self._recovered()
+                elif unusable != self._problem:  # each reason is logged once, also if it follows another one
+                    log.warning("%s cannot be used: %s; keeping what it named before", self.where, unusable)
+                    self._problem = unusable
+                if target is not None and not target.unusable and target != latest:
+                    latest = target
+                    yield target

@@ -56,8 +56,13 @@ def values_in(metadata: Metadata) -> tuple[Values, list[str]]:
         for key, value in (named or {}).items()
         if key.startswith(PREFIX)
     }
-    values = {key: value for key, value in own.items() if key in KEYS}
-    return values, [f"has a key that is ignored: {_unknown(key)}" for key in own if key not in KEYS]
+    remarks = []
+    for key in [key for key in own if key not in KEYS]:
+        near = get_close_matches(key, KEYS, n=1)
+        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
+        why = WITHHELD.get(key, f"is not known; {hint}")
+        remarks.append(f"has a key that is ignored: {PREFIX}{key} {why}")
+    return {key: value for key, value in own.items() if key in KEYS}, remarks
 
 
 def annotations_in(values: Mapping[str, str]) -> Annotations:
@@ -92,14 +97,6 @@ def spec_at(address: str, ports: Mapping[str, int], annotations: Annotations, **
     sockets = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}
     sockets = sockets if annotations.has_events else {"events": OFF}
     return spec_of({**annotations.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
-
-
-def _unknown(key: str) -> str:
-    if key in WITHHELD:
-        return f"{PREFIX}{key} {WITHHELD[key]}"
-    near = get_close_matches(key, KEYS, n=1)
-    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
-    return f"{PREFIX}{key} is not known; {hint}"
 
 
 def _whole(key: str, value: str, most: int = 2**31 - 1) -> int:

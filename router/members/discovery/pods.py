@@ -56,10 +56,6 @@ class Pod(Struct):
     def is_ending(self) -> bool:
         return self.metadata.deletion_timestamp is not None
 
-    @property
-    def order(self) -> tuple[str, ...]:
-        return (self.metadata.name,)
-
 
 def pods_of(namespace: str, selector: str, http_ports: Sequence[int] = ()) -> Collection[Pod, ReplicaSpec]:
     """`http_ports`: those of HTTP of all pods, a replica each, whatever the pods say themselves."""
@@ -86,25 +82,21 @@ def replicas_in(pod: Pod, values: Values, rank: int = 0) -> tuple[Sequence[Repli
     if not ((is_ready or pod.is_ending) and pod.status.phase == "Running" and pod.status.pod_ip):
         return (), ()
     try:
-        return [spec_from(pod, values, rank)], ()
+        annotations = annotations_in(values)
+        ports = ports_of(pod) | annotations.ports
+        if (http := ports.get(HTTP)) is None:
+            raise BadSpec(f"it has no port named {HTTP}; name the container's port, or annotate {PREFIX}http-port")
+        spec = spec_at(
+            pod.status.pod_ip,
+            {name: port + rank if name in SOCKETS else port for name, port in ports.items()},
+            annotations._replace(ports={}),
+            name=pod.metadata.name,
+            draining=pod.is_ending,
+            incarnation=incarnation_of(pod, http),
+        )
     except BadSpec as error:
         return (), [f"cannot be used: {error}"]
-
-
-def spec_from(pod: Pod, values: Values, rank: int = 0) -> ReplicaSpec:
-    annotations = annotations_in(values)
-    ports = ports_of(pod) | annotations.ports
-    http = ports.get(HTTP)
-    if http is None:
-        raise BadSpec(f"it has no port named {HTTP}; name the container's port, or annotate {PREFIX}http-port")
-    return spec_at(
-        pod.status.pod_ip,
-        {name: port + rank if name in SOCKETS else port for name, port in ports.items()},
-        annotations._replace(ports={}),
-        name=pod.metadata.name,
-        draining=pod.is_ending,
-        incarnation=incarnation_of(pod, http),
-    )
+    return [spec], ()
 
 
 def ports_of(pod: Pod) -> dict[str, int]:

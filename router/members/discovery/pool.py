@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
 from msgspec import Struct, field
 
@@ -33,10 +32,6 @@ class InferencePool(Struct):
 
     metadata: Metadata
     spec: PoolSpec = field(default_factory=PoolSpec)
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        return (self.metadata.name,)
 
 
 class Target(Struct, frozen=True):
@@ -101,10 +96,6 @@ class InferenceObjective(Struct):
     metadata: Metadata
     spec: ObjectiveSpec = field(default_factory=ObjectiveSpec)
 
-    @property
-    def order(self) -> tuple[str, ...]:
-        return (self.metadata.name,)
-
 
 class Objective(Struct, frozen=True):
     name: str
@@ -112,19 +103,9 @@ class Objective(Struct, frozen=True):
 
 
 def objectives_of(namespace: str, pool_name: str, group: str) -> Collection[InferenceObjective, Objective]:
-    kind = Kind(
-        "inferenceobjectives",
-        group,
-        "v1alpha2",
-        "the InferenceObjective",
-        InferenceObjective,
-        partial(_objectives, pool_name),
-    )
+    def made(objective: InferenceObjective, _: Values) -> tuple[Sequence[Objective], Sequence[str]]:
+        is_of_pool = objective.spec.pool_ref == PoolReference(pool_name)
+        return [Objective(objective.metadata.name, objective.spec.priority or 0)] if is_of_pool else (), ()
+
+    kind = Kind("inferenceobjectives", group, "v1alpha2", "the InferenceObjective", InferenceObjective, made)
     return Collection(kind, f"objectives of pool {namespace}/{pool_name}", "")
-
-
-def _objectives(pool_name: str, objective: InferenceObjective, _: Values) -> tuple[Sequence[Objective], Sequence[str]]:
-    spec = objective.spec
-    if spec.pool_ref != PoolReference(pool_name):
-        return (), ()
-    return [Objective(objective.metadata.name, spec.priority or 0)], ()

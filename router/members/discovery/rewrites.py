@@ -4,7 +4,6 @@ Of several rules for a model the oldest object's counts, and of one object's the
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from msgspec import Struct, field
 
@@ -43,10 +42,6 @@ class InferenceModelRewrite(Struct):
     metadata: Metadata
     spec: RewriteSpec = field(default_factory=RewriteSpec)
 
-    @property
-    def order(self) -> tuple[str, ...]:
-        return self.metadata.creation_timestamp or "", self.metadata.name
-
 
 class Rewrite(Struct, frozen=True):
     """The rules of one object; those without a model are for all."""
@@ -56,15 +51,33 @@ class Rewrite(Struct, frozen=True):
 
 
 def rewrites_of(namespace: str, pool_name: str, group: str) -> Collection[InferenceModelRewrite, Rewrite]:
-    kind = Kind(
-        "inferencemodelrewrites",
-        group,
-        "v1alpha2",
-        "the InferenceModelRewrite",
-        InferenceModelRewrite,
-        partial(_made, pool_name),
-    )
+    def made(rewrite: InferenceModelRewrite, _: Values) -> tuple[Sequence[Rewrite], Sequence[str]]:
+        if rewrite.spec.pool_ref != PoolReference(pool_name):
+            return (), ()
+        rules: list[tuple[str | None, str]] = []
+        refused = []
+        for number, rule in enumerate(rewrite.spec.rules or ()):
+            targets, matches, why = rule.targets or [], rule.matches or [], ""
+            if len(targets) != 1:
+                why = f"it names {len(targets)} targets; a rule has one"
+            elif not targets[0].model_rewrite:
+                why = "its target has no modelRewrite"
+            elif not all(match.model.type == EXACT and match.model.value for match in matches):
+                why = f"a match is not the value of a model, of type {EXACT}"
+            if why:
+                refused.append(f"has a rule that is ignored, number {number + 1}: {why}")
+            else:
+                models: list[str | None] = [match.model.value for match in matches]
+                rules += [(model, targets[0].model_rewrite) for model in models or (None,)]
+        return [Rewrite(rewrite.metadata.name, tuple(rules))], refused
+
+    names = "inferencemodelrewrites", group, "v1alpha2", "the InferenceModelRewrite"
+    kind = Kind(*names, InferenceModelRewrite, made, order=oldest_first)
     return Collection(kind, f"model rewrites of pool {namespace}/{pool_name}", "")
+
+
+def oldest_first(rewrite: InferenceModelRewrite) -> tuple[str, ...]:
+    return rewrite.metadata.creation_timestamp or "", rewrite.metadata.name
 
 
 def rules_of(rewrites: Iterable[Rewrite]) -> Rules:
@@ -78,24 +91,3 @@ def rules_of(rewrites: Iterable[Rewrite]) -> Rules:
             else:
                 otherwise = otherwise or target
     return Rules(exact, otherwise)
-
-
-def _made(pool_name: str, rewrite: InferenceModelRewrite, _: Values) -> tuple[Sequence[Rewrite], Sequence[str]]:
-    if rewrite.spec.pool_ref != PoolReference(pool_name):
-        return (), ()
-    rules: list[tuple[str | None, str]] = []
-    refused = []
-    for number, rule in enumerate(rewrite.spec.rules or ()):
-        targets, matches, why = rule.targets or [], rule.matches or [], ""
-        if len(targets) != 1:
-            why = f"it names {len(targets)} targets; a rule has one"
-        elif not targets[0].model_rewrite:
-            why = "its target has no modelRewrite"
-        elif not all(match.model.type == EXACT and match.model.value for match in matches):
-            why = f"a match is not the value of a model, of type {EXACT}"
-        if why:
-            refused.append(f"has a rule that is ignored, number {number + 1}: {why}")
-        else:
-            models: list[str | None] = [match.model.value for match in matches]
-            rules += [(model, targets[0].model_rewrite) for model in models or (None,)]
-    return [Rewrite(rewrite.metadata.name, tuple(rules))], refused

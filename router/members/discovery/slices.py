@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from router.members.discovery.collection import Collection, Kind
-from router.members.discovery.labels import HTTP, Annotations, Metadata, Values, annotations_in, spec_at
+from router.members.discovery.labels import HTTP, Metadata, Values, annotations_in, spec_at
 from router.members.spec import BadSpec, ReplicaSpec
 
 
@@ -40,10 +40,6 @@ class Slice(Struct, rename="camel"):
     endpoints: list[Endpoint] | None = None
     ports: list[Port] | None = None
 
-    @property
-    def order(self) -> tuple[str, ...]:
-        return (self.address_type, self.metadata.name)
-
 
 def slices_of(namespace: str, service: str) -> Collection[Slice, ReplicaSpec]:
     return Collection(KIND, f"service {namespace}/{service}", f"kubernetes.io/service-name={service}")
@@ -55,36 +51,22 @@ def replicas_in(each: Slice, values: Values) -> tuple[Sequence[ReplicaSpec], Seq
         annotations = annotations_in(values)
     except BadSpec as error:
         return (), [f"cannot be used: {error}"]
-    ports = ports_of(each)
+    ports = {port.name or HTTP: port.port for port in each.ports or () if port.port and port.protocol in (None, "TCP")}
+    if len(ports) == 1:  # it is for HTTP, whatever its name
+        ports = {HTTP: next(iter(ports.values()))}
     replicas: list[ReplicaSpec] = []
     refused: list[str] = []
     for endpoint in each.endpoints or ():
+        draining, target, pod = is_draining(endpoint.conditions or Conditions()), endpoint.target_ref, {}
+        if draining is None or not endpoint.addresses:
+            continue
+        if target is not None and target.kind == "Pod":
+            pod = {"name": target.name, "incarnation": target.uid or None}
         try:
-            spec = spec_from(endpoint, ports, annotations)
+            replicas.append(spec_at(endpoint.addresses[0], ports, annotations, draining=draining, **pod))
         except BadSpec as error:
             refused.append(f"has an endpoint that cannot be used: {error}")
-            continue
-        if spec is not None:
-            replicas.append(spec)
     return replicas, refused
-
-
-def ports_of(each: Slice) -> dict[str, int]:
-    """Ports by name. A slice's only port is for HTTP, whatever its name."""
-    ports = {port.name or HTTP: port.port for port in each.ports or () if port.port and port.protocol in (None, "TCP")}
-    return ports if len(ports) != 1 else {HTTP: next(iter(ports.values()))}
-
-
-def spec_from(endpoint: Endpoint, ports: dict[str, int], annotations: Annotations) -> ReplicaSpec | None:
-    """The replica at an endpoint; None if it takes no requests."""
-    draining = is_draining(endpoint.conditions or Conditions())
-    if draining is None or not endpoint.addresses:
-        return None
-    target = endpoint.target_ref
-    pod = {}
-    if target is not None and target.kind == "Pod":
-        pod = {"name": target.name, "incarnation": target.uid or None}
-    return spec_at(endpoint.addresses[0], ports, annotations, draining=draining, **pod)
 
 
 def is_draining(conditions: Conditions) -> bool | None:
@@ -94,4 +76,12 @@ def is_draining(conditions: Conditions) -> bool | None:
     return None if conditions.ready is False else False
 
 
-KIND = Kind("endpointslices", "discovery.k8s.io", "v1", "its slice", Slice, replicas_in)
+KIND = Kind(
+    "endpointslices",
+    "discovery.k8s.io",
+    "v1",
+    "its slice",
+    Slice,
+    replicas_in,
+    order=lambda each: (each.address_type, each.metadata.name),
+)

@@ -1,6 +1,6 @@
 """Predicted against reported blocks."""
 
-from router.members.accuracy import FEWEST, WINDOW, Accuracy
+from router.members.predictions import FEWEST, WINDOW, Accuracy
 
 
 def test_nothing_compared_is_nothing_wrong() -> None:

@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.members.discovery.cluster import Cluster, in_cluster
-from router.members.discovery.collection import Collection, Expired
+from router.members.discovery.collection import Cluster, Collection, Expired, in_cluster
 from router.members.discovery.desired import Backoff, Desired
-from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery
+from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery, client_of
 from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
 from router.members.spec import ReplicaSpec
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal
@@ -535,8 +534,8 @@ async def test_a_watch_that_ends_with_an_error_at_once_is_asked_for_less_and_les
 async def test_a_server_without_a_machine_would_be_noticed_in_ten_seconds() -> None:
     """The kernel's part: nobody here can take a machine away."""
     api = api_with("a")
-    watch = KubernetesDiscovery(Cluster(api.url, SPACE), slices_of(SPACE, "llm"))
-    async with api.running(), watch._client() as client, client.stream("GET", api.url + SLICES) as response:
+    client = client_of(Cluster(api.url, SPACE), 1.0)
+    async with api.running(), client, client.stream("GET", api.url + SLICES) as response:
         connection: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         for option, value in KEEPALIVE.items():

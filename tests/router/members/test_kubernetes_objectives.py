@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from router.config import EXTENSION, Kubernetes
-from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import Cluster
 from router.members.discovery.pool import objectives_of
 from router.tenants.keys import CLASSES, Key, digest_of
 from tests.router.http.picker.asking import Gateway, asked, gateway

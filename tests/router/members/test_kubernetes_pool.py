@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import Cluster
 from router.members.discovery.desired import Desired
-from router.members.discovery.followed_pool import PoolDiscovery
+from router.members.discovery.kubernetes import PoolDiscovery
 from router.members.discovery.pool import InferencePool, Target, check_name, target_of
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.kubernetes_real import following

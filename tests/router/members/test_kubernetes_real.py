@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from router.config import Kubernetes
-from router.members.discovery.followed_pool import PoolDiscovery
-from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.kubernetes import KubernetesDiscovery, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from tests.router.kubernetes_api import OBJECTIVES, PODS, POOLS, SPACE, pod, pool, port
 from tests.router.kubernetes_real import (

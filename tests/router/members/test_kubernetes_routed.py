@@ -14,7 +14,7 @@ from events.messages import BlockStored
 from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import load_curve, write_keys
 from router.config import Kubernetes
-from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import Cluster
 from router.members.feeds import Feeds
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served

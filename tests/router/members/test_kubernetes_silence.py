@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import Cluster
 from router.members.discovery.desired import Desired
 from router.members.discovery.kubernetes import KubernetesDiscovery
 from router.members.discovery.pods import pods_of

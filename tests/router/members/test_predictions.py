@@ -4,9 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from router.members.accuracy import Accuracy
 from router.members.feed import Moment
-from router.members.predictions import MOST_OPEN, Predictions
+from router.members.predictions import MOST_OPEN, Accuracy, Predictions
 from router.placement.decision import Prediction
 
 KEYS = list(range(100, 110))

@@ -8,15 +8,8 @@ import pytest
 
 from events.publisher import EventEndpoints
 from events.sockets.curve import write_keys
-from router.members.spec import (
-    BadSpec,
-    NativeDescription,
-    ReplicaSpec,
-    by_name,
-    parse_replica,
-    spec_of,
-    with_description,
-)
+from router.members.facts import NativeDescription, with_description
+from router.members.spec import BadSpec, ReplicaSpec, by_name, parse_replica, spec_of
 
 URL = "http://10.0.0.1:8000"
 ANSWER = NativeDescription(

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from router.members.discovery.followed_pool import switched
+from router.members.discovery.kubernetes import switched
 
 
 class Told:
