@@ -9,6 +9,8 @@ import click
 
 from tests.world.world import World
 
+MOST_TOLD = 10  # failures of one world
+
 
 @click.command()
 @click.option("--seed", type=int, help="Only this world, with all that happens in it.")
@@ -27,16 +29,13 @@ def main(seed: int | None, seconds: int) -> None:
 
 def look(seed: int, *, tells: bool = False) -> bool:
     """Return whether something does not hold in this world."""
-    began_s, world = time.monotonic(), World(seed)
-    try:
-        world.run()
-    except Exception as error:  # any error is a finding
-        world.audit.failures.append(repr(error))
+    began_s = time.monotonic()
+    world = World(seed).run()
     if tells:
         print("\n".join(world.timeline))
     asked, lasted_s, took_s = len(world.audit.asked), world.loop.elapsed_s, time.monotonic() - began_s
     print(f"seed {seed}: {asked} requests in {lasted_s:.0f} s, which took {took_s:.1f} s", file=sys.stderr)
-    for failure in world.audit.failures:
+    for failure in world.audit.failures[:MOST_TOLD]:
         print(f"seed {seed}: {failure}", file=sys.stderr)
     return bool(world.audit.failures)
 

@@ -1,88 +1,216 @@
 """The promises of a world: those that hold while it lasts, and those that hold when all is over."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 from api.openai.requests import ChatRequest, read
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer
 from events.blocks import pack_tokens
 from router.process.front import Front
+from router.proxy.flow import OVER
 from router.proxy.retries import MAX_LOST
 from router.records.access_log import Line
+from router.tenants.keys import Key
+from router.tenants.usage import Counts
 from tests.router.scripted import Served, chat
-from tests.world.client import LEFT, Asked, without_own
-from tests.world.replica import ScriptedReplica, stream_of, tokens_of
+from tests.world.client import LEFT, LIMITED, Asked, without_own
+from tests.world.replica import KNOWN_S, Answering, ScriptedReplica, stream_of, tokens_of, whole_of
 
-# Where each replica has refused a request or was lost with it, its client hears of the last refusal.
-LAST_REFUSALS = ["refused with 429 queue_full"], ["refused with 503 draining"]
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
+QUEUE_TIMEOUT_S = 20.0  # as the router is told
+PAUSE_S = 0.45  # before a third replica is asked after two were lost
+NO_ROOM = "429 queue_full"
 
 
 class Audit:
     """Collects what does not hold; a seed has failed if anything is there at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Sequence[Key], replicas: Sequence[ScriptedReplica]) -> None:
         self.failures: list[str] = []
-        self.asked: list[Asked] = []
+        self.asked: dict[str, Asked] = {}
+        self.front: Front  # once it is started
+        self._keys = {key.name: key for key in keys}
+        self._replicas = replicas
         self._prompts = Prompts(load_tokenizer(None), None)
-        self._answered: Counter[str] = Counter()  # requests, by id
+        self._lines: dict[str, list[Line]] = {}  # by the request's id
+        self._beside: dict[str, list[tuple[float, bool]]] = {}  # those that waited with a full queue when one ended
+
+    def fail(self, what: str) -> None:
+        if what not in self.failures:
+            self.failures.append(what)
+
+    # ---- while it lasts
 
     def answered(self, line: Line) -> None:
-        self._answered[line.request_id] += 1
+        """Look at a request at the moment of its end."""
+        self._lines.setdefault(line.request_id, []).append(line)
+        waiting: Any = self.front.router.waiting
+        if len(waiting) >= waiting.capacity:
+            self._beside[line.request_id] = [(one.came_s, one.has_begun) for one in waiting.in_order()]
 
-    def undrained(self, requests: int) -> None:
-        if requests:
-            self.failures.append(f"{requests} requests are open after the router's drain")
+    def step(self, now_s: float) -> None:
+        """Every structure is sound, and nobody works for a request that is over."""
+        router = self.front.router
+        placement, attempts = router.placement, Counter(one.member.name for one in router._attempts)
+        try:
+            for checked in (placement.index, placement.index.optimistic, placement.guesses, router.waiting):
+                checked.check()
+            router.admission.check()
+            for member in router.members:
+                member.load.check()
+                assert 0 <= member.candidate.in_flight <= attempts[member.name], f"{member.name}: {member.candidate}"
+            for request in router.waiting.in_order():
+                assert request.flow.state is not OVER, "a request waits for room, and is over"
+            assert len(router.waiting) + len(router._attempts) <= router.lifecycle.open_requests
+        except AssertionError as error:
+            self.fail(f"a structure of the router is not sound: {error!r}")
+        at: dict[str, str] = {}
+        for replica in self._replicas:
+            for one in [*replica.running, *replica.waiting]:
+                since_s = max(self.asked[one.id].ended_s, replica.host.troubled_s)
+                if replica.host.silent or one.is_lost or now_s - max(one.came_s, replica.host.troubled_s) < KNOWN_S:
+                    continue
+                if now_s - since_s > KNOWN_S:
+                    self.fail(f"{replica.name} works for {one.id}, which is over")
+                if one.id in at:
+                    self.fail(f"{at[one.id]} and {replica.name} work for {one.id}")
+                at[one.id] = replica.name
 
-    def clients(self, asked: list[Asked], replicas: Sequence[ScriptedReplica]) -> None:
-        """Each request has ended once, for client and router, within the limits, and with the bytes that it should.
+    # ---- when all is over
 
-        A client may be told that a replica was full, and that its request has lost as many of them as it may.
-        """
-        self.asked = asked
-        refused = set[str]().union(*(replica.refused for replica in replicas))
-        unfinished = sum((replica.unfinished for replica in replicas), Counter[str]())
-        for one in asked:
-            if one.ends == [LEFT] and not self._answered[one.id]:
-                continue  # the router may never have heard of it
-            if len(one.ends) != 1 or self._answered[one.id] != 1:
-                times = self._answered[one.id]
-                self.failures.append(f"{one.id} ended {one.ends} for its client, and {times} times for the router")
-            if one.longest_wait_s > WAITS_S:
-                self.failures.append(f"{one.id}: nothing came for {one.longest_wait_s:.1f} s")
-            if one.ends == [LEFT] or (one.id in refused and one.ends in LAST_REFUSALS):
-                continue
-            if one.ends == ["broken off"] and unfinished[one.id] >= MAX_LOST:
-                continue
+    def clients(self) -> None:
+        """Each request has ended once, for client and router, within the limits, and with the bytes that it should."""
+        answerings: dict[str, list[Answering]] = {}
+        for replica in self._replicas:
+            self.failures += [f"{replica.name}: {found}" for found in replica.found]
+            for answering in replica.answerings:
+                answerings.setdefault(answering.id, []).append(answering)
+        for one in self.asked.values():
+            if (found := self._end(one, answerings.get(one.id, []))) is not None:
+                self.fail(f"{one.id}: {found}")
+
+    def _end(self, one: Asked, answerings: list[Answering]) -> str | None:
+        """What is wrong with the end of a request."""
+        lines, key = self._lines.get(one.id, []), None if one.key is None else self._keys[one.key]
+        if one.ends == [LEFT] and not lines:
+            return None  # the router may never have heard of it
+        if one.longest_wait_s > WAITS_S:
+            return f"nothing came for {one.longest_wait_s:.1f} s"
+        if one.ends == [LIMITED] and key is not None and not lines:
+            return None  # it was not admitted
+        if len(one.ends) != 1 or len(lines) != 1:
+            return f"it ended {one.ends} for its client, and {len(lines)} times for the router"
+        for answering in answerings:
+            if answering.salt != (None if key is None else key.salt):
+                return f"{answering.replica.name} was told the salt {answering.salt}"
+        if one.ends == ["whole"]:
             if one.is_wrong:
-                if one.ends != ["refused with 400 None"]:
-                    self.failures.append(f"{one.id}: {one.ends}, though its body is no JSON")
-                continue
-            if one.ends != ["whole"]:
-                self.failures.append(f"{one.id}: {one.ends}, though a replica was always well")
-            elif one.answer != self._undisturbed(one):
-                self.failures.append(f"{one.id}: other bytes than of an undisturbed replica")
+                return "it was answered, though its body is no JSON"
+            if one.answer != self._undisturbed(one):
+                return "other bytes than of an undisturbed replica"
+            return self._charged(one, lines[0], answerings)
+        if one.ends == [LEFT] or self._may_end_so(one, key, answerings):
+            return None
+        return f"{one.ends}, though a replica was always well"
+
+    @staticmethod
+    def _charged(one: Asked, line: Line, answerings: list[Answering]) -> str | None:
+        """What is wrong with the figures of a whole answer."""
+        begun = [answering for answering in answerings if answering.cached is not None]
+        first = [answering for answering in begun if answering.replica.name == one.replica or not one.streams]
+        hits = {answering.cached for answering in first}
+        if line.output_tokens != one.max_tokens or line.prompt_tokens != begun[0].prompt_tokens:
+            return f"{line.prompt_tokens} and {line.output_tokens} tokens are charged"
+        return None if line.cached_tokens in hits else f"{line.cached_tokens} tokens are charged as cached, not {hits}"
+
+    def _may_end_so(self, one: Asked, key: Key | None, answerings: list[Answering]) -> bool:
+        """Whether a client may be told so: by the last refusal, or since its request was lost too often."""
+        end = one.ends[0]
+        if one.is_wrong or (end == LIMITED and key is not None):
+            return one.is_wrong == (end == "refused with 400 None")
+        told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
+        had_no_room = NO_ROOM in told or self._had_no_room(one)
+        if end.removeprefix("refused with ") in told and (NO_ROOM in told or end.startswith("refused with 501")):
+            return True
+        is_short = self.front.router.waiting.capacity < len(self.asked)  # the router's queue
+        if end == f"refused with {NO_ROOM}":
+            return had_no_room or is_short or one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
+        was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
+        if end == "refused with 503 no_replica" and is_short and was_cut_off:
+            return True
+        if end == "broken off" and (had_no_room or any(not status.startswith(("429", "503 d")) for status in told)):
+            return True
+        losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
+        return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
+
+    def _had_no_room(self, one: Asked) -> bool:
+        """Whether the router's queue was full of begun answers and of requests that came before this one.
+
+        With keys, those that have had less come before it, too.
+        """
+        beside = self._beside.get(one.id)
+        if beside is None or self._keys:
+            return beside is not None
+        past = next(past for past in self.front.router.history.decisions if past.outcome.request_id == one.id)
+        came_s = past.decision.question.came_s
+        return came_s is not None and all(has_begun or other_s < came_s for other_s, has_begun in beside)
 
     def _undisturbed(self, asked: Asked) -> bytes:
         raw = json.dumps(chat(asked.text, max_tokens=asked.max_tokens)).encode()
         tokens = tokens_of(pack_tokens(self._prompts.chat(read(raw, ChatRequest))), asked.max_tokens)
-        return without_own(b"".join(stream_of(tokens, 0, "", 0)))
+        pieces = stream_of(tokens, 0, "", 0) if asked.streams else whole_of(tokens, "", 0)
+        return without_own(b"".join(pieces))
 
-    async def router(self, front: Front, replicas: Sequence[ScriptedReplica]) -> None:
+    async def router(self) -> None:
         """Nothing is left of any request, every structure is sound, and the index has what the replicas have."""
-        placement, router = front.router.placement, front.router
+        router = self.front.router
+        placement = router.placement
         try:
-            await Served(front, 0, {}).idle()
-            for replica in replicas:
+            await Served(self.front, 0, {}).idle()
+            for replica in self._replicas:
                 known = router.feeds.known(replica.name)
                 assert known is not None and known[1] is None, f"{replica.name} is not exact: {known}"
-                slot, blocks = router.members.by_name[replica.name].slot, [*replica.cache.blocks]
+                member = router.members.by_name[replica.name]
+                slot, blocks = member.slot, [*replica.cache.blocks]
                 held = placement.index.blocks(slot)
                 assert sum(held.values()) == len(blocks), f"{replica.name} has {len(blocks)} blocks, not {held}"
                 assert all(mask >> slot & 1 for mask in placement.index.holders(blocks)), f"{replica.name} has others"
-            for checked in (placement.index, placement.guesses, router.waiting, router.admission):
-                checked.check()
+                assert not len(member.candidate.queue_positions), f"prompts wait at {replica.name}"
+                assert not member.accuracy.different, f"{member.accuracy.different} predictions of it were wrong"
+            held_bytes = router.held.held_bytes, router.bodies.used_bytes
+            assert held_bytes == (0, 0), f"{held_bytes} bytes of answers and bodies are held"
+            self._charges()
         except (AssertionError, TimeoutError) as error:
-            self.failures.append(f"the router is not at rest: {error!r}")
+            self.fail(f"the router is not at rest: {error!r}")
+
+    def _charges(self) -> None:
+        """What keys were charged is what was computed for them, and nothing of theirs runs any more."""
+        router = self.front.router
+        charged = dict(router.ledger.totals())
+        for name, key in self._keys.items():
+            asked = [one for one in self.asked.values() if one.key == name and one.id in self._lines]
+            lines = {one.id: self._lines[one.id][0] for one in asked}
+            found, whole = charged.get(name, Counts()), [one for one in asked if one.ends == ["whole"]]
+            prompts = sum(lines[one.id].prompt_tokens or 0 for one in whole)
+            assert prompts <= found.computed_tokens + found.cached_tokens, f"{name}: {found} for {prompts} of prompts"
+            generated = sum(one.max_tokens for one in whole)
+            most = sum(line.output_tokens or 0 for line in lines.values())
+            assert generated <= found.generated_tokens <= most, f"{name}: {found} for {generated} to {most} generated"
+            with router.admission.shared.opened(name) as state:
+                assert not state.in_flight, f"{name} has {state.in_flight} requests in flight"
+                if key.name in router.admission.accounts:
+                    tokens = found.computed_tokens, found.cached_tokens, found.generated_tokens
+                    assert state.today[1:] == tokens, f"{name} is charged {state.today} today, and used {found}"
+                    sure = sum(line.status != 429 for line in lines.values())
+                    refused = sum(one.ends == [LIMITED] for one in asked)
+                    requests, most = state.today.requests, len(lines) - refused
+                    assert sure <= requests <= most, f"{name} is charged {requests} requests, not {sure} to {most}"
+
+    def drained(self, requests: int) -> None:
+        if requests:
+            self.fail(f"{requests} requests are open after the router's drain")

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from tests.world.loop import WorldLoop
 WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain", "probe", "stream")
 PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
 LEFT = "left"
+LIMITED = "refused with 429 rate_limit_exceeded"
 _OWN = re.compile(rb'"id": "[^"]*", "created": [0-9]+')
 
 
@@ -22,14 +24,19 @@ class Asked(Struct, eq=False):
     """A request, and all that was heard of it."""
 
     id: str
+    key: str | None
+    asked_s: float
     text: str
     max_tokens: int
+    streams: bool = True
     leaves_after: int | None = None  # so many pieces of the answer, as a client that has enough; None: it stays
     is_wrong: bool = False  # its body is no JSON
     longest_wait_s: float = 0.0  # from one byte to the next
     status: int = 0
+    replica: str = ""  # that began the answer
     body: bytes = b""
     ends: list[str] = []  # there should be one
+    ended_s: float = math.inf
 
     @property
     def answer(self) -> bytes:
@@ -45,27 +52,47 @@ class _Leaves(Exception):
     """The client has enough."""
 
 
-class StreamingClient:
+class Asking:
+    """One client. Those of a world share `beginnings` of their prompts; `together_s`: they ask at the same moments."""
+
     def __init__(
-        self, name: str, chance: random.Random, router: tuple[str, int], say: Callable[[str, str], None]
+        self,
+        name: str,
+        chance: random.Random,
+        router: tuple[str, int],
+        say: Callable[[str, str], None],
+        asked: dict[str, Asked],
+        key: str | None,
+        beginnings: Sequence[str],
+        together_s: float,
     ) -> None:
         self.name = name
-        self.asked: list[Asked] = []
+        self._asked = asked
         self._chance = chance
         self._router = router
         self._say = say
+        self._key = key
+        self._beginnings = beginnings
+        self._together_s = together_s
 
     async def run(self, until_s: float) -> None:
-        loop = asyncio.get_running_loop()
+        loop, chance = asyncio.get_running_loop(), self._chance
         while True:
-            await asyncio.sleep(self._chance.expovariate(1.0))
+            at_s = loop.time() + chance.expovariate(1.0)
+            if self._together_s:
+                at_s = math.ceil(at_s / self._together_s) * self._together_s
+            await asyncio.sleep(at_s - loop.time())
             if loop.time() >= until_s:
                 return
-            words = self._chance.choices(WORDS, k=self._chance.choice((3, 40, 200)))
-            asked = Asked(f"{self.name}-{len(self.asked) + 1}", " ".join(words), self._chance.choice((1, 8, 30, 100)))
-            asked.leaves_after = self._chance.choice((0, 1, 5)) if self._chance.random() < 0.1 else None
-            asked.is_wrong = self._chance.random() < 0.05
-            self.asked.append(asked)
+            words = chance.choices(WORDS, k=chance.choice((3, 40, 200)))
+            text = chance.choice(self._beginnings) + " ".join(words)
+            number = sum(asked.startswith(f"{self.name}-") for asked in self._asked) + 1
+            most_tokens = chance.choice((1, 8, 30, 100))
+            asked = Asked(f"{self.name}-{number}", self._key, loop.time(), text, most_tokens)
+            asked.streams = chance.random() < 0.7
+            asked.leaves_after = chance.choice((0, 1, 5)) if chance.random() < 0.1 else None
+            asked.is_wrong = chance.random() < 0.05
+            self._asked[asked.id] = asked
             await self.ask(asked)
 
     async def ask(self, asked: Asked) -> None:
@@ -78,12 +105,14 @@ class StreamingClient:
         client, pieces = Client(reader, writer), list[bytes]()
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:
-                body = chat(asked.text, stream=True, max_tokens=asked.max_tokens, temperature=0)
-                client.send("POST", CHAT, b"{" if asked.is_wrong else body, x_request_id=asked.id)
+                body = chat(asked.text, stream=asked.streams, max_tokens=asked.max_tokens, temperature=0)
+                key = {} if asked.key is None else {"authorization": f"Bearer {asked.key}"}
+                client.send("POST", CHAT, b"{" if asked.is_wrong else body, x_request_id=asked.id, **key)
                 if asked.leaves_after == 0:
                     await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.02, 1.0)))
                     raise _Leaves
                 asked.status, headers = await client.head()
+                asked.replica = headers.get("x-warmroute-replica", "")
                 if "content-length" in headers:
                     pieces.append(await reader.readexactly(int(headers["content-length"])))
                 else:
@@ -106,6 +135,7 @@ class StreamingClient:
                 await writer.wait_closed()
         asked.longest_wait_s = max(asked.longest_wait_s, loop.time() - heard_s)
         asked.body = b"".join(pieces)
+        asked.ended_s = loop.time()
         if not asked.ends:
             asked.ends.append(self._end(asked))
         self._say(self.name, f"{asked.id}: {asked.ends[-1]} after {loop.time() - began_s:.3f} s")
@@ -116,4 +146,4 @@ class StreamingClient:
             return f"refused with {asked.status} {json.loads(asked.body)['error']['code']}"
         if b'data: {"error"' in asked.body:
             return "broken off"
-        return "whole" if asked.body.endswith(DONE) else "without an end"
+        return "whole" if not asked.streams or asked.body.endswith(DONE) else "without an end"

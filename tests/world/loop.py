@@ -1,11 +1,12 @@
 """An event loop in virtual time: when nothing is ready, the time is that of the next timer.
 
 asyncio runs what `call_soon` was given in that order, and promises it. Anything else may come in any order: timers that
-are due at the same moment, and bytes from different connections. Here the seed decides it: each timer fires a little
-late, by an amount that is drawn. A timer is never early, and neither is one of a real loop.
+are due at the same moment, and bytes from different connections. Here the seed decides it. A timer is never early, and
+neither is one of a real loop; it is a little late, at a round time, at which others are due, too.
 """
 
 import asyncio
+import math
 import random
 import selectors
 import time
@@ -20,7 +21,8 @@ T = TypeVar("T")
 
 BEGINNING_S = 1_000.0  # of the loop's time: zero stands for "never" in places
 EPOCH_S = 1_800_000_000.0  # what the world's clocks on the wall show then
-MOST_LATE_S = 1e-6  # of a timer
+OFF = 0.3  # of a grain: at round times, whoever waits for the next one would wait for nothing, and time stand still
+AT_ONCE_S = 0.5e-9  # the loop runs timers that differ by less in one pass, in their order
 MOST_IN_A_THREAD_S = 0.02
 SETTLES_S = 0.1  # after the end: what is under way then still arrives
 MOST_PASSES = 50_000  # of the loop in one moment
@@ -56,9 +58,11 @@ class WorldLoop(asyncio.SelectorEventLoop):
 
     network: "Network"
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, grain_s: float = 1e-4) -> None:
+        """`grain_s`: timers fire at multiples of it, so that many do so at once."""
         self._jumps = _Jumps()
         self.chance = chance
+        self._grain_s = grain_s
         super().__init__(self._jumps)
 
     def time(self) -> float:
@@ -69,8 +73,10 @@ class WorldLoop(asyncio.SelectorEventLoop):
         return self._jumps.now_s - BEGINNING_S
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        late_s = self.chance.random() * MOST_LATE_S
-        return super().call_at(when + late_s, callback, *args, context=context)
+        grain_s = self._grain_s
+        grains = math.ceil((when - 2 * AT_ONCE_S) / grain_s - OFF)
+        at_s = (grains + OFF) * grain_s + self.chance.random() * AT_ONCE_S
+        return super().call_at(max(when, at_s), callback, *args, context=context)
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
         del executor

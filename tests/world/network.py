@@ -7,9 +7,11 @@ draws, and is read in pieces that it draws, too. Only bytes of one connection ar
 """
 
 import asyncio
+import math
 import random
+import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.world.loop import WorldLoop
 
 HERE: ContextVar["Host"] = ContextVar("host")  # that the running code belongs to
 DELAYS_S = (0.0, 0.0, 0.0001, 0.0001, 0.0002, 0.0005, 0.001, 0.004)  # few values, so that many moments coincide
+SLOW_DELAYS_S = (0.005, 0.02, 0.1)  # of some connections
 WINDOWS = (2_048, 16_384, 65_536, 262_144)  # bytes under way and unread
 MOST_READ = 262_144
 HIGH_WATER = 65_536
@@ -30,6 +33,7 @@ class Host:
     def __init__(self, network: "Network", name: str, address: str) -> None:
         self.name, self.address = name, address
         self.silent = False  # no packet comes or goes; nothing closes
+        self.troubled_s = -math.inf  # when it last spoke again, or a connection of it was lost
         self.listeners: dict[int, Listener] = {}
         self.ends: dict[End, None] = {}
         self._network = network
@@ -41,6 +45,7 @@ class Host:
     def speak(self) -> None:
         """Let packets pass again; what was lost meanwhile is sent once more."""
         self.silent = False
+        self.troubled_s = self._network.loop.time()
         self._heard.set()
         self._heard = asyncio.Event()
         for host in self._network.hosts.values():
@@ -66,10 +71,20 @@ class Host:
             end.peer.reset()
         return len(cut)
 
+    def lose(self, chance: random.Random) -> int:
+        """Let no packet of some connections pass any more, as if a box between the ends had forgotten them."""
+        self.troubled_s = self._network.loop.time()
+        lost = [end for end in self.ends if chance.random() < 0.5]
+        for end in lost:
+            end.lose()
+            end.peer.lose()
+        return len(lost)
+
 
 class Network:
-    def __init__(self, loop: WorldLoop, seed: str) -> None:
+    def __init__(self, loop: WorldLoop, seed: str, slow_share: float = 0.0) -> None:
         self.loop = loop
+        self._slow_share = slow_share  # of the connections
         self.hosts: dict[str, Host] = {}  # by address
         self._seed = seed
         self._connections = 0
@@ -106,6 +121,7 @@ class Network:
         ours = End(self.loop, here, random.Random(f"{self._seed} end {number}"), copy_context())
         theirs = End(self.loop, there, random.Random(f"{self._seed} other end {number}"), listener.context)
         ours.window = theirs.window = chance.choice(WINDOWS)
+        ours.delays_s = theirs.delays_s = SLOW_DELAYS_S if chance.random() < self._slow_share else DELAYS_S
         ours.peer, theirs.peer = theirs, ours
         ours.addresses = (here.address, FIRST_PORT + number), (address, port)
         theirs.addresses = ours.addresses[::-1]
@@ -135,8 +151,10 @@ class Bound:
 
     family = 2  # AF_INET
 
-    def __init__(self, address: tuple[str, int], peer: tuple[str, int] | None = None) -> None:
-        self._address, self._peer = address, peer
+    def __init__(
+        self, address: tuple[str, int], peer: tuple[str, int] | None = None, keepalive: dict[int, int] | None = None
+    ) -> None:
+        self._address, self._peer, self._keepalive = address, peer, keepalive
 
     def getsockname(self) -> tuple[str, int]:
         return self._address
@@ -146,8 +164,9 @@ class Bound:
             raise OSError(107, "not connected")
         return self._peer
 
-    def setsockopt(self, *_: object) -> None:
-        """Keepalive and the like: a silent host is noticed by the router's own means here."""
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        if level == socket.IPPROTO_TCP and self._keepalive is not None:
+            self._keepalive[name] = value
 
     def close(self) -> None:
         """Close nothing: the transport, or the listener, does."""
@@ -191,6 +210,9 @@ class End(asyncio.Transport):
         self.host = host
         self.peer: End
         self.window = 0
+        self.delays_s: Sequence[float] = DELAYS_S
+        self.is_lost = False  # no packet of it passes any more, and nobody is told
+        self.keepalive: dict[int, int] = {}
         self.addresses: tuple[tuple[str, int], tuple[str, int]]
         self._loop, self._chance, self._context = loop, chance, context
         self._protocol: Any = None
@@ -199,6 +221,7 @@ class End(asyncio.Transport):
         self._is_full = False  # the protocol was told to pause
         self._way: deque[tuple[float, bytes | None]] = deque()  # to this end, with the times of arrival
         self._arrives: asyncio.TimerHandle | None = None
+        self._ends: asyncio.TimerHandle | None = None
         self._unread = bytearray()
         self._at_eof = False
         self._under_way = 0  # bytes that the peer has sent, and this end has not read
@@ -223,7 +246,7 @@ class End(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         ours, theirs = self.addresses
-        return {"socket": Bound(ours, theirs), "sockname": ours, "peername": theirs}.get(name, default)
+        return {"socket": Bound(ours, theirs, self.keepalive), "sockname": ours, "peername": theirs}.get(name, default)
 
     def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
@@ -303,6 +326,14 @@ class End(asyncio.Transport):
         """Both ends learn of a reset, each by itself."""
         self._put(_RESET)
 
+    def lose(self) -> None:
+        """Let nothing pass any more. Its system ends it once it has asked for a sign of life in vain."""
+        self.is_lost = True
+        if self.keepalive and not self._lost:
+            names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+            idle_s, between_s, times = [self.keepalive[name] for name in names]
+            self._ends = self._loop.call_later(idle_s + between_s * times, self._over, TimeoutError(110, "timed out"))
+
     def arrive_soon(self, within_s: float) -> None:
         if self._way and self._arrives is None:
             self._arrives = self._loop.call_later(within_s * self._chance.random(), self._arrive, context=self._context)
@@ -349,10 +380,10 @@ class End(asyncio.Transport):
 
     def _leave(self) -> None:
         self.host.ends.pop(self, None)
-        for handle in (self._arrives, self._reads):
+        for handle in (self._arrives, self._reads, self._ends):
             if handle is not None:
                 handle.cancel()
-        self._arrives = self._reads = None
+        self._arrives = self._reads = self._ends = None
 
     def _farewell(self) -> None:
         """As a system closes a socket: what was never read makes it a reset."""
@@ -367,7 +398,7 @@ class End(asyncio.Transport):
                 self.peer._put(_RESET)  # nobody is here any more
             return
         now_s = self._loop.time()
-        at_s = now_s + self._chance.choice(DELAYS_S)
+        at_s = now_s + self._chance.choice(self.delays_s)
         if self._way:
             at_s = max(at_s, self._way[-1][0])
         self._way.append((at_s, part))
@@ -376,7 +407,7 @@ class End(asyncio.Transport):
 
     def _arrive(self) -> None:
         self._arrives = None
-        if self.host.silent or self.peer.host.silent:
+        if self.host.silent or self.peer.host.silent or self.is_lost:
             return  # `speak` has it sent again
         now_s = self._loop.time()
         while self._way and self._way[0][0] <= now_s:

@@ -57,6 +57,7 @@ class _Peer(asyncio.Protocol):
 class Publisher:
     def __init__(self, network: Network, host: Host, incarnation: int, model: str) -> None:
         self.incarnation = incarnation
+        self.lost_share = 0.0  # of the batches
         self.subscribers: dict[int, dict[_Peer, None]] = {port: {} for port in PORTS}
         self._seq = -1
         self._kept: list[tuple[int, bytes]] = []
@@ -72,6 +73,8 @@ class Publisher:
         self._seq += 1
         payload = encode_batch(EventBatch(self._loop.time(), list(events)))
         self._kept = [*self._kept[1 - KEPT_BATCHES :], (self._seq, payload)]
+        if self._loop.chance.random() < self.lost_share:
+            return
         for peer in self.subscribers[EVENTS]:
             peer.send([TOPIC, self._seq.to_bytes(8, "big"), payload])
 
@@ -113,7 +116,7 @@ class Cache:
             self.blocks[key] = None
         return count
 
-    def store(self, keys: Sequence[int], tokens: Sequence[int]) -> list[Any]:
+    def store(self, keys: Sequence[int], tokens: Sequence[int], salt: str | None) -> list[Any]:
         """Store a prompt's blocks; return the events."""
         first = self.hit(keys)
         new = list(keys[first:][: self._capacity])
@@ -128,6 +131,7 @@ class Cache:
                 events.append(BlockRemoved(list(evicted), "GPU"))
         of_new = tokens[first * self._block_tokens : (first + len(new)) * self._block_tokens]
         parent = keys[first - 1] if first else None
-        events.append(BlockStored(list(new), parent, of_new, self._block_tokens, None, "GPU", None))
+        extra = [[salt], *(None for _ in new[1:])] if salt is not None and not first else None
+        events.append(BlockStored(list(new), parent, of_new, self._block_tokens, None, "GPU", None, extra))
         self.blocks.update(dict.fromkeys(new))
         return events

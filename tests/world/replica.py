@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import math
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -17,14 +18,14 @@ from events.native import Load
 from router.members.spec import ReplicaSpec
 from tests.router.scripted import DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
 from tests.world.loop import WorldLoop
-from tests.world.network import Host, Network
+from tests.world.network import End, Host, Network
 from tests.world.publisher import Cache, Publisher
 
 PORT = 8000
 BLOCK_TOKENS = 16
-ROOT = root_key(MODEL, block_size=BLOCK_TOKENS)
 REPORTS_S = 0.25
 PREFILL_TOKENS_PER_S = 4_000.0
+KNOWN_S = 0.6  # after what the replica has said: it has arrived, and what was sent before has come
 
 
 def tokens_of(prompt: bytes, count: int) -> list[int]:
@@ -43,6 +44,14 @@ def stream_of(tokens: list[int], said: int, response_id: str | None, created: in
     pieces = [piece({"content": chr(token)}) for token in tokens]
     pieces[0] = piece({"role": "assistant", "content": ""}) + pieces[0]
     return [*pieces[said:], piece({}, "length") + DONE]
+
+
+def whole_of(tokens: list[int], response_id: str | None, created: int | None) -> list[bytes]:
+    """The same in one piece, after as many empty ones as there are tokens: it is written in two parts at its end."""
+    message = {"role": "assistant", "content": "".join(map(chr, tokens))}
+    told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion"}
+    body = json.dumps({**told, "choices": [{"index": 0, "message": message, "finish_reason": "length"}]}).encode()
+    return [body[:-20], body[-20:]]
 
 
 class ScriptedReplica:
@@ -64,8 +73,12 @@ class ScriptedReplica:
         self._reports: asyncio.TimerHandle | None = None
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
-        self.refused: set[str] = set()  # the ids of requests for which it had no room
-        self.unfinished: Counter[str] = Counter()  # answers that were not complete, by the request's id
+        self.is_troubled = False
+        self.answers: tuple[int, bytes] | None = None  # to every generation, instead of one
+        self.refusals: dict[str, set[str]] = {}  # status and code, by the request's id
+        self.answerings: list[Answering] = []  # all there ever were
+        self.found: list[str] = []  # what the router should not have done
+        self._said_draining_s = math.inf  # when it first refused a request for that, with nothing in its way
         self._network = network
 
     @property
@@ -82,6 +95,7 @@ class ScriptedReplica:
         self.say(self.name, f"starts, process {self.incarnation}")
 
     def drain(self) -> None:
+        self._said_draining_s = math.inf
         self.say(self.name, f"drains, with {len(self.running)} running and {len(self.waiting)} waiting")
         self.draining = True
 
@@ -112,6 +126,14 @@ class ScriptedReplica:
             "pool": {"total": self.cache_blocks},
         }
 
+    def refuse_draining(self, request_id: str) -> None:
+        """Note that it has told the router; from then on nothing new should come until a health check has succeeded."""
+        now_s = self.loop.time()
+        if now_s - max(self._said_draining_s, self.host.troubled_s) > KNOWN_S:
+            since_s = now_s - self._said_draining_s
+            self.found.append(f"{request_id} came {since_s:.3f} s after it had said that it drains")
+        self._said_draining_s = min(now_s, self._said_draining_s)
+
     def make_room(self) -> None:
         while self.waiting and len(self.running) < self.most_running:
             self.waiting.popleft().begin()
@@ -120,7 +142,7 @@ class ScriptedReplica:
 class Conversation(asyncio.Protocol):
     """A connection from the router: one request after the other."""
 
-    transport: asyncio.Transport
+    transport: End
 
     def __init__(self, replica: ScriptedReplica) -> None:
         self._replica = replica
@@ -163,9 +185,11 @@ class Conversation(asyncio.Protocol):
         elif path != "/v1/chat/completions":
             self._refuse(404, b"{}")
         elif replica.draining:
+            replica.refuse_draining(self._id)
             self._refuse(503, DRAINING)
+        elif replica.answers is not None:
+            self._refuse(*replica.answers)
         elif len(replica.running) >= replica.most_running and len(replica.waiting) >= replica.most_waiting:
-            replica.refused.add(self._id)
             self._refuse(429, QUEUE_FULL)
         else:
             self._answering = Answering(replica, self.transport, self._body, self._id)
@@ -176,56 +200,80 @@ class Conversation(asyncio.Protocol):
         self._refuse(200, json.dumps(answer).encode())
 
     def _refuse(self, status: int, body: bytes) -> None:
+        if status >= 400 and self._id:
+            code = json.loads(body).get("error", {}).get("code")
+            self._replica.refusals.setdefault(self._id, set()).add(f"{status} {code}")
         self.transport.write(head_of(status, {"content_type": "application/json"}, len(body)) + body)
 
 
 class Answering:
     """One generation: it waits, computes its prompt, and says a token at a time."""
 
-    def __init__(self, replica: ScriptedReplica, transport: asyncio.Transport, body: bytes, id: str) -> None:
-        self._id = id
+    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
+        self.id, self.replica = id, replica
         native, asked = unwrap(body)
+        fields = json.loads(asked)
         [prompt] = native.prompts
-        said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
-        self._tokens = tokens_of(prompt, json.loads(asked)["max_tokens"])
-        self._pieces = deque(stream_of(self._tokens, said, native.response_id, native.created))
-        self._at = said
-        self._prompt = unpack_ids(prompt) + self._tokens[:said]
-        self._keys = block_keys(self._prompt, BLOCK_TOKENS, ROOT)
-        self._replica, self._transport = replica, transport
+        self.said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0  # elsewhere
+        self.prompt_tokens = len(prompt) // 4
+        self.salt = native.cache_salt
+        self.cached: int | None = None  # None: it has not begun
+        self.came_s, self.lost_s = replica.loop.time(), math.inf  # the latter if it has not come to its end
+        self._tokens = tokens_of(prompt, fields["max_tokens"])
+        told = native.response_id, native.created
+        if fields["stream"]:
+            self._content_type, pieces = SSE, stream_of(self._tokens, self.said, *told)
+        else:
+            self._content_type = "application/json"
+            pieces = [*(b"" for _ in self._tokens[self.said :]), *whole_of(self._tokens, *told)]
+        self._pieces = deque(pieces)
+        self._at = self.said
+        self._prompt = unpack_ids(prompt) + self._tokens[: self.said]
+        root = root_key(MODEL, cache_salt=self.salt, block_size=BLOCK_TOKENS)
+        self._keys = block_keys(self._prompt, BLOCK_TOKENS, root)
+        self._transport = transport
         self._timer: asyncio.TimerHandle | None = None
-        self._has_begun = False
+        replica.answerings.append(self)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the router can tell it nothing any more."""
+        return self._transport.is_lost
 
     def begin(self) -> None:
-        self._replica.running[self] = None
-        self._cached = self._replica.cache.hit(self._keys) * BLOCK_TOKENS
+        replica = self.replica
+        replica.running[self] = None
+        usable = (len(self._prompt) - 1) // BLOCK_TOKENS  # the last token is always computed
+        self._cached = replica.cache.hit(self._keys[:usable]) * BLOCK_TOKENS
         prefill_s = (len(self._prompt) - self._cached) / PREFILL_TOKENS_PER_S
-        self._timer = self._replica.loop.call_later(prefill_s + self._replica.decode_s, self._go_on)
+        self._timer = replica.loop.call_later(prefill_s + replica.decode_s, self._go_on)
 
     def stop(self) -> None:
         """It is over, or nobody wants it any more."""
         if self._timer is not None:
             self._timer.cancel()
-        self._replica.unfinished[self._id] += bool(self._pieces)
-        self._pieces.clear()
-        self._replica.running.pop(self, None)
-        if self in self._replica.waiting:
-            self._replica.waiting.remove(self)
+        if self._pieces:
+            self.lost_s = self.replica.loop.time()
+            self._pieces.clear()
+        self.replica.running.pop(self, None)
+        if self in self.replica.waiting:
+            self.replica.waiting.remove(self)
 
     def _go_on(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            if events := self._replica.cache.store(self._keys, self._prompt):
-                self._replica.publisher.publish(events)
-            told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": SSE}
+        replica = self.replica
+        if self.cached is None:
+            self.cached = self._cached
+            if events := replica.cache.store(self._keys, self._prompt, self.salt):
+                replica.publisher.publish(events)
+            told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": self._content_type}
             self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self._cached)}, None))
         piece, token = self._pieces.popleft(), self._tokens[self._at : self._at + 1]
         self._at += 1
         frame = encode_frame(0, token, piece)
         self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
         if self._pieces:
-            self._timer = self._replica.loop.call_later(self._replica.decode_s, self._go_on)
+            self._timer = replica.loop.call_later(replica.decode_s, self._go_on)
         else:
             self._transport.write(b"0\r\n\r\n")
             self.stop()
-            self._replica.make_room()
+            replica.make_room()

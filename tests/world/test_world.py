@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import ROOT
 from tests.world import replica
+from tests.world.planted import BUGS
 from tests.world.publisher import Publisher
 from tests.world.world import World
 
-NEW = 6
+NEW = 4
 FAILED_ONCE = [int(line.split()[0]) for line in (Path(__file__).parent / "failed_seeds.txt").read_text().splitlines()]
 
 
@@ -64,7 +66,19 @@ def test_without_faults_no_request_is_tried_twice() -> None:
     assert not [line for line in world.timeline if "ended: 200" in line and "0 retries, 0 resumes" not in line]
 
 
-# ---- negative controls: what a world is to find, it finds
+# ---- negative controls: what a world is to find, it finds (`planted` has more, which take longer)
+
+
+def test_every_planted_bug_still_has_its_place() -> None:
+    sources = {bug.module: (ROOT / f"{bug.module.replace('.', '/')}.py").read_text() for bug in BUGS}
+    assert not [bug.name for bug in BUGS if sources[bug.module].count(bug.old) != 1]
+
+
+@pytest.mark.parametrize("name", ["lost-before-its-head", "sent-again", "works-for-nobody"])
+def test_a_planted_bug_is_found(name: str) -> None:
+    command = [sys.executable, "-m", "tests.world.planted", name, "--seconds", "60"]
+    planted = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert planted.returncode == 0, planted.stdout + planted.stderr
 
 
 def test_answers_that_do_not_go_on_elsewhere_are_found() -> None:

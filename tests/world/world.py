@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, cast
@@ -13,8 +14,10 @@ import msgspec
 from router.config import RouterConfig
 from router.process.front import Front
 from router.records.access_log import Line
-from tests.world.audit import Audit
-from tests.world.client import StreamingClient
+from router.tenants.keys import Key, digest_of
+from tests.world.audit import QUEUE_TIMEOUT_S, Audit
+from tests.world.client import WORDS, Asking
+from tests.world.faults import Faults
 from tests.world.loop import WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
 from tests.world.replica import ScriptedReplica
@@ -22,6 +25,10 @@ from tests.world.replica import ScriptedReplica
 PORT = 8000
 LASTS_S = 60.0  # with clients and faults
 CALM_S = 10.0  # after the last fault: then the router knows everything again
+STEP_S = 0.5  # between two looks at everything
+GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
+SLOW_SHARES = (0.0, 0.02, 0.2)  # of connections
+TENANTS = ("red", "green", "blue")
 SPOKEN = ("router", "events", "api", "asyncio")
 
 
@@ -31,16 +38,26 @@ class World:
     def __init__(self, seed: int, *, faults: bool = True, **settings: Any) -> None:
         self.seed = seed
         self.timeline: list[str] = []
-        self.audit = Audit()
         self._faults, self._settings = faults, settings
-        self._chance = random.Random(f"{seed} script")
-        self.loop = WorldLoop(random.Random(f"{seed} loop"))
-        self.network = Network(self.loop, str(seed))
+        chance = self._chance = random.Random(f"{seed} script")
+        self.loop = WorldLoop(random.Random(f"{seed} loop"), chance.choice(GRAINS_S))
+        self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
+        self.host = self.network.host("router")
+        self.replicas = [
+            ScriptedReplica(self.network, f"r{number}", chance, self.say) for number in range(chance.randrange(2, 6))
+        ]
+        self.keys = tuple(map(self._key, TENANTS)) if chance.random() < 0.5 else ()
+        self.audit = Audit(self.keys, self.replicas)
 
     def run(self) -> "World":
+        """Whatever does not hold is in `audit.failures` then."""
         with self._logged():
-            run(self._live(), self.loop)
+            try:
+                run(self._live(), self.loop)
+            except Exception as error:  # any error is a finding
+                self.timeline += traceback.format_exc().splitlines()
+                self.audit.fail(repr(error))
         return self
 
     def say(self, who: str, what: str) -> None:
@@ -48,46 +65,75 @@ class World:
 
     async def _live(self) -> None:
         chance = self._chance
-        host = self.network.host("router")
-        self.replicas = [
-            ScriptedReplica(self.network, f"r{number}", chance, self.say) for number in range(chance.randrange(2, 5))
-        ]
         for replica in self.replicas:
             replica.start()
-        front = await self._at(host, self._start(host))
-        clients = [
-            StreamingClient(f"c{number}", random.Random(f"{self.seed} client {number}"), (host.address, PORT), self.say)
-            for number in range(chance.randrange(2, 9))
-        ]
+        front = await self._at(self.host, self._start())
+        clients = self._clients()
         until_s = self.loop.time() + LASTS_S
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
-        await self._disturb(until_s)
+        stepping = asyncio.create_task(self._step())
+        if self._faults:
+            await Faults(chance, self.replicas, self.say).run(until_s)
         await asyncio.gather(*living)
-        self.audit.clients([asked for client in clients for asked in client.asked], self.replicas)
+        self.audit.clients()
         await asyncio.sleep(CALM_S)
-        await self.audit.router(front, self.replicas)
+        stepping.cancel()
+        await self.audit.router()
         for replica in self.replicas:
             replica.kill()
-        await self._at(host, self._end(front))
+        await self._at(self.host, self._end(front))
 
-    async def _start(self, host: Host) -> Front:
+    def _key(self, name: str) -> Key:
+        chance = self._chance
+        return Key(
+            name=name,
+            digest=digest_of(name),
+            salt=chance.choice((None, name)),
+            max_in_flight=chance.choice((None, None, 2)),
+            tokens_per_minute=chance.choice((None, None, 3_000)),
+            tokens_per_day=chance.choice((None, 1_000_000)),
+        )
+
+    def _clients(self) -> list[Asking]:
+        chance = self._chance
+        beginnings = ["", *(" ".join(chance.choices(WORDS, k=60)) + "\n" for _ in range(3))]
+        together_s = chance.choice((0.0, 0.0, 1.0))
+        clients = []
+        for number in range(chance.randrange(2, 9)):
+            name, own = f"c{number}", random.Random(f"{self.seed} client {number}")
+            key = chance.choice(self.keys).name if self.keys else None
+            where = self.host.address, PORT
+            clients.append(Asking(name, own, where, self.say, self.audit.asked, key, beginnings, together_s))
+        return clients
+
+    async def _step(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            self.audit.step(self.loop.time())
+
+    async def _start(self) -> Front:
+        chance = self._chance
         drawn = RouterConfig(
             replicas=tuple(replica.spec for replica in self.replicas),
-            health_interval_s=self._chance.choice((0.5, 2.0)),
-            policy=self._chance.choice(("cost", "round-robin", "least-loaded")),
-            replica_limit=self._chance.choice((2, 8, 512)),
-            queue_timeout_s=20.0,
+            keys=self.keys,
+            demand_key=bool(self.keys),
+            health_interval_s=chance.choice((0.5, 2.0)),
+            policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
+            replica_limit=chance.choice((1, 2, 8, 512)),
+            queue_size=chance.choice((2, 1024)),
+            queue_timeout_s=QUEUE_TIMEOUT_S,
             first_token_timeout_s=10.0,
-            idle_timeout_s=10.0,
+            idle_timeout_s=chance.choice((10.0, 120.0)),
         )
         config = msgspec.structs.replace(drawn, **self._settings)
-        front = Front(config, cast(Any, Bound((host.address, PORT))), clock=self.loop.time, seed=self.seed)
+        front = Front(config, cast(Any, Bound((self.host.address, PORT))), clock=self.loop.time, seed=self.seed)
         front.router.history.access_log = cast(Any, AccessLog(self._answered))
+        self.audit.front = front
         await front.start()
         return front
 
     async def _end(self, front: Front) -> None:
-        self.audit.undrained(await front.drain(10.0))
+        self.audit.drained(await front.drain(10.0))
         await front.close()
 
     def _at(self, host: Host, work: Any) -> "asyncio.Task[Any]":
@@ -95,55 +141,6 @@ class World:
         context = copy_context()
         context.run(HERE.set, host)
         return self.loop.create_task(work, context=context)
-
-    # ---- faults
-
-    async def _disturb(self, until_s: float) -> None:
-        """One fault after the other, each over before the next begins at the same replica; one is always spared."""
-        chance, loop = self._chance, self.loop
-        faults: list[Callable[[ScriptedReplica], Awaitable[None]]] = [
-            *(self._kill, self._cut, self._silence, self._restart),
-        ]
-        spared, *others = chance.sample(self.replicas, len(self.replicas))
-        self.say("world", f"spares {spared.name}")
-        troubled = [asyncio.create_task(self._trouble(replica, faults, until_s)) for replica in others]
-        await asyncio.gather(*troubled)
-        await asyncio.sleep(max(0.0, until_s - loop.time()))
-
-    async def _trouble(
-        self, replica: ScriptedReplica, faults: list[Callable[[ScriptedReplica], Awaitable[None]]], until_s: float
-    ) -> None:
-        while self._faults:
-            await asyncio.sleep(self._chance.expovariate(1 / 6))
-            if self.loop.time() >= until_s:
-                return
-            await self._chance.choice(faults)(replica)
-
-    async def _kill(self, replica: ScriptedReplica) -> None:
-        replica.kill()
-        await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.3, 3.0)))
-        replica.start()
-
-    async def _restart(self, replica: ScriptedReplica) -> None:
-        """In order: it drains, ends, and is there again; or somebody has thought better of it."""
-        replica.drain()
-        await asyncio.sleep(self._chance.choice((0.0, 0.1, 1.0, 5.0)))
-        if self._chance.random() < 0.3:
-            self.say(replica.name, "takes requests again")
-            replica.draining = False
-        else:
-            await self._kill(replica)
-
-    async def _cut(self, replica: ScriptedReplica) -> None:
-        count = replica.host.cut(self._chance)
-        self.say("world", f"cuts {count} connections of {replica.name}")
-
-    async def _silence(self, replica: ScriptedReplica) -> None:
-        self.say("world", f"no packet from or to {replica.name}")
-        replica.host.silence()
-        await asyncio.sleep(self._chance.choice((0.05, 0.5, 2.0, 15.0)))
-        replica.host.speak()
-        self.say("world", f"packets from and to {replica.name} again")
 
     # ---- what is told
 
@@ -154,7 +151,7 @@ class World:
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
         self.say("loop", f"{context['message']}: {context.get('exception')!r}")
-        self.audit.failures.append(f"{context['message']}: {context.get('exception')!r}")
+        self.audit.fail(f"{context['message']}: {context.get('exception')!r}")
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
@@ -197,3 +194,4 @@ class _Told(logging.Handler):
         self._say("log", f"{record.levelname.lower()}: {record.getMessage()}")
         if record.exc_info:
             self._say("log", repr(record.exc_info[1]))
+            self._say("log", "".join(traceback.format_exception(record.exc_info[1])[-3:]))

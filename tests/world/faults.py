@@ -1,0 +1,124 @@
+"""What goes wrong in a world: one fault after the other at each replica but one, of kinds that the seed draws."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tests.router.scripted import QUEUE_FULL
+from tests.world.replica import ScriptedReplica
+
+Say = Callable[[str, str], None]
+Fault = Callable[["Faults", ScriptedReplica], Awaitable[None]]
+
+EVERY_S = (3.0, 6.0, 15.0)  # at one replica
+LONG_S = 4.0  # of a silence: long enough to be noticed
+TOGETHER_S = 0.3  # the replicas of a machine that dies end within this time
+ERROR = b'{"error":{"message":"a mistake","code":"mistake"}}'
+ANSWERS = ((500, ERROR), (501, ERROR), (503, ERROR), (429, ERROR), (429, QUEUE_FULL))
+
+
+class Faults:
+    def __init__(self, chance: random.Random, replicas: Sequence[ScriptedReplica], say: Say) -> None:
+        self._chance, self._replicas, self._say = chance, replicas, say
+        self._kinds = chance.sample(KINDS, chance.randrange(1, len(KINDS) + 1))
+        self._every_s = chance.choice(EVERY_S)
+        self._spared = chance.choice(replicas)
+
+    async def run(self, until_s: float) -> None:
+        """Each fault is over before the next begins at the same replica."""
+        self._say("world", f"spares {self._spared.name}; there is {', '.join(one.__name__ for one in self._kinds)}")
+        troubled = [replica for replica in self._replicas if replica is not self._spared]
+        async with asyncio.TaskGroup() as group:
+            for replica in troubled:
+                group.create_task(self._trouble(replica, until_s))
+
+    async def _trouble(self, replica: ScriptedReplica, until_s: float) -> None:
+        while True:
+            await asyncio.sleep(self._chance.expovariate(1 / self._every_s))
+            if asyncio.get_running_loop().time() >= until_s:
+                return
+            if not replica.is_troubled:
+                replica.is_troubled = True
+                await self._chance.choice(self._kinds)(self, replica)
+                replica.is_troubled = False
+
+    async def kill(self, replica: ScriptedReplica) -> None:
+        replica.kill()
+        await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.3, 3.0)))
+        replica.start()
+
+    async def machine(self, replica: ScriptedReplica) -> None:
+        """A machine dies, on which others are, too: they end nearly at once."""
+
+        async def die(one: ScriptedReplica) -> None:
+            await asyncio.sleep(self._chance.random() * TOGETHER_S)
+            one.kill()
+            await asyncio.sleep(3.0)
+            one.start()
+
+        with self._with_others(replica) as those:
+            await asyncio.gather(*map(die, those))
+
+    @contextmanager
+    def _with_others(self, replica: ScriptedReplica) -> Iterator[list[ScriptedReplica]]:
+        """This one and those that are well, apart from the spared one."""
+        others = [one for one in self._replicas if one is not self._spared and not one.is_troubled]
+        for one in others:
+            one.is_troubled = True
+        yield [replica, *others]
+        for one in others:
+            one.is_troubled = False
+
+    async def restart(self, replica: ScriptedReplica) -> None:
+        """In order: it drains, ends, and is there again; or somebody has thought better of it."""
+        replica.drain()
+        await asyncio.sleep(self._chance.choice((0.0, 0.1, 1.0, 5.0)))
+        if self._chance.random() < 0.3:
+            self._say(replica.name, "takes requests again")
+            replica.draining = False
+        else:
+            await self.kill(replica)
+
+    async def cut(self, replica: ScriptedReplica) -> None:
+        self._say("world", f"cuts {replica.host.cut(self._chance)} connections of {replica.name}")
+
+    async def silence(self, replica: ScriptedReplica) -> None:
+        await self._silence([replica], self._chance.choice((0.05, 0.5, LONG_S, 15.0)))
+
+    async def outage(self, replica: ScriptedReplica) -> None:
+        """The router's network is cut: nobody is heard, which is nobody's fault."""
+        with self._with_others(replica) as those:
+            await self._silence([*those, self._spared], self._chance.choice((0.5, LONG_S)))
+
+    async def _silence(self, replicas: list[ScriptedReplica], seconds: float) -> None:
+        """Let no packet from or to them pass. After a while, whatever is between may have forgotten connections."""
+        names = ", ".join(one.name for one in replicas)
+        self._say("world", f"no packet from or to {names}")
+        for one in replicas:
+            one.host.silence()
+        await asyncio.sleep(seconds)
+        loses = seconds >= LONG_S and self._chance.random() < 0.5
+        lost = sum(one.host.lose(self._chance) for one in replicas) if loses else 0
+        for one in replicas:
+            one.host.speak()
+        self._say("world", f"packets from and to {names} again, but for {lost} connections")
+
+    async def errors(self, replica: ScriptedReplica) -> None:
+        replica.answers = self._chance.choice(ANSWERS)
+        self._say(replica.name, f"answers {replica.answers[0]}")
+        await asyncio.sleep(self._chance.choice((0.1, 1.0, 5.0)))
+        replica.answers = None
+
+    async def events(self, replica: ScriptedReplica) -> None:
+        """Some of its events are lost, though its connections are well."""
+        self._say(replica.name, "loses events")
+        replica.publisher.lost_share = self._chance.choice((0.1, 1.0))
+        await asyncio.sleep(self._chance.choice((0.5, 3.0)))
+        replica.publisher.lost_share = 0.0
+
+
+KINDS: list[Fault] = [
+    *(Faults.kill, Faults.machine, Faults.restart, Faults.cut),
+    *(Faults.silence, Faults.outage, Faults.errors, Faults.events),
+]
