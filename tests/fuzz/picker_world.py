@@ -77,7 +77,7 @@ class World:
         if facts is None:
             facts = foreign_facts(spec, json.dumps(listed).encode())
             facts = msgspec.structs.replace(facts, ranks=(Rank(facts.spec),))
-        self._learning._take_over(server, facts)
+        self._learning.take_over(server, facts)
 
     @property
     def members(self) -> list[Member]:
