@@ -23,13 +23,13 @@ class Kubernetes(Struct, frozen=True):
     service: str | None = None  # those behind it
     pods: str | None = None  # those with these labels
     pool: str | None = None  # those of this InferencePool
-    objectives: bool = False  # of the pool: their priorities are classes
-    rewrites: bool = False  # of the pool: models under other names
-    group: str = EXTENSION  # of both, in the API
+    objectives: bool = False  # the pool's objectives set requests' classes
+    rewrites: bool = False  # the pool's rewrites rename models
+    group: str = EXTENSION  # the API group of both resources
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
-    # Which replicas there are
+    # Replicas
     replicas: tuple[ReplicaSpec, ...] = ()
     replicas_file: str | None = None
     registry: str | None = None
@@ -49,14 +49,14 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024
-    max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress
+    max_bodies_bytes: int = 192 * 1024 * 1024  # the sum over all requests in progress
     max_connections: int = 8192
     cors_origins: tuple[str, ...] = ()
     drain_delay_s: float = 0.0
     drain_timeout_s: float = 60.0
     die_with_parent: bool = False
     # Access
-    keys: tuple[Key, ...] = ()  # of --api-key and --admin-key
+    keys: tuple[Key, ...] = ()  # given by --api-key and --admin-key
     api_keys_file: str | None = None
     demand_key: bool = False  # an --admin-key alone guards only administration
     client_paths: tuple[str, ...] = ()  # below /v1, beside those of the table
@@ -69,7 +69,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     message_cache_bytes: int = 64 * MEGABYTE
     accuracy_objective: float = 0.999
     prefill_elsewhere: Mode = "auto"
-    pass_kv_transfer_params: bool = False  # of clients
+    pass_kv_transfer_params: bool = False  # clients' own are passed on
     # Other routers
     peer_listen: str | None = None  # an endpoint
     peers: tuple[str, ...] = ()  # endpoints
@@ -85,7 +85,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     health_interval_s: float = 2.0
     breaker_faults: int = 3
     slow_start_s: float = 10.0
-    # What it tells
+    # Views and records
     decisions: int = 1000
     recent_prompts: int = 2000
     show_prompts: bool | None = None  # None: unless clients have keys
@@ -94,8 +94,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     log_prompts: bool = False
     usage_db: str | None = None  # a file; None: usage is kept in memory
     usage_days: int = 90
-    metrics_keys: int = 20  # with counters of their own
-    price_per_million_tokens: float | None = None  # of prompts; None: the dashboard shows no money
+    metrics_keys: int = 20  # this many keys have counters of their own
+    price_per_million_tokens: float | None = None  # a price of prompts; None: the dashboard shows no money
     otlp_endpoint: str | None = None
     log_level: str = "info"
 

@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 THREADS = 2
-QUIET_S = 0.3  # without a byte: a request may then leave a silent replica
-RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
-HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long frames
-WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
+QUIET_S = 0.3  # after this long without a byte a request may leave a silent replica
+RESYNC_PAUSE_S = 60.0  # many resyncs would not help where one does not
+HELD_BYTES = 256 * 1024 * 1024  # the limit for buffered answers: unstreamed ones, and long frames
+WAITING_BODIES = 4  # as many bodies of the largest size may wait for the threads
 
 
 class Router:
@@ -63,7 +63,7 @@ class Router:
         has_objectives = config.kubernetes is not None and config.kubernetes.objectives
         self.priorities = Priorities() if has_objectives else None  # None: only keys have classes
         self.model_rewrites = NO_RULES
-        self.rewriting = asyncio.Lock()  # of large bodies
+        self.rewriting = asyncio.Lock()  # one large body at a time
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Waiter] = Waiting(config.queue_size)
         self.bodies = Bodies(config.max_bodies_bytes)
@@ -72,7 +72,7 @@ class Router:
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
         self.responses = KeptResponses(members)
-        self.verification: Verification | None = None  # of prompts for engines that build them themselves
+        self.verification: Verification | None = None  # checks prompts for engines that build them themselves
         kept = config.usage_db, config.usage_days, config.metrics_keys
         self.ledger = ledger_of(*kept, admission.shared, lambda: admission.accounts)
         self.held = Budget(HELD_BYTES)

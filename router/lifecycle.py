@@ -15,7 +15,7 @@ class Lifecycle:
     members: Members
     feeds: Feeds
     now_s: Callable[[], float]
-    awaits_rewrites: bool = False  # of models: they have not been read yet
+    awaits_rewrites: bool = False  # the files of models: they have not been read yet
     started: int = field(default_factory=lambda: int(time()))
     open_requests: int = 0
     leaving: bool = False  # soon it takes no requests: each answer is the last of its connection

@@ -17,7 +17,7 @@ class Report(Struct, array_like=True, frozen=True, gc=False):
     """The arrival of a native replica's status."""
 
     ts: float  # the status's own time, unique for the replica
-    at_s: float  # when it came, by the router's clock
+    at_s: float  # the router's clock on arrival
     order: int  # among all changes of the router's figures
 
 
@@ -26,8 +26,8 @@ class Weighed(Struct, omit_defaults=True, gc=False):
 
     name: str
     cost_s: float | None = None  # None: it could not take the request
-    matched_tokens: float = 0  # in GPU memory
-    lower_tokens: float | None = None  # in any medium, where that is more
+    matched_tokens: float = 0  # GPU memory only
+    lower_tokens: float | None = None  # tokens in any medium, if more
     queued_tokens: float = 0
     running: int = 0
     waiting: int = 0
@@ -40,18 +40,18 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     may_try_anyway: bool = False
     limit: int = USUAL_LIMIT
     max_model_len: int | None = None
-    block_tokens: int = 0  # of its events; 0: it is matched by guesses
-    cache_block_tokens: int = 0  # of its cache, as it says
+    block_tokens: int = 0  # the block size of its events; 0: it is matched by guesses
+    cache_block_tokens: int = 0  # the block size that it declares
     cache_blocks: int = 0
     seq: int | None = None  # the last batch of its events that was known; None: none are followed
     inexact: str | None = None  # why what was known of its cache may not have been all
     report: Report | None = None  # the last that had come
-    lost_tokens: float = 0  # that it would have driven out of the cache, to be computed again
-    trust: float = 1  # what its claims of cached tokens were multiplied by
-    below: dict[str, float] = {}  # by source: tokens that it held there, in the GPU or in cheaper sources
-    load_tokens_per_s: dict[str, float] = {}  # as it reported, by source
-    kv_layout: str = ""  # of its blocks, if neighbours might read them
-    readable_tokens: float = 0  # that they might read there
+    lost_tokens: float = 0  # cached tokens that it would have evicted, to be computed again
+    trust: float = 1  # the factor on its claims of cached tokens
+    below: dict[str, float] = {}  # tokens by source: in the GPU or in cheaper sources
+    load_tokens_per_s: dict[str, float] = {}  # rates by source, as it reported them
+    kv_layout: str = ""  # the layout of its blocks, if neighbours might read them
+    readable_tokens: float = 0  # tokens that neighbours might read there
     pulled_tokens: float = 0  # the prompt's first, up to which it would have read from neighbours
     pulled_from: list[str] = []  # the best is first
     role: Role | None = None
@@ -65,13 +65,13 @@ class Decided(Struct, omit_defaults=True):
     order: int
     at_s: float
     policy: str
-    lot: int  # what near-equals were drawn with (`router.placement.policy`)
+    lot: int  # the random number that chose among near-equals (`router.placement.policy`)
     turn: int
     chosen: str | None = None
     tried: list[str] = []
     candidates: list[Weighed] = []
     came_s: float | None = None  # all of its body; its place in a replica's queue counts from then
-    half: Half = "decode"  # that was placed; "prefill": to compute its prompt for another replica
+    half: Half = "decode"  # the half that was placed; "prefill": to compute its prompt for another replica
     is_fetched: bool = False  # its KV had been computed elsewhere
     source: str | None = None  # the replica of ours that had computed it, to be read there
     behind_s: float = 0  # it counted as come so much later, by its class, or as its tenant had more than its share
@@ -89,11 +89,11 @@ class Sending(Struct, omit_defaults=True):
     begun_at_s: float = 0
     ended_order: int = -1
     ended_at_s: float = 0
-    streamed: bool = True  # what comes first is the first token
+    streamed: bool = True  # its first byte is the first token
     fault: str | None = None
     priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
     awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
-    fetched_tokens: int = 0  # whose KV came from another replica
+    fetched_tokens: int = 0  # tokens whose KV came from another replica
     stands_back: bool = False  # who overtakes it harms nobody
 
 
@@ -105,18 +105,18 @@ class Prefilled(Struct, omit_defaults=True):
     duration_s: float = 0
     gain_s: float = 0  # estimated
     predicted_tokens: int | None = None
-    cached_tokens: int | None = None  # as that replica reported
+    cached_tokens: int | None = None  # the replica's figure
 
 
 class LogLine(Struct, kw_only=True, omit_defaults=True):
     """One request. New fields need a default; none is renamed. `body` is present only if prompts may be logged."""
 
-    ts: float  # when it arrived, seconds since 1970
+    ts: float  # its arrival, seconds since 1970
     request_id: str
     model: str
     prompt_tokens: int
     output_tokens: int | None = None
-    cached_tokens: int | None = None  # as the replica reported
+    cached_tokens: int | None = None  # the replica's figure
     block_tokens: int = 0  # 0: no blocks are known
     blocks: list[int] = []  # keys of the prompt's full blocks
     status: int = 200
@@ -125,10 +125,10 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     replica: str | None = None
     session: str | None = None
     exact: bool = True  # False: `prompt_tokens` is an estimate
-    base_model: str | None = None  # where `model` is an adapter of it
+    base_model: str | None = None  # the base, if `model` is an adapter
     client_left: bool = False
-    run: str = ""  # of the router's process
-    at_s: float = 0.0  # when it arrived
+    run: str = ""  # identifies the router's process
+    at_s: float = 0.0  # its arrival by the router's clock
     decisions: list[Decided] = []
     sendings: list[Sending] = []
     raw_body: Raw = field(default=NO_BODY, name="body")  # `Raw | None` is nothing that msgspec can decode
@@ -136,7 +136,7 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     prediction_exact: bool = True  # False: `predicted_tokens` may differ from what is found
     predicted_tokens: int | None = None  # cached at the replica; None: only guessed
     prefill: Prefilled | None = None  # None: its prompt was computed where its answer was generated
-    further_tokens: int = 0  # of the prompts after the first one, which alone `prompt_tokens` counts
+    further_tokens: int = 0  # tokens of all prompts but the first one, which `prompt_tokens` counts
 
     @property
     def body(self) -> Raw | None:

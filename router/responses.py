@@ -25,9 +25,9 @@ class Load(Struct, frozen=True):
 
 
 class Index(Struct, frozen=True):
-    blocks: dict[str, int] = {}  # by medium, of all KV-cache groups
+    blocks: dict[str, int] = {}  # all KV-cache groups, by medium
     accuracy: float = 1.0
-    prompt_blocks: dict[str, int] | None = None  # of these, what prompts can use, whichever groups hold it
+    prompt_blocks: dict[str, int] | None = None  # those that prompts can use, whichever groups hold them
 
 
 class FeedState(Struct, frozen=True):
@@ -35,9 +35,9 @@ class FeedState(Struct, frozen=True):
 
     exact: bool = True
     reason: str | None = None  # why not exact
-    partial: bool = False  # not exact, and no repair is under way: used as it is
+    partial: bool = False  # inexact, and no repair is under way: it is used as it is
     connected: bool = True
-    block_sizes: tuple[int, ...] = ()  # in order
+    block_sizes: tuple[int, ...] = ()  # sorted
     last_event_age_s: float | None = None
     lag_batches: int = 0
     seq: int = -1  # the last batch applied, or -1
@@ -62,8 +62,8 @@ class Served(Struct, frozen=True):
     prompt_tokens: int = 0
     matched_tokens: int = 0
     generated_tokens: int = 0  # those of answers that still run included
-    streamed_tokens: int = 0  # of these, the ones after the first of a streamed answer
-    streaming_s: float = 0.0  # that those have taken
+    streamed_tokens: int = 0  # those among them that came after the first of a streamed answer
+    streaming_s: float = 0.0  # the time that those have taken
 
 
 class ReplicaStatus(Struct, frozen=True):
@@ -88,10 +88,10 @@ class ReplicaStatus(Struct, frozen=True):
     events: FeedState | None = None
     heard_age_s: float | None = None
     served: Served = Served()
-    rank: int | None = None  # of several behind its URL
+    rank: int | None = None  # its number, if several are behind its URL
     role: str | None = None
     idle: str | None = None  # why it has nothing to do; None: it has, or that is not known
-    honesty: float = 1.0  # as trust, but for people: what its events explain counts as true
+    honesty: float = 1.0  # its trust, for people: tokens that its events explain count as true
     taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
 
 
@@ -108,7 +108,7 @@ class Considered(Struct, frozen=True):
     name: str
     matched_tokens: int = 0
     cost_s: float | None = None  # None: it could not take the request
-    parts: CostParts | None = None  # of its cost
+    parts: CostParts | None = None  # the cost in parts
 
 
 class PrefillRecord(Struct, frozen=True, gc=False):
@@ -116,7 +116,7 @@ class PrefillRecord(Struct, frozen=True, gc=False):
 
     elsewhere: bool = False
     why: str = ""
-    replica: str | None = None  # that was to compute it; None: no other was looked for
+    replica: str | None = None  # the one that was to compute it; None: no other was looked for
     outcome: str | None = None  # see `router.proxy.request_summary`
     here_s: float = 0.0
     here_harm_s: float = 0.0
@@ -154,7 +154,7 @@ class DecisionRecord(Struct, frozen=True, gc=False):
     prediction_exact: bool | None = None
     why_inexact: str | None = None
     session: str | None = None
-    portions: tuple[Portion, ...] = ()  # where the chosen replica was to take the prompt's tokens from
+    portions: tuple[Portion, ...] = ()  # the sources from which the chosen replica was to take the prompt's tokens
     prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
     service_class: str | None = field(name="class", default=None)
     behind_s: float = 0.0  # it counted as come so much later, by its class and by what its key had been given

@@ -46,7 +46,7 @@ class Answer:
     router: Services
     type: RequestType
     hit: PredictedHit
-    # What its request finds in the body:
+    # The request sets these when it has read the body:
     prompt: Prompt | None = None  # None: it is not read
     model: ServedModel | None = None
     model_name: str | None = None
@@ -54,16 +54,16 @@ class Answer:
     streams: bool = False
     may_repeat: bool = False  # another replica could answer it anew
     may_resume: bool = False
-    # On its way:
-    attempt: Attempt | None = None  # that is under way
+    # These change as the answer goes on:
+    attempt: Attempt | None = None  # the one under way
     prefill: Prefill | None = None
     first_byte_s: float = 0.0
     report: Report | None = None  # the figures of the engine that answers, where it tells them
     is_background: bool = False  # whoever asked for the response was not told what was generated
-    reader: Continuation | Repetition | None = None  # of a stream that is parsed on its way
-    events: SentEvents | None = None  # for a client that reads events, so that its stream can end with an error
-    beginning: Beginning | None = None  # that may turn out to be an error
-    kept: "KeptAnswer | None" = None  # of a whole answer, which another replica can repeat
+    reader: Continuation | Repetition | None = None  # parses a stream on its way
+    events: SentEvents | None = None  # lets a stream end with an error, if the client reads events
+    beginning: Beginning | None = None  # an answer's first bytes, if they may turn out to be an error
+    kept: "KeptAnswer | None" = None  # the begun part of a whole answer, which another replica can repeat
     # The same before and after resuming:
     response_id: str = ""  # empty until a replica of ours was asked
     _created: int = 0
@@ -218,7 +218,7 @@ class Answer:
         else:
             streams = attempt.content_type.startswith(SSE_TYPE)
             if not streams and self.type.api and not self.streams and self.may_repeat:
-                return  # until it is complete, another replica can repeat it
+                return  # another replica can repeat it until it is complete
             if streams and self.type.api and attempt.placed.fetched_tokens:
                 self.beginning = Beginning(self.type.api)
             else:
@@ -282,7 +282,7 @@ class Answer:
             if report is not None:
                 report.read_tokens = reader.new_tokens
             if lost is not None:
-                # If what it repeats differs, that is no fault of the replica.
+                # The replica is not to blame if what it repeats differs.
                 self._lose(attempt, body, Broken(lost, ours=lost == reader.why_not))
                 return
         elif events is not None and not attempt.framed:
@@ -307,7 +307,7 @@ class Answer:
             if events is not None:
                 events.note(body)
                 if reader is None and report is not None and events.is_plain and attempt.sending is not None:
-                    attempt.sending.pass_on = self._pass_on  # from now on
+                    attempt.sending.pass_on = self._pass_on  # it takes the next parts
         else:
             exchange.flush()
 
@@ -335,7 +335,7 @@ class Answer:
         is_unread = self.events is None and not attempt.framed and attempt.status < 400
         if is_unread and not (kind.generation is not None and self.flow.is_single):
             given_up = False
-            # Of an answer that was sent on as it came, the client knows the length.
+            # The client knows the length of an answer that was sent on as it came.
             if kind.generation is None and not exchange.response_started and self.asks_tokens(attempt.member):
                 body, given_up = without_tokens(body, self.ends)
             if given_up or is_aborted(kind.api, body, attempt.member.profile):
@@ -484,7 +484,7 @@ class KeptAnswer:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._bytes: bytearray | None = None
-        self._held_bytes = 0  # of the budget: these, and an unfinished frame
+        self._held_bytes = 0  # bytes taken from the budget: these, and an unfinished frame
 
     def keep(self, body: bytes) -> bool:
         """Add a part; return False and add nothing if it is too long, or there is no room."""

@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
+MAX_REFUSAL_BYTES = 16 * 1024  # the part of a refusal that is read, to see why
 FRAMES_TYPE = b"application/x-warmroute-frames"
-MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica can go on
+MAX_ANSWER_IDS = 2**20  # the limit over all choices; they are kept so that another replica can go on
 MAX_CHOICES = 4096
-SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
-HEAD, BODY = 1, 2  # of an answer, as signs of life
+SMALL_BYTES = 256 * 1024  # an unfinished frame of this size is not worth counting
+HEAD, BODY = 1, 2  # signs of life: parts of an answer
 
 
 # ---- the figures that an engine tells of one answer, read on its way to the client
 
-MARK = b'_tokens"'  # in each report of an engine, and nowhere in generated text, whose quotes are escaped
+MARK = b'_tokens"'  # each report of an engine has this, and no generated text, whose quotes are escaped
 END_BYTES = 64  # a report may come in two parts
 BESIDE_TOKENS = 2  # events of a stream that carry none: its first and its last
 
 _GENERATED = (b'"completion_tokens"', b'"output_tokens"')
 _PROMPT = (b'"prompt_tokens"', b'"input_tokens"')
 CACHED = (b'"cached_tokens"', b'"cache_read_input_tokens"')
-_APART = (b'"cache_read_input_tokens"', b'"cache_creation_input_tokens"')  # not part of Anthropic's input_tokens
+_APART = (b'"cache_read_input_tokens"', b'"cache_creation_input_tokens"')  # besides Anthropic's input_tokens
 
 
 class PromptsTold(Struct, eq=False):
     """The cost of a request's prompts, as a replica of ours tells it when each choice begins."""
 
-    choices: int = 0  # that have begun
+    choices: int = 0  # those that have begun
     computed: int = 0
     cached: int = 0
 
@@ -66,7 +66,7 @@ class Report:
     prompt: int | None = None
     cached: int | None = None
     generated: int | None = None
-    events: int = 0  # that have come
+    events: int = 0  # their number so far
     read_tokens: int = 0  # generated ones, by whoever reads the events
     is_whole: bool = False  # the answer has come to its end
     _end: bytes = b""
@@ -161,14 +161,14 @@ class Attempt:
     content_type: bytes = b""
     framed: bool = False
     cached_tokens: int | None = None
-    token_ids: dict[int, list[bytes]] = field(default_factory=dict)  # by choice, packed
+    token_ids: dict[int, list[bytes]] = field(default_factory=dict)  # packed ids by choice
     sending: Sending | None = None
     half: Half = "decode"
     within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
     _frames: FrameReader | None = None
     generated: int = 0  # token ids in its frames
-    told: PromptsTold | None = None  # of what its prompts cost, by frames of figures
-    report: Report | None = None  # of an answer that is not in frames
+    told: PromptsTold | None = None  # the cost of its prompts, by frames of figures
+    report: Report | None = None  # the figures in an answer that is not in frames
     _refusal: bytearray | None = None
     counted_tokens: int = 0  # generated until it was last looked at; all of them when it has ended
     _counted_s: float = 0.0

@@ -59,7 +59,7 @@ def payload_of(event: bytes) -> bytes | None:
 
 # Within a string the quotes would stand behind backslashes, so generated text cannot be mistaken.
 _OPENAI = re.compile(rb'"finish_reason"\s*:\s*"abort"')
-_ABORTED = {  # with a mark that is found faster
+_ABORTED = {  # each with a mark that is found faster
     "chat": (b'"abort"', _OPENAI),
     "completions": (b'"abort"', _OPENAI),
     "batch": (b'"abort"', _OPENAI),
@@ -113,9 +113,9 @@ class SentEvents:
 
     def __init__(self, api: GenerationApi) -> None:
         self._api = api
-        self.mark = mark_of(api.name)  # only events with it may give the answer up
+        self.mark = mark_of(api.name)  # an event without it does not give the answer up
         self.is_plain = bool(self.mark) and api.ending is None  # whole events without it need no further look
-        self._count = 0  # where they are numbered
+        self._count = 0  # the next number, if events are numbered
         self.end = b""
         self.is_between = True  # no event has begun
 

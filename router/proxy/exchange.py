@@ -35,7 +35,7 @@ class Answerer(Protocol):
 class Exchange:
     scope: Scope
     _open: "Callable[[Exchange], None]"
-    # What uvicorn's connection reads and sets, up to `response_complete`:
+    # uvicorn's connection reads and sets these, up to `response_complete`:
     keep_alive: bool = False
     waiting_for_100_continue: bool = False
     more_body: bool = True
@@ -59,7 +59,7 @@ class Exchange:
     _served: "Callable[[Exchange], None] | None" = None
     _inflater: Inflater | None = None  # while a compressed body comes; then `body` has what is not fed to it yet
     _plain: bytearray | None = None  # inflated so far
-    _goes_on: bool = False  # with inflating, in the next iteration of the loop
+    _goes_on: bool = False  # it inflates on in the next iteration of the loop
 
     # ---- what comes from the client
 

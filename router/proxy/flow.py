@@ -104,7 +104,7 @@ class Port(Protocol):
 class RequestType(Struct, frozen=True):
     """A kind of request, as the table of routes has it. What else depends on its body is asked when that has come."""
 
-    api: str = ""  # of engines, by which its prompt is read; empty: it is not
+    api: str = ""  # the engines' API by which its prompt is read; empty: it is not read
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
     only_computes: bool = False  # else its effects are unknown
     query_names_model: bool = False
@@ -119,19 +119,19 @@ _NO_PORT = cast(Port, None)  # no event asks for it once all is over
 class Flow:
     port: Port
     budget: RetryBudget
-    patience_s: float  # so long it may wait for room
+    patience_s: float  # the longest wait for room
     is_single: bool = False  # one replica is named to a gateway, which asks others by itself
     state: State = READING
     decision: "Decision | None" = None  # the last one
     tried: frozenset[str] = NONE_TRIED  # replicas that have failed it
-    unfit: frozenset[str] = NONE_TRIED  # of these, those that cannot go on with it, or took too long
+    unfit: frozenset[str] = NONE_TRIED  # those among them that cannot go on with it, or took too long
     retries: int = 0
     resumes: int = 0
     is_new: bool = True  # no replica was chosen yet
     is_fresh: bool = False  # its prompt was just made
-    waited_s: float = 0.0  # for room
-    since_s: float = 0.0  # when it first began to wait; 0: it never did
-    _queued_s: float = 0.0  # when it began to wait; 0: it does not
+    waited_s: float = 0.0  # the time spent waiting for room
+    since_s: float = 0.0  # the time of its first wait; 0: it has not waited
+    _queued_s: float = 0.0  # the time of its present wait; 0: it does not wait
     _until_s: float = 0.0  # 0: it has not waited since a replica answered
     _fruitless: int = 0  # choices since a replica answered
     _lost: int = 0  # replicas, and errors after which another one was asked
@@ -273,7 +273,7 @@ class Flow:
         else:
             self.resumes += attempt.framed or has_bytes
             if row is SILENT and not attempt.member.server.suspicion:
-                self.retries += 1  # at the same one: it is heard again, by other connections
+                self.retries += 1  # the same one is heard again, by other connections
             else:
                 self._leave(attempt)
             if self._lost == MAX_LOST - 1 and row.retries == "three":

@@ -30,10 +30,10 @@ TO_REPLICA = frozenset(
     b"accept-encoding accept-language anthropic-beta anthropic-version user-agent x-custom-labels x-session-id".split()
     + TRACES.split()
 )
-TO_READ = TO_REPLICA - {b"accept-encoding"}  # where the answer is not only passed on
-USUAL_OPTIONS = (b"keep-alive", b"close")  # of a `connection` header
+TO_READ = TO_REPLICA - {b"accept-encoding"}  # such answers are not only passed on
+USUAL_OPTIONS = (b"keep-alive", b"close")  # values of a `connection` header
 JSON_LINE = b"content-type: application/json\r\n"
-COPIED_BYTES = 64 * 1024  # of a body; one write costs less than two
+COPIED_BYTES = 64 * 1024  # a body up to this size is copied: one write costs less than two
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 # The router decides which pages may ask; engines admit all of them by default.
 CORS = frozenset(b"access-control-allow-%b" % part for part in (b"credentials", b"headers", b"methods", b"origin"))

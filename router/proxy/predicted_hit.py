@@ -18,12 +18,12 @@ from router.proxy.services import Services
 
 
 class PredictedHit(Struct, eq=False):
-    member: Member | None = None  # that was chosen last
-    prediction: Prediction | None = None  # of its cached blocks there; None: only guessed, or not looked for
-    predicted_at: Moment | None = None  # in the replica's stream
+    member: Member | None = None  # the last choice
+    prediction: Prediction | None = None  # its cached blocks there; None: only guessed, or not looked for
+    predicted_at: Moment | None = None  # the moment in the replica's stream
     index_doubt: str | None = None  # why the index may have differed from the replica's cache
     reported_tokens: int | None = None
-    outlook: Outlook | None = None  # when it is to begin; None: it has no class
+    outlook: Outlook | None = None  # its expected beginning; None: it has no class
 
     def decide(
         self,

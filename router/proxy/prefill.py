@@ -44,7 +44,7 @@ from router.tenants.admission import Admitted
 MOST_BODY_BYTES = 2 * 1024 * 1024  # half a million tokens; it is parsed once more, within milliseconds
 MOST_NESTED = 16 * 1024  # lists and objects
 HELD_S = 20.0  # how long parameters are used: vLLM's lease less the time to reach the reader; ours may be evicted
-MOST_ANSWER_BYTES = 8 * 1024 * 1024  # of a prefill replica: it names every block, of each KV-cache group
+MOST_ANSWER_BYTES = 8 * 1024 * 1024  # the limit for a prefill replica, which names every block of each KV-cache group
 
 # Parsers take the last of two fields, so these stand for the client's own.
 _ONE_TOKEN = {
@@ -83,9 +83,9 @@ class _Answer(Struct):
 class Handed(Struct, frozen=True):
     """KV that a prefill replica holds: of vLLM, for one reader."""
 
-    params: bytes  # as vLLM wrote them; empty: a replica of ours
+    params: bytes  # vLLM's own words; empty: a replica of ours
     until_s: float  # may they be sent to the reader
-    cached_tokens: int | None = None  # that it had found in its own cache
+    cached_tokens: int | None = None  # the tokens that it had found in its own cache
 
 
 _decode_asked = msgspec.json.Decoder(_Asked).decode
@@ -161,8 +161,8 @@ class Beginning:
 
 log = logging.getLogger(__name__)
 
-MOST_PREFILLS = 2  # of one request: a second one if the replica that was to generate is lost, as its KV is still cached
-PAUSE_S = 30.0  # for a replica that hands nothing over, or whose KV could not be read
+MOST_PREFILLS = 2  # a request has a second one if the replica that was to generate is lost, as its KV is still cached
+PAUSE_S = 30.0  # a replica rests so long if it hands nothing over, or its KV could not be read
 PATIENCE, LEAST_PATIENCE_S = 4.0, 5.0  # beyond the estimated time, computing it again is better than waiting
 NATIVE_TYPE = b"content-type: %b\r\n" % REQUEST_TYPE.encode()
 
@@ -223,13 +223,13 @@ class Prefill:
     trace: Any
     split: Split | None = None  # the last choice
     outcome: PrefillOutcome | None = None  # None: none was sent, or it is under way
-    hit: PredictedHit = field(default_factory=PredictedHit)  # at the prefill replica
+    hit: PredictedHit = field(default_factory=PredictedHit)  # the hit at the prefill replica
     duration_s: float = 0.0
     _prompt: Prompt | None = None
     _attempt: Attempt | None = None
     _answer: bytearray = field(default_factory=bytearray)
-    _handed: Handed | None = None  # to be sent
-    _sent: Handed | None = None  # with the last attempt to generate
+    _handed: Handed | None = None  # waits to be sent
+    _sent: Handed | None = None  # went with the last attempt to generate
     _prefills: int = 0
     _is_given_up: bool = False
 

@@ -42,7 +42,7 @@ from router.proxy.withheld import FORM, check_form, peek_withheld, withhold
 
 # Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
 LONGEST_TOKENS = 2**24
-MOST_NAMES = 10  # of models, in an error
+MOST_NAMES = 10  # the names that an error lists
 
 
 def serve(request: Request, exchange: Exchange) -> None:
@@ -144,7 +144,7 @@ def peek_into(api: GenerationApi, body: bytes, peek: Peek | None = None) -> Peek
     if peek.prompt is not None or not api.is_chat:
         forget_others(peek, api)
     if api.inner is not None and (conversation := peek_of(api.name, body, peek.model)) is not None:
-        peek.messages = conversation.messages  # with what stands beside them there
+        peek.messages = conversation.messages  # and the fields that stand beside them there
     return peek
 
 
@@ -170,7 +170,7 @@ async def _read_generation_apart(request: Request, api: GenerationApi) -> None:
     def want(found: Found) -> Make:
         nonlocal salt
         peek = Peek(**found.fields)
-        # Of a prompt that is made again, the body has its salt already.
+        # The body has its salt already if its prompt is made again.
         salt = before.salt if isinstance(before, Prompt) else request.admitted.cache_salt(peek.cache_salt)
         return make_for(request.reads(peek), api.name, salt)
 
@@ -278,7 +278,7 @@ async def _find_holder(request: Request) -> None:
     """Find the replica that holds the response which the request is about, or continues."""
     wanted: str | None
     if request.type.of_response:
-        response_id = request.exchange.scope["path"].split("/")[3]  # of /v1/responses/ID, and perhaps /cancel
+        response_id = request.exchange.scope["path"].split("/")[3]  # /v1/responses/ID, and perhaps /cancel
         wanted, made = response_id, {response_id: _checked(request, response_id)}
     else:
         named = await _named(request, request.body)

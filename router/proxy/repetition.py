@@ -23,7 +23,7 @@ MOST_TEXT = 2**20  # characters that are kept to be compared
 MOST_EVENTS = 2**14  # other than texts
 COMPACT = 256  # pieces of a text
 DIFFERS = "another replica answered it in other words"
-TEXTS = ("text", "thinking", "partial_json")  # of the Messages API; signatures are random
+TEXTS = ("text", "thinking", "partial_json")  # fields of the Messages API; signatures are random
 CLIENTS_ERRORS = frozenset({"invalid_request_error", "not_found_error", "request_too_large", "permission_error"})
 _NUMBER = re.compile(rb'"sequence_number":\d+')
 Key: TypeAlias = tuple[str, int, int, int, int, str]
@@ -109,21 +109,21 @@ _decode = msgspec.json.Decoder(_Event).decode
 class Repetition:
     """For each replica: `begin`, then `read` its stream."""
 
-    new_tokens = 0  # of the present replica: their ids are not told
+    new_tokens = 0  # the present replica does not tell their ids
 
     def __init__(self, api: str, ends: Collection[int]) -> None:
         """`ends`: tokens that end an answer of the Responses API; empty: unknown."""
         self.why_not: str | None = None  # no replica can repeat it
-        self.response_id = ""  # as the client knows it
+        self.response_id = ""  # the id that the client knows
         self._numbered = api == "responses"
         self._ends = ends
         self._shown: dict[Key, list[str]] = {}  # texts, in pieces; other events have none
-        self._count = self._chars = 0  # of events, and in texts
+        self._count = self._chars = 0  # events, and characters of texts
         self._names: dict[int, list[str]] = {}  # ids by output, -1: of the response
-        # Of the present replica:
+        # These are about the present replica:
         self._reader = EventReader()
         self._renamed: list[tuple[bytes, bytes]] = []
-        self._before: dict[Key, str] = {}  # what the client had when it began
+        self._before: dict[Key, str] = {}  # the client's texts when it began
         self._heard: dict[Key, int] = {}  # characters of those
         self._missing = 0  # characters that it has yet to say again
         self._done = False

@@ -53,11 +53,11 @@ from router.tenants.limits import NOTHING, Use
 
 log = logging.getLogger(__name__)
 
-MOST_TENANT_BYTES = 100  # of the name that a gateway gives
+MOST_TENANT_BYTES = 100  # the limit for a name that a gateway gives
 UNREAD = Unread()
 COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about tokens, too
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_UNSET: Any = None  # so far
+_UNSET: Any = None  # stands for a part that `reading` sets
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 
 
@@ -70,30 +70,30 @@ class Request:
     type: RequestType
     transport: Transport = DIRECT
     flow: Flow = _UNSET
-    # What `reading` finds in the body:
+    # `reading` finds these in the body:
     came_s: float = 0.0  # all of it
     body: bytes = b""
-    type_line: bytes = b""  # of an opaque body
-    model_name: str | None = None  # that its replica has to serve; None: any replica will do
+    type_line: bytes = b""  # an opaque body's own
+    model_name: str | None = None  # the model that its replica has to serve; None: any replica will do
     model: ServedModel | None = None
-    peek: Peek = _UNSET  # if its prompt is read
+    peek: Peek = _UNSET  # set if its prompt is read
     prompt: AnyPrompt = UNREAD  # a `Prompt` as soon as it is read
     streams: bool = False
     session: str | None = None
-    priority: int | None = None  # that its client asked for, where the router is to obey it
+    priority: int | None = None  # the client's wish, where the router is to obey it
     holder: str | None = None  # the replica that has the response which it is about, or continues
     redraft: "Callable[[Request, GenerationApi], None] | None" = None  # makes the prompt of a generation again
-    # On its way:
+    # These change on its way:
     attempts: list[Attempt] = field(default_factory=list)
     answer: Answer = _UNSET
     hit: PredictedHit = field(default_factory=PredictedHit)
     prefill: Prefill | None = None  # None: its prompt is computed where its answer is generated
     ended_s: float = 0.0
-    notes: Notes | None = None  # for the request log
+    notes: Notes | None = None  # kept for the request log
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     why: str = ""  # it ended without an answer
-    output_tokens: int | None = None  # when it was last asked what it has used
-    _tokens_of_model: Tokens | None = None  # that made its prompt
+    output_tokens: int | None = None  # counted by the last call of `used`
+    _tokens_of_model: Tokens | None = None  # the tokenizer that made its prompt
     _repeatable: bool | None = None  # None: not asked yet
     _client_is_full: bool = False
 
@@ -188,7 +188,7 @@ class Request:
                 self._repeatable = True
             elif kind.api:
                 self._repeatable = is_repeatable(kind.api, self.body)
-            else:  # only the holder of a response knows it
+            else:  # a response is known only to its holder
                 is_safe = self.exchange.scope["method"] in SAFE
                 self._repeatable = (kind.only_computes or is_safe) and not kind.of_response
         return self._repeatable
@@ -232,7 +232,7 @@ class Request:
             return self._choose_unread()
         if api is None:
             model = self.model = router.members.model(model.name)
-            is_looked_up = self.type.api != "batch"  # which has several prompts
+            is_looked_up = self.type.api != "batch"  # a batch has several prompts
         else:
             is_looked_up = not self.peek.skips_cache(api.is_chat)
         holder = None if self.holder is None else self._living_holder()
@@ -314,7 +314,7 @@ class Request:
             if self.prefill is not None:
                 body = self._with_kv(self.prefill, member, decision, body)
             if self.type.api == RESPONSES.name and member.profile.names_responses:
-                # What is repeated is kept under the id that the client has.
+                # The replica keeps a repeated response under the id that the client has.
                 again = reader.response_id if isinstance(reader, Repetition) else ""
                 body = with_id(body, again or self._new_id(member))
                 if answer.asks_tokens(member):
@@ -485,7 +485,7 @@ class Request:
     def _used_unframed(self, hit: PredictedHit) -> Use:
         """The tokens of an opaque request, as its engine reports them."""
         prompt, report = self.prompt, self.answer.report
-        if self.type.of_response:  # what was generated in the background; its prompt was charged when it came
+        if self.type.of_response:  # only a background answer is charged here; its prompt was when it came
             return NOTHING if report is None or not self.answer.is_background else prompt_use(0, 0, report.tokens)
         if not isinstance(prompt, Prompt):  # embeddings and scores have a prompt, too
             decision = self.flow.decision

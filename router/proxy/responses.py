@@ -95,8 +95,8 @@ def _proof(said: str, salt: str | None) -> str:
 
 MOST_ASKED = 64  # replicas at a time, for all requests together
 MOST_FETCHED = 8  # conversations at a time, each of at most 4 MiB
-MOST_NAMES = 5  # of replicas, in an error
-ASK_S = 5.0  # for an answer of a replica that may have much to do
+MOST_NAMES = 5  # the replicas that an error lists
+ASK_S = 5.0  # a replica may have much to do
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class KeptResponses:
         self._members = members
         self._asking = asyncio.Semaphore(MOST_ASKED)
         self._fetching = asyncio.Semaphore(MOST_FETCHED)
-        self._joining = asyncio.Lock()  # in one turn of the loop not more than one body grows
+        self._joining = asyncio.Lock()  # one body grows in one turn of the loop
 
     async def holder(self, response_id: str, made: Made | None) -> str | None:
         """The name of the replica that has this response; None: none has it, or there is only one.

@@ -41,7 +41,7 @@ WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),  # not 0, which asks for a token's own
+    "logprobs": (False,),  # 0 is not the default: it asks for a token's own
     "prompt_logprobs": (),
     "stop": ([],),
     "stop_regex": ([],),
@@ -53,7 +53,7 @@ WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "tools": ([],),
     "response_format": ({"type": "text"},),
-    # What plugins of the engine, its sessions and its watermarks look at is not known here.
+    # Plugins of the engine, its sessions and its watermarks may look at more than is known here.
     **{name: ({},) for engine in PROFILES.values() for name in engine.plugin_fields},
     "custom_params": ({},),
     "custom_logit_processor": (),
@@ -67,7 +67,7 @@ WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
 }
 _STRUCTURED = "structured_outputs guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf"
 WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED.split(), ())
-# What an answer tells beside its text.
+# Fields that have an answer tell more than its text.
 _TOLD = """return_hidden_states return_routed_experts return_cached_tokens_details return_spec_tokens_details
     return_meta_info return_prompt_token_ids return_input_ids_in_sglext return_output_ids_in_sglext return_prompt_text
     return_sampling_mask return_flat_raw_output_top_logprobs return_token_offsets return_weight_versions
@@ -92,7 +92,7 @@ def not_resumable(body: bytes) -> str | None:
 class Asked(Struct):
     """Other fields of a request that decide whether, and how, its answer can be continued."""
 
-    max_tokens: int | UnsetType | None = UNSET  # in a completion null is another default
+    max_tokens: int | UnsetType | None = UNSET  # null is another default in a completion
     max_completion_tokens: int | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
@@ -250,7 +250,7 @@ class Continuation:
         self._begun_by_ours = False
         self._finished = False
         self._usage_shown = False
-        # Of the present replica:
+        # These are about the present replica:
         self._reader = EventReader()
         self._retells = False
         self._says_ids = True
@@ -383,7 +383,7 @@ class Continuation:
         for choice in fields.get("choices", ()):
             told = {name: value for name, value in choice.items() if name not in left_out}
             choice.clear()
-            for name, value in told.items():  # in their order
+            for name, value in told.items():  # the order stays
                 is_text = name == "text" and self._chat
                 choice["delta" if is_text else name] = ({"content": value} if value else {}) if is_text else value
         if usage := fields.get("usage"):
@@ -419,7 +419,7 @@ class Continuation:
                 self.broken = "it broke its stream off with an error"
             return None
         if any(choice.finish_reason == "abort" for choice in chunk.choices):
-            self.broken = ABORTED  # what else the event says is generated again
+            self.broken = ABORTED  # another replica generates the rest of the event again
             return None
         return chunk
 

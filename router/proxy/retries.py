@@ -29,7 +29,7 @@ class Row(NamedTuple):
     repeatable: Next  # nothing was sent to the client
     effects: Next  # nothing was sent, and what a second request does is not known
     sent: Next  # bytes were sent to the client
-    lesson: Lesson  # of the replica's health
+    lesson: Lesson  # what the replica's health learns
     retries: Limit
 
 
@@ -92,8 +92,8 @@ def refusal_code(body: bytes) -> str | int | None:
         return None
 
 
-SHARE = 0.2  # of the requests that come
-PER_S = 10.0  # and so many in any case
+SHARE = 0.2  # the share of requests that may be sent again
+PER_S = 10.0  # at least as many may be
 MOST = 100.0
 
 
@@ -102,7 +102,7 @@ class RetryBudget(Struct):
 
     left: float = MOST
     filled_s: float = 0.0
-    requests: int = 0  # that have come since; callers add to it
+    requests: int = 0  # counts those that came since; callers add to it
 
     def take(self, now_s: float) -> bool:
         """Take a retry; return False if none is left."""

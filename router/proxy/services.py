@@ -94,13 +94,13 @@ class Services(Protocol):
     admission: Admission
     priorities: Priorities | None  # None: only keys have classes
     model_rewrites: Rules
-    rewriting: asyncio.Lock  # of large bodies
+    rewriting: asyncio.Lock  # one large body at a time
     retry_budget: RetryBudget
     waiting: Waiting[Waiter]
     reading: Reading
     responses: KeptResponses
-    tracing: Any  # whose package is an extra; None: nothing is traced
-    held: Budget  # of buffered answers
+    tracing: Any  # a `Tracing`, whose package is an extra; None: nothing is traced
+    held: Budget  # the budget for buffered answers
     order: "count[int]"  # numbers every change of the figures that choices depend on
     loop: asyncio.AbstractEventLoop
     now_s: Callable[[], float]

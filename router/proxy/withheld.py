@@ -15,12 +15,12 @@ from api.errors import invalid, quoted
 from engines import PROFILES
 from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadable
 
-# From where an engine reads KV; with `pass_kv_transfer_params` clients may say so.
+# An engine reads KV from where these say; with `pass_kv_transfer_params` clients may set them.
 TRANSFER = tuple(name for engine in PROFILES.values() for name in engine.transfer_fields)
 PLACING = tuple(name for engine in PROFILES.values() for name in engine.placing_fields)
 NESTING = tuple(name for engine in PROFILES.values() for name in engine.nesting_fields)
-WITHHELD = (*PLACING, *TRANSFER)  # usually
-PRIORITY = "priority"  # with classes the router reads it
+WITHHELD = (*PLACING, *TRANSFER)  # the usual ones
+PRIORITY = "priority"  # the router reads it where there are classes
 
 _NOTHING = Raw(b"")
 _RESERVED = (*TRANSFER, *PLACING, *NESTING)
@@ -88,7 +88,7 @@ def _within(name: str, value: Raw, names: Collection[str]) -> Raw:
 
 
 FORM = b"multipart/form-data"
-MOST_PARTS = 2000  # as many as Starlette takes: 1,000 fields and 1,000 files
+MOST_PARTS = 2000  # Starlette's limits: 1,000 fields and 1,000 files
 MOST_BEFORE = 64  # line ends before the first part
 # The charset would be that of names, too; a second boundary would make another form of it.
 _TYPE = re.compile(
