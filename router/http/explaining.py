@@ -22,9 +22,9 @@ from router.prompts.reading.client import Reading, is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
 from router.proxy.headers import session_of
+from router.proxy.predicted_hit import Exactness, PredictedHit
 from router.proxy.prefill import split_of, why_not_from
 from router.proxy.reading import make_for, peek_into, prompt_from, rewritten_apart
-from router.proxy.request_summary import Exactness, exactness
 from router.proxy.services import Services
 from router.responses import Explanation, PrefillChoice
 from router.tenants.admission import Admitted
@@ -68,7 +68,7 @@ async def explained(
     if chosen is not None:
         model.tokens.is_verified_at(prompt, chosen.server.process)  # which notes in the prompt if it is not
         predicted = predict(prompt, decision, chosen.block_size, matches)
-        exact = exactness(prompt, predicted, services.doubt(chosen))
+        exact = PredictedHit(prompt, decision, prediction=predicted, index_doubt=services.doubt(chosen)).exactness
     verdicts = [
         _told(verdict, _sure(matches, candidate.slot) * tokens)
         async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))

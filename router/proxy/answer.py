@@ -275,7 +275,7 @@ class Answer:
                 if kind.generation is None:
                     self.hit.reported_tokens = report.cached
                 elif self.hit.reported_tokens is None and not self.flow.resumes and self.prompt is not None:
-                    self.hit.told(self.router, self.model, self.prompt, attempt.member, report)
+                    self._told(attempt.member, self.prompt, report)
         reader, events = self.reader, self.events
         if reader is not None:
             body, lost = reader.read(body, complete)
@@ -310,6 +310,17 @@ class Answer:
                     attempt.sending.pass_on = self._pass_on  # it takes the next parts
         else:
             exchange.flush()
+
+    def _told(self, member: Member, prompt: Prompt, report: Report) -> None:
+        """Note the engine's report of its cached tokens."""
+        self.hit.reported_tokens = report.cached
+        verification, model = self.router.verification, self.model
+        # Comparing the prompt's length costs nothing, and covers every field of the request.
+        if prompt.shape is None or not prompt.exact or len(prompt.packed) > 1 or model is None or verification is None:
+            return
+        if report.prompt is not None and report.prompt != prompt.tokens:
+            verification.other_length(member, model.tokens, prompt, report.prompt)
+            self.hit.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
     def _pass_on(self, body: bytes) -> bool:
         """Do as `take`, for whole events in the middle of a stream of which nothing more is to be read."""

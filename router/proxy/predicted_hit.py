@@ -1,84 +1,48 @@
-"""The hit that is expected at the replica chosen for a prompt, and the one that its engine reports."""
+"""The hit that is expected at the replica chosen for a prompt, and the one that its engine reports; of both halves."""
 
-from time import perf_counter
+from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from engines.prompts.dates import SHOWS_DATE
 from router.members.feed import Moment
-from router.members.members import Member, ServedModel
+from router.members.members import Member
 from router.placement.classes import Outlook
-from router.placement.cost import Tenant
-from router.placement.decision import Decision, Prediction, predict
-from router.prompts.prompt import Peek, Prompt
-from router.prompts.shapes import NOT_THERE
-from router.proxy.attempt import Report
-from router.proxy.request_summary import GenerationSummary, exactness
-from router.proxy.services import Services
+from router.placement.decision import Decision, Prediction
+from router.placement.elsewhere import Split
+from router.placement.index import APPROXIMATE
+from router.prompts.prompt import Prompt
+
+
+class Exactness(Struct, frozen=True, gc=False):
+    """The parts of a prediction that are exact, each said by itself."""
+
+    tokens: bool = False  # the prompt's
+    index: bool = False  # what is known of the chosen replica's cache
+    prediction: bool = False  # the tokens cached there: both are, and by confirmed events alone
+    why_not: str | None = None
+
+
+ALL_EXACT = Exactness(True, True, True)
+UNSURE = "it rests on prompts just sent there that no event has confirmed"
+LOWER = "it counts on lower media, from which the replica may load less"
+PULLED = "the replica may read more from a neighbour, if that comes in time"
+SEVERAL = "it asks for several choices: later ones find the first one's blocks, and the replica tells the hit of one"
+UNPREDICTED = (
+    "no hit is predicted: engines compute a prompt to score it, its form is not verified there, or its KV was fetched "
+    "from another replica"
+)
+_UNSET: Any = None  # until a replica was looked for
 
 
 class PredictedHit(Struct, eq=False):
+    prompt: Prompt = _UNSET
+    decision: Decision = _UNSET  # the last one
     member: Member | None = None  # the last choice
     prediction: Prediction | None = None  # its cached blocks there; None: only guessed, or not looked for
     predicted_at: Moment | None = None  # the moment in the replica's stream
     index_doubt: str | None = None  # why the index may have differed from the replica's cache
     reported_tokens: int | None = None
     outlook: Outlook | None = None  # its expected beginning; None: it has no class
-
-    def decide(
-        self,
-        router: Services,
-        model: ServedModel,
-        prompt: Prompt,
-        session: str | None,
-        tried: frozenset[str],
-        came_s: float,
-        *,
-        is_looked_up: bool,
-        only: Member | None = None,
-        source: Member | None = None,
-        tenant: Tenant | None = None,
-    ) -> Decision:
-        """Choose a replica, and predict the hit there; `is_looked_up`: its engine will look for one.
-
-        `source`: the replica that holds the prompt's KV for another one.
-        """
-        started = perf_counter()
-        away = tried if source is None else tried | source.server.names
-        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
-        if decision.chosen is None and source is not None:  # it may generate the answer itself
-            decision, matches = router.decide(model, prompt, session, tried, came_s, only=only, tenant=tenant)
-        router.history.counts.decision_s.observe(perf_counter() - started)
-        if decision.chosen is not None:
-            member = self.member = router.members.by_name[decision.chosen.name]
-            self.prediction = self.predicted_at = None
-            if is_looked_up and prompt.exact and not decision.question.is_fetched:  # else it is reported elsewhere
-                self.prediction = predict(prompt, decision, member.block_size, matches)
-                self.predicted_at = None if self.prediction is None else router.feeds.moment(member.name)
-            self.index_doubt = router.doubt(member)
-        return decision
-
-    def verify(self, router: Services, model: ServedModel | None, prompt: Prompt, api: str, body: bytes) -> None:
-        """Have the request's shape verified at a foreign replica where it is not; nothing is predicted until then."""
-        member = self.member
-        assert model is not None and member is not None, "the prompt is of this model, and on its way"
-        if model.tokens.is_verified_at(prompt, member.server.process):
-            return
-        if prompt.doubt in (NOT_THERE, SHOWS_DATE):
-            self.prediction = None
-        if router.verification is not None:
-            router.verification.sent(member, model, prompt, api, body)
-
-    def told(self, router: Services, model: ServedModel | None, prompt: Prompt, member: Member, report: Report) -> None:
-        """Note the engine's report of its cached tokens."""
-        self.reported_tokens = report.cached
-        verification = router.verification
-        # Comparing the prompt's length costs nothing, and covers every field of the request.
-        if prompt.shape is None or not prompt.exact or len(prompt.packed) > 1 or model is None or verification is None:
-            return
-        if report.prompt is not None and report.prompt != prompt.tokens:
-            verification.other_length(member, model.tokens, prompt, report.prompt)
-            self.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
     @property
     def cached_tokens(self) -> int:
@@ -87,14 +51,52 @@ class PredictedHit(Struct, eq=False):
             return self.reported_tokens
         return 0 if self.prediction is None else self.prediction.blocks * self.prediction.block_size
 
-    def summary(self, peek: Peek, prompt: Prompt, decision: Decision) -> GenerationSummary:
-        return GenerationSummary(
-            peek,
-            prompt,
-            decision,
-            self.member,
-            self.prediction,
-            self.reported_tokens,
-            exactness(prompt, self.prediction, self.index_doubt),
-            self.predicted_at,
-        )
+    @property
+    def block_size(self) -> int:
+        """The block size of the prompt's keys."""
+        return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
+
+    @property
+    def is_comparable(self) -> bool:
+        """True if the report is about the prompt of the prediction, and that alone."""
+        return self.prediction is not None and self.reported_tokens is not None and self.prompt.choices == 1
+
+    @property
+    def exactness(self) -> Exactness:
+        """Tell what is exact of the prediction."""
+        prompt, prediction = self.prompt, self.prediction
+        tokens = prompt.exact and prompt.doubt is None
+        known = tokens and self.index_doubt is None
+        if known and prediction is not None and prediction.sure and prompt.choices == 1:
+            return ALL_EXACT
+        if known:
+            why: str | None = UNPREDICTED
+            if prompt.choices > 1:
+                why = SEVERAL
+            elif prediction is not None and prediction.pulls:
+                why = PULLED
+            elif prediction is not None:
+                why = LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
+        else:
+            why = self.index_doubt if tokens else prompt.why_not or prompt.doubt
+        return Exactness(tokens, self.index_doubt is None, False, why)
+
+
+# How the half at the other replica ended: its KV was handed over; the replica refused, was lost or took too long; its
+# answer had no parameters; its KV could not be read; the client left.
+PrefillOutcome: TypeAlias = Literal["handed", "refused", "lost", "late", "nothing", "unread", "left"]
+
+
+class PrefillHalf(Struct, eq=False):
+    """The choice where a prompt is computed, and what became of it at another replica."""
+
+    split: Split | None = None  # the last choice
+    outcome: PrefillOutcome | None = None  # None: none was sent, or it is under way
+    duration_s: float = 0.0
+    at_replica: PredictedHit = field(default_factory=PredictedHit)
+
+    @property
+    def hit(self) -> PredictedHit | None:
+        """The hit there, if the last choice was another replica."""
+        is_sent = self.at_replica.member is not None and self.split is not None and self.split.prefill is not None
+        return self.at_replica if is_sent else None

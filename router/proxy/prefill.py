@@ -23,8 +23,8 @@ from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.headers import JSON_LINE, TO_READ, TRACED, request_to
-from router.proxy.predicted_hit import PredictedHit
-from router.proxy.request_summary import Notes, PrefillOutcome, PrefillSummary
+from router.proxy.predicted_hit import PrefillHalf, PrefillOutcome
+from router.proxy.request_summary import Notes
 from router.proxy.retries import loss, refusal
 from router.proxy.services import Services
 from router.tenants.admission import Admitted
@@ -221,11 +221,7 @@ class Prefill:
     came_s: float
     notes: Notes | None
     trace: Any
-    split: Split | None = None  # the last choice
-    outcome: PrefillOutcome | None = None  # None: none was sent, or it is under way
-    hit: PredictedHit = field(default_factory=PredictedHit)  # the hit at the prefill replica
-    duration_s: float = 0.0
-    _prompt: Prompt | None = None
+    half: PrefillHalf = field(default_factory=PrefillHalf)  # what is remembered of it
     _attempt: Attempt | None = None
     _answer: bytearray = field(default_factory=bytearray)
     _handed: Handed | None = None  # waits to be sent
@@ -244,20 +240,21 @@ class Prefill:
         assert decode.chosen is not None, "its caller has looked"
         needs_tokens = self.router.members.by_name[decode.chosen.name].profile.takes_envelope
         if (why_not := why_whole(self.api, prompt, body, needs_tokens=needs_tokens)) is not None:
-            self.split = Split(False, why_not)
+            self.half.split = Split(False, why_not)
             return None
         found, matches = split_of(self.router, model, prompt, decode, self.session, self.came_s)
-        self.split = found
+        self.half.split = found
         if not found.elsewhere or found.prefill is None or found.prefill.chosen is None:
             return None
         member = self.router.members.by_name[found.prefill.chosen.name]
         if self.notes is not None:
             self.notes.decided(next(self.router.order), found.prefill, model.members, self.router.feeds)
-        router, hit = self.router, self.hit
-        hit.member, hit.reported_tokens, hit.index_doubt = member, None, router.doubt(member)
+        router, hit = self.router, self.half.at_replica
+        hit.prompt, hit.decision, hit.member, hit.reported_tokens = prompt, found.prefill, member, None
+        hit.index_doubt = router.doubt(member)
         hit.prediction = predict(prompt, found.prefill, member.block_size, matches)
         hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
-        self._prompt, decision, profile = prompt, found.prefill, member.profile
+        decision, profile = found.prefill, member.profile
         assert profile.hand_over is not None, "its engine was asked"
         enveloped, speed = profile.takes_envelope, member.candidate.prefill_tokens_per_s  # before it is sent
         attempt = self._attempt = router.sent(self, member, decision, prompt, True, envelope=enveloped)
@@ -265,7 +262,7 @@ class Prefill:
         if speed:  # else the estimate is a guess
             attempt.within_s = max(LEAST_PATIENCE_S, PATIENCE * decision.ttft_s)
         self._prefills += 1
-        self.outcome = None
+        self.half.outcome = None
         self._answer.clear()
         passed, types, before = TO_READ, JSON_LINE, b""
         if enveloped:  # it may read a part of the prompt from neighbours, too
@@ -301,7 +298,7 @@ class Prefill:
             self._pause(attempt.member, f"hands nothing over: {profile.hand_over_advice}")
             self._end(attempt, "nothing")
         else:
-            self.hit.reported_tokens = self._handed.cached_tokens
+            self.half.at_replica.reported_tokens = self._handed.cached_tokens
             self._end(attempt, "handed")
 
     def holds(self, pending_bytes: int) -> bool:
@@ -326,12 +323,12 @@ class Prefill:
         """End the attempt, and go on with the request."""
         self._attempt, self._answer = None, bytearray()
         self.router.attempt_over(attempt)
-        self.duration_s = attempt.ended_s - attempt.placed.sent_s
+        self.half.duration_s = attempt.ended_s - attempt.placed.sent_s
         self._is_given_up = outcome != "handed"
-        self.outcome = outcome
+        self.half.outcome = outcome
         attempt.member.prefills[outcome] += 1
         if outcome == "handed":
-            attempt.member.prefill_s.observe(self.duration_s)
+            attempt.member.prefill_s.observe(self.half.duration_s)
         if self.go_on is not None:
             self.go_on()
 
@@ -346,13 +343,13 @@ class Prefill:
     @property
     def source(self) -> Member | None:
         """The replica that holds the prompt's KV for one that generates; None: nothing is held."""
-        if self._handed is None or self.hit.member is None:
+        if self._handed is None or self.half.at_replica.member is None:
             return None
-        is_gone = self.hit.member.profile.shares_cache and not self.hit.member.candidate.kv_read
+        is_gone = self.half.at_replica.member.profile.shares_cache and not self.half.at_replica.member.candidate.kv_read
         if is_gone or self.router.now_s() >= self._handed.until_s:  # it waited too long for room
             self._handed, self._is_given_up = None, True
             return None
-        return self.hit.member
+        return self.half.at_replica.member
 
     def hand_over(self, body: bytes) -> bytes:
         """The body for the replica that generates; what it names is read once, so it is not sent again."""
@@ -379,9 +376,9 @@ class Prefill:
     def unread(self) -> None:
         """Note that the replica that generates could not read the KV; the prompt is computed there."""
         self._handed, self._is_given_up = None, True
-        if (member := self.hit.member) is not None:
+        if (member := self.half.at_replica.member) is not None:
             member.prefills["unread"] += 1
-            self.outcome = "unread"
+            self.half.outcome = "unread"
             self._pause(member, "handed KV over that could not be read")
 
     # ---- the end
@@ -392,12 +389,3 @@ class Prefill:
         if (attempt := self._attempt) is not None:
             attempt.cancel()
             self._end(attempt, "left")
-
-    def summary(self) -> PrefillSummary | None:
-        """The summary; None if nothing was weighed."""
-        if self.split is None:
-            return None
-        generation = None
-        if self._prompt is not None and self.split.prefill is not None:
-            generation = self.hit.summary(self.peek, self._prompt, self.split.prefill)
-        return PrefillSummary(self.split, self.outcome, self.duration_s, generation)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,15 +18,17 @@ from msgspec.structs import replace
 from api.errors import ApiError, class_refused, too_long
 from api.generation_apis import RESPONSES, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
+from engines.prompts.dates import SHOWS_DATE
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel
 from router.placement.classes import chosen
 from router.placement.cost import Prompt as AnyPrompt
 from router.placement.cost import Tenant, Unread, obstacles
-from router.placement.decision import Decision
+from router.placement.decision import Decision, predict
 from router.placement.elsewhere import fetches
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
+from router.prompts.shapes import NOT_THERE
 from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer
 from router.proxy.attempt import Attempt, prompt_use, used_by
@@ -236,18 +239,24 @@ class Request:
         else:
             is_looked_up = not self.peek.skips_cache(api.is_chat)
         holder = None if self.holder is None else self._living_holder()
-        decision = self.hit.decide(
-            router,
-            model,
-            prompt,
-            self.session,
-            self.flow.tried,
-            self.came_s,
-            is_looked_up=is_looked_up,
-            only=holder if holder is not None and holder in model.members else None,
-            source=None if self.prefill is None else self.prefill.source,
-            tenant=self._tenant() if self.admitted.key is not None or router.priorities is not None else None,
-        )
+        only = holder if holder is not None and holder in model.members else None
+        source = None if self.prefill is None else self.prefill.source
+        tenant = self._tenant() if self.admitted.key is not None or router.priorities is not None else None
+        started, session, tried, came_s = perf_counter(), self.session, self.flow.tried, self.came_s
+        away = tried if source is None else tried | source.server.names
+        decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
+        if decision.chosen is None and source is not None:  # it may generate the answer itself
+            decision, matches = router.decide(model, prompt, session, tried, came_s, only=only, tenant=tenant)
+        router.history.counts.decision_s.observe(perf_counter() - started)
+        hit = self.hit
+        hit.prompt, hit.decision = prompt, decision
+        if decision.chosen is not None:
+            member = hit.member = router.members.by_name[decision.chosen.name]
+            hit.prediction = hit.predicted_at = None
+            if is_looked_up and prompt.exact and not decision.question.is_fetched:  # else it is reported elsewhere
+                hit.prediction = predict(prompt, decision, member.block_size, matches)
+                hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
+            hit.index_doubt = router.doubt(member)
         if (notes := self.notes) is not None:
             if api is None and router.config.log_prompts:
                 notes.body = self.body
@@ -349,7 +358,12 @@ class Request:
             exchange, self.admitted, decision, attempt, passed, types, body, path, envelope, resend=resend
         )
         if isinstance(self.prompt, Prompt) and self.prompt.shape is not None and not member.profile.takes_envelope:
-            self.hit.verify(self.router, model, self.prompt, self.type.api, self.body)
+            assert model is not None, "the prompt is of this model"
+            if not model.tokens.is_verified_at(self.prompt, member.server.process):
+                if self.prompt.doubt in (NOT_THERE, SHOWS_DATE):
+                    self.hit.prediction = None  # until its shape is verified there
+                if (verification := self.router.verification) is not None:
+                    verification.sent(member, model, self.prompt, self.type.api, self.body)
         if self._client_is_full and attempt.sending is not None:
             attempt.sending.pause()
         if single and self.type.generation is not None:
@@ -462,7 +476,7 @@ class Request:
     def used(self) -> Use:
         """The tokens that it has used so far, as its key is charged."""
         prompt, attempts, prefill = self.prompt, self.attempts, self.prefill
-        hit = self.hit if prefill is None or prefill.outcome != "handed" else prefill.hit
+        hit = self.hit if prefill is None or prefill.half.outcome != "handed" else prefill.half.at_replica
         if self.type.generation is None:
             return NOTHING if self.exchange.status >= 400 else self._used_unframed(hit)
         generated, self.output_tokens, told = used_by(attempts)
@@ -519,10 +533,7 @@ class Request:
         return charge.lines(self.router.now_s(), self.used())
 
     def summary(self) -> RequestSummary:
-        flow, prompt, api, used = self.flow, self.prompt, self.type.generation, self.used()
-        generation = None
-        if isinstance(prompt, Prompt) and flow.decision is not None:
-            generation = self.hit.summary(self.peek, prompt, flow.decision)
+        flow, prefill, api, used = self.flow, self.prefill, self.type.generation, self.used()
         if api is None:
             self.output_tokens = None if self.answer.report is None else self.answer.report.generated
         is_conversation = bool(self.type.api)
@@ -539,8 +550,8 @@ class Request:
             chat=None if api is None else api.is_chat,
             model=self.model or self.router.members.models.get(self.model_name or ""),
             attempts=self.attempts if is_conversation else (),
-            generation=generation,
-            prefill=None if self.prefill is None else self.prefill.summary(),
+            generation=self.hit if isinstance(self.prompt, Prompt) and flow.decision is not None else None,
+            prefill=None if prefill is None or prefill.half.split is None else prefill.half,
             notes=self.notes,
             used=used,
             output_tokens=self.output_tokens if is_conversation else None,

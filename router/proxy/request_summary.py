@@ -5,20 +5,17 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from api.http.prometheus import Histogram
 from router.log_lines import Decided, Weighed
-from router.members.feed import Moment
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Tally
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision, Prediction
-from router.placement.elsewhere import Split
-from router.placement.index import APPROXIMATE
+from router.placement.decision import Decision
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
 from router.tenants.limits import NOTHING, Use
@@ -28,87 +25,10 @@ if TYPE_CHECKING:
     from router.members.feeds import Feeds
     from router.members.members import Member, ServedModel
     from router.placement.cost import Question
-    from router.placement.decision import Decision
-    from router.prompts.prompt import Peek, Prompt
     from router.proxy.attempt import Attempt
     from router.proxy.exchange import Exchange
+    from router.proxy.predicted_hit import PredictedHit, PrefillHalf
     from router.tenants.admission import Admitted
-
-
-class Exactness(Struct, frozen=True, gc=False):
-    """The parts of a prediction that are exact, each said by itself."""
-
-    tokens: bool = False  # of the prompt
-    index: bool = False  # of the chosen replica's cache
-    prediction: bool = False  # of the tokens cached there: both, and by confirmed events alone
-    why_not: str | None = None
-
-
-ALL_EXACT = Exactness(True, True, True)
-UNSURE = "it rests on prompts just sent there that no event has confirmed"
-LOWER = "it counts on lower media, from which the replica may load less"
-PULLED = "the replica may read more from a neighbour, if that comes in time"
-SEVERAL = "it asks for several choices: later ones find the first one's blocks, and the replica tells the hit of one"
-UNPREDICTED = (
-    "no hit is predicted: engines compute a prompt to score it, its form is not verified there, or its KV was fetched "
-    "from another replica"
-)
-
-
-def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str | None) -> Exactness:
-    """Tell what is exact of a prediction. `index_doubt`: why the chosen replica's cache is not known."""
-    tokens = prompt.exact and prompt.doubt is None
-    known = tokens and index_doubt is None
-    if known and prediction is not None and prediction.sure and prompt.choices == 1:
-        return ALL_EXACT
-    if known:
-        why: str | None = UNPREDICTED
-        if prompt.choices > 1:
-            why = SEVERAL
-        elif prediction is not None and prediction.pulls:
-            why = PULLED
-        elif prediction is not None:
-            why = LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
-    else:
-        why = index_doubt if tokens else prompt.why_not or prompt.doubt
-    return Exactness(tokens, index_doubt is None, False, why)
-
-
-class GenerationSummary(Struct, eq=False, gc=False):
-    """A generation request for which a replica was looked for."""
-
-    peek: "Peek"
-    prompt: "Prompt"
-    decision: Decision  # the last
-    member: "Member | None"  # that was chosen last
-    prediction: Prediction | None  # None: only guessed
-    reported_tokens: int | None  # cached, as the replica says
-    exactness: Exactness = Exactness()
-    predicted_at: Moment | None = None  # in the replica's stream
-
-    @property
-    def block_size(self) -> int:
-        """The block size of its prompt's keys."""
-        return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
-
-    @property
-    def is_comparable(self) -> bool:
-        """True if the report is about the prompt of the prediction, and that alone."""
-        return self.prediction is not None and self.reported_tokens is not None and self.prompt.choices == 1
-
-
-# How the first half at another replica ended: its KV was handed over; the replica refused, was lost or took too long;
-# its answer had no parameters; its KV could not be read; the client left.
-PrefillOutcome: TypeAlias = Literal["handed", "refused", "lost", "late", "nothing", "unread", "left"]
-
-
-class PrefillSummary(Struct, eq=False, gc=False):
-    """The choice where a prompt was computed, and the half at another replica if that was chosen."""
-
-    split: Split
-    outcome: PrefillOutcome | None  # None: nothing was sent elsewhere
-    duration_s: float
-    generation: GenerationSummary | None  # its hit at the prefill replica
 
 
 class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
@@ -123,9 +43,9 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     why: str = ""  # the reason if it was not answered completely
     chat: bool | None = None  # None: it is no generation request
     model: "ServedModel | None" = None
-    generation: GenerationSummary | None = None
+    generation: "PredictedHit | None" = None  # None: no replica was looked for by its prompt
     attempts: "Sequence[Attempt]" = ()
-    prefill: PrefillSummary | None = None
+    prefill: "PrefillHalf | None" = None  # None: no other place for its prompt was weighed
     notes: "Notes | None" = None  # for the request log
     used: Use = NOTHING  # tokens, as the key is charged
     output_tokens: int | None = None  # without those that nobody but their number of events tells of
@@ -157,7 +77,7 @@ class RequestCounts:
         self.classes = ClassTotals()
 
 
-def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary, keys: list[int]) -> None:
+def count_request(tally: Tally, summary: RequestSummary, generation: "PredictedHit", keys: list[int]) -> None:
     """Count a finished request, with these block keys, in the tally of its model at its replica."""
     member, prompt = generation.member, generation.prompt
     assert member is not None, "it is one of its tallies"
@@ -171,11 +91,11 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
     for portion in generation.decision.chosen_portions:
         tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
-    tally.billed += is_billed(generation.peek)
+    tally.billed += is_billed(generation.prompt.peek)
     if cached := summary.used.cached:
         tally.cached_tokens += cached
         tally.saved_s += _saved_s(summary, generation)
-    salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
+    salt = None if prompt.salt is None else (generation.prompt.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
     if predicted is not None and reported_tokens is not None and generation.is_comparable and not summary.resumes:
@@ -184,7 +104,7 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
         tally.compared_tokens += prompt.tokens
 
 
-def compare(predictions: Predictions, summary: RequestSummary, generation: GenerationSummary, keys: list[int]) -> None:
+def compare(predictions: Predictions, summary: RequestSummary, generation: "PredictedHit", keys: list[int]) -> None:
     """Compare the reported with the predicted cached blocks, if the report says as much."""
     member, predicted, reported_tokens = generation.member, generation.prediction, generation.reported_tokens
     since = generation.predicted_at
@@ -192,7 +112,7 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: Gener
         return
     assert predicted is not None and reported_tokens is not None, "they are compared"
     reported_blocks = reported_tokens // predicted.block_size
-    sure = generation.exactness.tokens
+    sure = generation.prompt.exact and generation.prompt.doubt is None
     predictions.compare(
         member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s, sure=sure
     )
@@ -217,7 +137,7 @@ def count_usage(counts: Counts, summary: RequestSummary) -> None:
         counts.saved_s += _saved_s(summary, summary.generation)
 
 
-def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
+def _saved_s(summary: RequestSummary, generation: "PredictedHit") -> float:
     """Seconds of prefill that the cache has saved, at the replica's speed; 0 while that is unknown."""
     speed = 0.0 if generation.member is None else generation.member.candidate.prefill_tokens_per_s
     return summary.used.cached / speed if speed else 0.0
@@ -226,9 +146,10 @@ def _saved_s(summary: RequestSummary, generation: GenerationSummary) -> float:
 # ---- the list of decisions
 
 
-def prefill_record(prefill: PrefillSummary) -> PrefillRecord:
-    found, half = prefill.split, prefill.generation
+def prefill_record(prefill: "PrefillHalf") -> PrefillRecord:
+    found, half = prefill.split, prefill.hit
     predicted = None if half is None else half.prediction
+    assert found is not None, "something was weighed"
     names = ("here_s", "here_harm_s", "there_s", "there_harm_s", "transfer_s")
     weighed: dict[str, Any] = {name: round(getattr(found, name), 6) for name in names}
     return PrefillRecord(
@@ -278,12 +199,12 @@ class PastDecision(Struct, frozen=True, gc=False):
         )
 
 
-def past_decision(summary: RequestSummary, generation: GenerationSummary) -> PastDecision:
+def past_decision(summary: RequestSummary, generation: "PredictedHit") -> PastDecision:
     decision, predicted, exact = generation.decision, generation.prediction, generation.exactness
     outcome = DecisionRecord(
         ts=time.time(),
         request_id=summary.admitted.request_id,
-        model=generation.peek.model,
+        model=generation.prompt.peek.model,
         chosen=None if generation.member is None else generation.member.name,
         prompt_tokens=generation.prompt.all_tokens,
         exact=exact.tokens,

@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from api.http.prometheus import Histogram
 from router.proxy.attempt import Attempt
-from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.request_summary import RequestSummary
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
 Known: TypeAlias = dict[str, str | int | float | bool | None]  # None: nothing is to be told
@@ -138,7 +139,7 @@ class GenaiMetrics:
         labels = Labels(operation(summary), self._model(summary), request_error(summary))
         generation, ttft_s, tokens = summary.generation, summary.ttft_s, summary.output_tokens
         self.request_s.observe(labels, summary.duration_s, now_ns)
-        if labels.error is None and ttft_s is not None and generation is not None and generation.peek.stream:
+        if labels.error is None and ttft_s is not None and generation is not None and generation.prompt.peek.stream:
             self.first_token_s.observe(labels, ttft_s, now_ns)
             if tokens is not None and tokens > 1 and generation.prompt.choices == 1:
                 self.token_s.observe(labels, (summary.duration_s - ttft_s) / (tokens - 1), now_ns)
@@ -200,15 +201,15 @@ def operation_error(summary: RequestSummary, attempt: Attempt) -> str | None:
     return "client_left" if summary.exchange.disconnected and attempt is summary.attempts[-1] else None
 
 
-def knows_prompt(summary: RequestSummary, generation: GenerationSummary) -> bool:
+def knows_prompt(summary: RequestSummary, generation: PredictedHit) -> bool:
     """Return whether the prompt's length is exact, or the engine's own count."""
     report = None if summary.resumes else summary.attempts[-1].report
     return generation.prompt.exact or (report is not None and report.prompt is not None)
 
 
-def knows_cached(summary: RequestSummary, generation: GenerationSummary) -> bool:
+def knows_cached(summary: RequestSummary, generation: PredictedHit) -> bool:
     """Return whether the replica that computed the prompt has reported its cached tokens."""
     prefill = summary.prefill
-    if prefill is not None and prefill.outcome == "handed" and prefill.generation is not None:
-        generation = prefill.generation
+    if prefill is not None and prefill.outcome == "handed" and prefill.hit is not None:
+        generation = prefill.hit
     return generation.reported_tokens is not None

@@ -13,8 +13,8 @@ from router.placement.index import PrefixIndex
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompts.prefixes.retained import RetainedPrefixes
 from router.prompts.prompt import beginning_of
+from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import (
-    GenerationSummary,
     PastDecision,
     RequestCounts,
     RequestSummary,
@@ -69,12 +69,12 @@ class History:
         if (generation := summary.generation) is not None:
             self._generated(summary, generation)
 
-    def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
+    def _generated(self, summary: RequestSummary, generation: PredictedHit) -> None:
         self.decisions.append(past_decision(summary, generation))
         tenant = generation.decision.question.tenant
         if tenant is not None and tenant.service is not None and summary.ttft_s is not None:
             self.counts.classes.answered(tenant.service, summary.ttft_s)
-        peek, size = generation.peek, generation.block_size
+        peek, size = generation.prompt.peek, generation.block_size
         member = generation.member
         lookahead = self._index.lookahead(member.slot) if member is not None and size else 0
         keys = generation.prompt.keys(size, lookahead)
@@ -89,7 +89,7 @@ class History:
             count_request(member.tally(peek.model), summary, generation, usual_keys)
             if generation.prediction is not None:
                 compare(self._predictions, summary, generation, keys)
-        half = None if summary.prefill is None else summary.prefill.generation
+        half = None if summary.prefill is None else summary.prefill.hit
         if half is not None and half.prediction is not None and half.member is not None:  # at the replica that computed
             lookahead = self._index.lookahead(half.member.slot)
             compare(self._predictions, summary, half, half.prompt.keys(half.block_size, lookahead))

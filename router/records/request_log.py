@@ -14,7 +14,8 @@ from router.records.line_file import LineFile
 
 if TYPE_CHECKING:
     from router.proxy.attempt import Attempt
-    from router.proxy.request_summary import GenerationSummary, Notes, RequestSummary
+    from router.proxy.predicted_hit import PredictedHit
+    from router.proxy.request_summary import Notes, RequestSummary
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,13 @@ class RequestLog(LineFile):
             self.lost_lines += 1
             self._lost_before += 1  # the file itself works
 
-    def _line(self, summary: "RequestSummary", generation: "GenerationSummary", notes: "Notes") -> LogLine:
+    def _line(self, summary: "RequestSummary", generation: "PredictedHit", notes: "Notes") -> LogLine:
         prompt, ttft_s, prefill = generation.prompt, summary.ttft_s, summary.prefill
         size = generation.block_size  # of the chosen replica, else the model's largest
         if prompt.exact and not size and summary.model is not None:
             size = max(summary.model.slots, default=0)
         prefilled = None
-        if prefill is not None and prefill.outcome is not None:
+        if prefill is not None and prefill.split is not None and prefill.outcome is not None:
             half, gain_s = prefill_record(prefill), round(prefill.split.gain_s, 6)
             hits = half.predicted_cached_tokens, half.reported_cached_tokens
             prefilled = Prefilled(half.replica or "", prefill.outcome, half.duration_s, gain_s, *hits)
@@ -54,7 +55,7 @@ class RequestLog(LineFile):
         return LogLine(
             ts=round(time.time() - summary.duration_s, 6),
             request_id=summary.admitted.request_id,
-            model=generation.peek.model,
+            model=generation.prompt.peek.model,
             prompt_tokens=prompt.tokens,
             output_tokens=summary.output_tokens,
             cached_tokens=generation.reported_tokens,

@@ -18,7 +18,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from router.members.upstream import Header
 from router.proxy.attempt import Attempt
 from router.proxy.headers import value_of
-from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.request_summary import RequestSummary
 from router.records.genai_metrics import PROVIDER, Attributes, Known, attempt_error, known, operation
 from router.records.otlp import CLOSE_LIMIT_S, EXPORT_LIMIT_S, TRACES_PATH, Collector
 
@@ -154,13 +155,13 @@ def request_attributes(summary: RequestSummary) -> Attributes:
     )
 
 
-def answer_attributes(summary: RequestSummary, generation: GenerationSummary) -> Known:
+def answer_attributes(summary: RequestSummary, generation: PredictedHit) -> Known:
     """Attributes of the placement and of its outcome."""
     decision, chosen, prompt = generation.decision, generation.member, generation.prompt
     predicted = generation.prediction
     return {
-        "gen_ai.request.model": generation.peek.model,
-        "gen_ai.request.stream": bool(generation.peek.stream),
+        "gen_ai.request.model": generation.prompt.peek.model,
+        "gen_ai.request.stream": bool(generation.prompt.peek.stream),
         "warmroute.policy": decision.policy,
         "warmroute.prompt_is_exact": prompt.exact,
         "warmroute.prediction_is_exact": generation.exactness.prediction,
@@ -184,7 +185,7 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
             "server.port": target.port,
             "gen_ai.operation.name": operation(summary),
             "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": summary.generation.peek.model if summary.generation else "",
+            "gen_ai.request.model": summary.generation.prompt.peek.model if summary.generation else "",
             "warmroute.replica": attempt.member.name,
             "http.response.status_code": attempt.status or None,
             "warmroute.half": "prefill" if attempt.half == "prefill" else None,

@@ -17,7 +17,8 @@ from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.load import Placed, ReplicaLoad
 from router.placement.policy import TieBreak, choose
-from router.proxy.request_summary import GenerationSummary, Notes, RequestSummary
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.request_summary import Notes, RequestSummary
 from router.records.genai_metrics import GenaiMetrics
 from router.records.request_log import RequestLog
 from router.tenants.limits import Use
@@ -39,8 +40,11 @@ class Scene:
         question = Question(PROMPT_TOKENS, matched)
         self.decision: Decision = choose("cost", question, [one.candidate for one in self.members], TieBreak(1))
         self.feeds: Any = SimpleNamespace(known=lambda _: (123_456, None))
-        prompt: Any = SimpleNamespace(tokens=PROMPT_TOKENS, exact=True, lora=None, choices=1, keys=lambda _: keys)
         some: Any = SimpleNamespace
+        prompt = some(
+            tokens=PROMPT_TOKENS, exact=True, lora=None, choices=1, keys=lambda _: keys, doubt=None,
+            peek=some(model="llama", stream=True),
+        )  # fmt: skip
         self.summary = RequestSummary(
             exchange=some(status=200, disconnected=False),
             admitted=some(request_id="req-0123456789ab-1"),
@@ -49,9 +53,7 @@ class Scene:
             first_byte_s=1234.667,
             chat=True,
             model=some(name="llama"),
-            generation=GenerationSummary(
-                some(model="llama", stream=True), prompt, self.decision, self.members[0], None, 2048
-            ),
+            generation=PredictedHit(prompt, self.decision, self.members[0], reported_tokens=2048),
             attempts=[self._attempt()],
             used=Use(0, PROMPT_TOKENS - 2048, 2048, 64),
             output_tokens=64,

@@ -16,7 +16,7 @@ from events.blocks import block_keys, root_key
 from router.http.app import printed_by
 from router.http.metrics import metrics_text
 from router.log_lines import LogLine
-from router.proxy.request_summary import PULLED
+from router.proxy.predicted_hit import PULLED
 from tests.router.scripted import MODEL, Call, Script, Scripted, Served, connect, served
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,8 @@ import pytest
 
 from router.members.feed import Moment
 from router.placement.decision import Prediction
-from router.proxy.request_summary import ALL_EXACT, GenerationSummary, RequestSummary, compare, exactness, past_decision
+from router.proxy.predicted_hit import PredictedHit
+from router.proxy.request_summary import RequestSummary, compare, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 
 ROUTER = Path(__file__).resolve().parents[3] / "router"
@@ -27,8 +28,8 @@ def test_what_is_kept_of_a_decision_leaves_the_decision_itself_as_it_was() -> No
     decision = crowded()
     assert decision.effects is not None
     some: Any = SimpleNamespace
-    generation = GenerationSummary(
-        some(model="m"), some(all_tokens=160, exact=True, doubt=None), decision, None, None, None
+    generation = PredictedHit(
+        some(all_tokens=160, exact=True, doubt=None, why_not=None, choices=1, peek=some(model="m")), decision
     )
     summary = RequestSummary(
         exchange=some(status=200), admitted=some(request_id="r"), arrived_s=1.0, ended_s=3.0, first_byte_s=1.5
@@ -89,7 +90,7 @@ SURE = Prediction(16, 2, 2, True)
 def test_tokens_index_and_prediction_are_claimed_apart(
     prompt: Any, prediction: Prediction | None, doubt: str | None, claims: tuple[bool, bool, bool], why: str | None
 ) -> None:
-    found = exactness(prompt, prediction, doubt)
+    found = PredictedHit(prompt, prediction=prediction, index_doubt=doubt).exactness
     assert (found.tokens, found.index, found.prediction) == claims
     assert found.why_not is None if why is None else why in (found.why_not or "")
 
@@ -114,8 +115,8 @@ def test_a_report_is_compared_if_it_is_about_the_prompt_of_the_prediction(
     books: Any = some(calls=[])
     books.compare = lambda *arguments, sure: books.calls.append((*arguments, sure))
     predicted = Prediction(16, 3, 3, sure=True)
-    member, prompt = some(name="r", accuracy=None), some(tokens=160, exact=True, choices=choices)
-    generation = GenerationSummary(some(model="m"), prompt, some(), member, predicted, reported, ALL_EXACT, at)
+    member, prompt = some(name="r", accuracy=None), some(tokens=160, exact=True, doubt=None, choices=choices)
+    generation = PredictedHit(prompt, some(), member, predicted, at, reported_tokens=reported)
     summary = RequestSummary(exchange=some(), admitted=some(), arrived_s=1.0, ended_s=3.0, resumes=resumes)
     compare(books, summary, generation, [7, 8, 9])
     assert books.calls == ([("r", None, predicted, at, 4, [7, 8, 9], 3.0, True)] if compared else [])

@@ -10,13 +10,8 @@ import msgspec
 from router.dashboard.broadcast import decided
 from router.placement.decision import Prediction
 from router.placement.elsewhere import Split
-from router.proxy.request_summary import (
-    Exactness,
-    GenerationSummary,
-    PrefillSummary,
-    RequestSummary,
-    past_decision,
-)
+from router.proxy.predicted_hit import PredictedHit, PrefillHalf
+from router.proxy.request_summary import RequestSummary, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 
 ENCODED = Path(__file__).with_name("encoded.jsonl")
@@ -30,14 +25,12 @@ def over(*, is_split: bool = False) -> tuple[Any, Any]:
         scene.place(Prompt(first=1000 * number), 1.0)
     question, _ = scene.it.question(Prompt(first=1), scene.slots, 2.0, session="me")
     decision = scene.it.decide(question, [load.candidate for load in scene.loads])
-    prompt = some(all_tokens=160, exact=True, doubt=None)
+    prompt = some(all_tokens=160, exact=True, doubt=None, peek=some(model="m"))
     member = some(name="r0", slot=0)
     prediction = Prediction(16, 3, 2, False)
-    exact = Exactness(True, False, False, "2 batches are lost")
-    generation = GenerationSummary(some(model="m"), prompt, decision, member, prediction, 32, exact)
-    prefill = PrefillSummary(
-        Split(True, "sooner there", decision, 0.5, 0.1, 0.2, 0.0, 0.05), "handed", 0.25, generation
-    )
+    hit = PredictedHit(prompt, decision, member, prediction, index_doubt="2 batches are lost", reported_tokens=32)
+    there = Split(True, "sooner there", decision, 0.5, 0.1, 0.2, 0.0, 0.05)
+    prefill = PrefillHalf(there, "handed", 0.25, hit)
     summary = RequestSummary(
         exchange=some(status=200),
         admitted=some(request_id="req-1"),
@@ -49,7 +42,7 @@ def over(*, is_split: bool = False) -> tuple[Any, Any]:
         resumes=2,
         prefill=prefill if is_split else None,
     )
-    return decision, past_decision(summary, generation)
+    return decision, past_decision(summary, hit)
 
 
 def without_time(encoded: bytes, name: str) -> str:
