@@ -15,7 +15,7 @@ from router.console.top.tables import BAD, DIM, DRAINING, STATES, STYLES, Row, s
 from router.responses import ReplicaStatus
 
 STALE = "bold black on yellow"
-TITLE = " bold on #2b2b2b"
+TITLE = " bold on #3a3a3a"
 PATHS = {"replicas": REPLICAS, "events": REPLICAS, "prefixes": PREFIXES, "decisions": DECISIONS}  # of the tables
 OVERVIEW = {"replicas": 5, "prefixes": 3, "decisions": 4}  # shown together, with their shares of the lines
 LEAST_LINES = 3  # of a table: titles and two rows
@@ -168,7 +168,7 @@ class Screen:
         self._said = ""
         if self._question is not None:
             row, self._question = self._question, None
-            if key in "yY":
+            if key in ("y", "Y"):
                 self._said = self._poller.drain(row.key, undo=row.of.why == DRAINING[0])
         elif self._typing:
             self._type(key)
