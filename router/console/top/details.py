@@ -26,8 +26,7 @@ def details_of(row: Row[Any], width: int) -> list[Line]:
             reason, state = printable(reason_of(replica)), state_of(replica)
             first = [(printable(replica.name), "bold"), ("  ", ""), (state, STYLES[state])]
             first.append((f": {reason}" if reason else "", ""))
-            recently = row.recent._asdict() | {"hit": row.recent.hit, "token_s": row.recent.token_s, "risen": None}
-            return [first, *_fields(fields | {"recently": recently})]
+            return [first, *_fields(fields | {"recently": row.recent._asdict() | {"risen": None}})]
         case DecisionRecord() as decision:
             first = [(printable(decision.chosen or "nobody"), "bold"), (f": {printable(reason_for(decision))}", "")]
             told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions)}
