@@ -35,7 +35,7 @@ def details_of(row: Row[Any], width: int) -> list[Line]:
 
 
 def _candidates(decision: DecisionRecord) -> dict[str, str]:
-    """What each one has cached and costs, the cheapest first."""
+    """The cached tokens and the cost of each, the cheapest first."""
     told = {}
     for one in sorted(decision.candidates, key=lambda one: (math.inf if one.cost_s is None else one.cost_s, one.name)):
         cost = "ineligible" if one.cost_s is None else duration(one.cost_s)

@@ -16,7 +16,7 @@ _NO_STREAM = FeedState()
 
 
 class Recent(NamedTuple):
-    """What has happened lately; None: it was looked at only once, or there was nothing to divide."""
+    """Figures of the last seconds; None: the replica was looked at only once, or there was nothing to divide."""
 
     risen: frozenset[str] = frozenset()  # counters of event streams
     requests: float | None = None  # per second, as are the next four
@@ -66,7 +66,7 @@ class History:
             self._looks.popleft()
 
     def rise(self, replica: str) -> list[Rise]:
-        """What has risen at a replica; nothing before the second look."""
+        """The growth at a replica; nothing before the second look."""
         last_s, last = self._looks[-1] if self._looks else (0.0, {})
         first_s, first = next((look for look in self._looks if replica in look[1]), (last_s, last))
         if replica not in last or first_s >= last_s:

@@ -32,7 +32,7 @@ REFUSED_EVERY_S = 10.0  # the router counts each request that it refuses
 
 
 class Seen(NamedTuple):
-    """What is known of a router; the figures stay while it does not answer."""
+    """The last answers of a router; they stay while it does not answer."""
 
     url: str
     replicas: Sequence[Row[ReplicaStatus]] = ()

@@ -127,7 +127,7 @@ class Screen:
         return lines
 
     def empty(self, name: str) -> str:
-        """What a table without rows says."""
+        """The text of a table without rows."""
         if self.tables[name].all:
             return f"No row has the text {self.tables[name].filter!r}; Esc shows all."
         return self.seen.refused.get(PATHS[name], EMPTY[PATHS[name]])
@@ -186,7 +186,7 @@ class Screen:
 
     @staticmethod
     def _way(key: str, rows: int) -> int:
-        """How many rows a key goes down; a page has so many."""
+        """The rows that a key goes down; a page has `rows`."""
         return STEPS.get(key, 0) + PAGES.get(key, 0) * max(1, rows) + EDGES.get(key, 0) * FAR
 
     def _type(self, key: str) -> None:
