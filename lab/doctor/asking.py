@@ -7,11 +7,10 @@ from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 import click
-import httpx2
 import msgspec
 
 from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
-from router.console.asking import Client, Server, Unreachable, options, reason_of
+from router.console.asking import Client, Server, Unreachable
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.figures import DifferingShape
 from router.responses import DecisionList, ReplicaList
@@ -54,9 +53,8 @@ class Asking(ExitStack):
         self._router: Client | None = None
         if router_url is not None:
             self._router = self.enter_context(Client(router_url, router_key, timeout_s=ROUTER_TIMEOUT_S))
-        limits = httpx2.Limits(max_connections=2 * AT_ONCE)
-        self._named = self.enter_context(httpx2.Client(**options(replica_key, REPLICA_TIMEOUT_S), limits=limits))
-        self._others = self.enter_context(httpx2.Client(**options(None, REPLICA_TIMEOUT_S), limits=limits))
+        self._replica_key = replica_key
+        self._replicas: dict[str, Client] = {}
 
     def look(self) -> Look:
         router = None
@@ -70,7 +68,7 @@ class Asking(ExitStack):
         known = [one.url.rstrip("/") for one in router.replicas if one.url] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            answers = dict(zip(asked, threads.map(self._replica, asked), strict=True))
+            answers = dict(zip(asked, threads.map(told, map(self._replica, asked)), strict=True))
         for url in self.replica_urls:
             if isinstance(why := answers[url], str):
                 raise Unreachable(REPLICA, url, why)
@@ -79,19 +77,24 @@ class Asking(ExitStack):
     def between(self) -> list[Samples]:
         return [] if self._router is None else [router_metrics(self._router)]
 
-    def _replica(self, url: str) -> OfReplica | str:
-        """Return a replica's answer, or the reason without one."""
-        http = self._named if url in self.replica_urls else self._others
-        try:
-            answer = http.get(f"{url}/metrics")
-            if answer.status_code != 200:
-                return f"/metrics answers with status {answer.status_code}"
-            load, loaded = http.get(f"{url}/load"), None
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                loaded = msgspec.json.decode(load.content, type=Loaded) if load.status_code == 200 else None
-            return OfReplica(Samples(answer.text), loaded)
-        except (httpx2.HTTPError, httpx2.InvalidURL, BadMetrics) as error:
-            return reason_of(error)
+    def _replica(self, url: str) -> Client:
+        if url not in self._replicas:
+            key = self._replica_key if url in self.replica_urls else None
+            self._replicas[url] = self.enter_context(Client(url, key, REPLICA, REPLICA_TIMEOUT_S))
+        return self._replicas[url]
+
+
+def told(replica: Client) -> OfReplica | str:
+    """Return a replica's answer, or the reason without one."""
+    try:
+        metrics, loaded = Samples(replica.ask("GET", "/metrics").decode(errors="replace")), None
+        with suppress(click.ClickException):
+            loaded = replica.get("/load", Loaded)
+        return OfReplica(metrics, loaded)
+    except Unreachable as error:
+        return error.reason
+    except (click.ClickException, BadMetrics) as error:
+        return str(error)
 
 
 def router_metrics(router: Client) -> Samples:

@@ -1,8 +1,9 @@
 """Why a replica has nothing to do, in one sentence, from remembered decisions: a request pays nothing for it."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from router.members.members import Member
 from router.placement.cost import INFINITE, Candidate
@@ -15,16 +16,15 @@ RARE = 0.1  # of an even share of the choices: a replica that is given no more g
 BY_COST = ("cost", "prefix")  # policies that look for the prompt's tokens
 
 
-class PassedOver(Struct):
-    """Decisions for which a replica was a candidate, and the causes of those that went elsewhere."""
+CAUSES = ("warmer", "as good", "unable", "dearer")  # of a choice that went elsewhere; of equally common ones the first
 
-    choices: int = 0
+
+class PassedOver(Struct):
+    """Decisions for which a replica was a candidate, counted by what came of each: `chosen`, or a cause."""
+
+    counts: Counter[str] = field(default_factory=Counter)
     even_share: float = 0.0  # of these choices
-    chosen: int = 0
-    unable: int = 0
-    warmer: int = 0  # the chosen replica held more of the prompt
-    more_tokens: float = 0.0  # that those held, added up
-    as_good: int = 0
+    more_tokens: float = 0.0  # of the prompt that warmer replicas held, added up
     policy: str = ""  # of the last choice
 
 
@@ -39,49 +39,43 @@ def passed_over(newest_first: Iterable[Decision], idle: Collection[Candidate]) -
         looks -= len(candidates)
         if chosen is None:
             continue
-        chosen_cost = decision.costs[candidates.index(chosen)]
+        enough = decision.costs[candidates.index(chosen)] + NEAR_S
         for candidate, cost in zip(candidates, decision.costs, strict=True):
             if (one := found.get(candidate)) is None:
                 continue
-            one.choices += 1
             one.even_share += 1 / len(candidates)
             one.policy = one.policy or decision.policy
-            if candidate is chosen:
-                one.chosen += 1
-            elif cost == INFINITE:
-                one.unable += 1
-            elif cost <= chosen_cost + NEAR_S:
-                one.as_good += 1
-            elif (more := decision.question.reached(chosen.slot) - decision.question.reached(candidate.slot)) > 0:
-                one.warmer += 1
-                one.more_tokens += more
+            came = "chosen" if candidate is chosen else "unable" if cost == INFINITE else "as good"
+            if came == "as good" and cost > enough:
+                more = decision.question.reached(chosen.slot) - decision.question.reached(candidate.slot)
+                one.more_tokens += max(0.0, more)
+                came = "warmer" if more > 0 else "dearer"
+            one.counts[came] += 1
     return found
 
 
 def in_words(found: PassedOver, candidate: Candidate) -> str | None:
     """Say why the replica is given nothing; None: it is given its share."""
-    if not found.choices:
+    counts = found.counts
+    choices = counts.total()
+    if not choices:
         return "no prompt came for it"
-    if found.chosen > RARE * found.even_share:
+    if counts["chosen"] > RARE * found.even_share:
         return None
-    missed = found.choices - found.chosen
-    dearer = missed - found.unable - found.warmer - found.as_good
-    most = max(found.unable, found.warmer, found.as_good, dearer)  # the commonest cause
+    less = "it was faster, or had less to do"
+    if candidate.slowness > 1:
+        less = f"this one has come back, and counts {candidate.slowness:.1f} times for now"
+    mean = found.more_tokens / (counts["warmer"] or 1)
+    cause = {
+        "warmer": f"another replica was sooner: it had {mean:,.0f} more tokens of the prompt cached on average",
+        "as good": "another replica was as good, and had more empty cache or won the draw",
+        "unable": "it could not take the prompt: it was unavailable, full or too small, or had failed before",
+        "dearer": f"another replica cost less: {less}",
+    }[max(CAUSES, key=lambda cause: counts[cause])]
     if found.policy not in BY_COST:
         cause = f"the policy {found.policy} took another replica"
-    elif most == found.warmer:
-        mean = found.more_tokens / found.warmer
-        cause = f"another replica was sooner: it had {mean:,.0f} more tokens of the prompt cached on average"
-    elif most == found.as_good:
-        cause = "another replica was as good, and had more empty cache or won the draw"
-    elif most == found.unable:
-        cause = "it could not take the prompt: it was unavailable, full or too small, or had failed before"
-    elif candidate.slowness > 1:
-        cause = f"another replica cost less: this one has come back, and counts {candidate.slowness:.1f} times for now"
-    else:
-        cause = "another replica cost less: it was faster, or had less to do"
-    counted = f"in {missed:,} of the last {found.choices:,} choices" if found.choices > 1 else "in the last choice"
-    return f"{counted} {cause}"
+    missed = choices - counts["chosen"]
+    return f"{f'in {missed:,} of the last {choices:,} choices' if choices > 1 else 'in the last choice'} {cause}"
 
 
 def why_idle(members: Iterable[Member], newest_first: Iterable[Decision]) -> dict[str, str]:

@@ -11,14 +11,8 @@ TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
-    "mjs": "text/javascript; charset=utf-8",
-    "json": "application/json",
-    "webmanifest": "application/manifest+json",
     "txt": "text/plain; charset=utf-8",
     "svg": "image/svg+xml",
-    "png": "image/png",
-    "ico": "image/x-icon",
-    "woff2": "font/woff2",
 }
 INDEX = "index.html"
 # A page loads, runs and sends nothing but the router's own files, whatever prompts it shows.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from router.console.asking import Client
 from router.console.top.app import paint
-from router.console.top.history import History, total
+from router.console.top.history import History
 from router.console.top.poller import Poller, Seen
 from router.console.top.screen import Screen
 from router.console.top.tables import replica_rows
@@ -67,7 +67,7 @@ def _looking(rounds: int) -> None:
             began_s = time.process_time()
             history.add(replicas, float(number))
             rows = replica_rows(replicas, history)
-            poller.seen = Seen("", rows, total=total(row.recent for row in rows), at_s=0.0)
+            poller.seen = Seen("", rows, total=history.recent(*(row.key for row in rows)), at_s=0.0)
             noting.append((time.process_time() - began_s) * 1000)
             drawing.append(spent_ms(console, screen, "r"))  # reversed for each frame, so that every one has changes
             pressing.append(spent_ms(console, screen, "down"))

@@ -26,27 +26,10 @@ from router.console.top.screen import OVERVIEW, PATHS, Screen, heading
 MOST = 10  # prefixes, and decisions, that are printed
 LOOK_S = 0.1  # for news of the poller
 REDRAW_S = 1.0  # ages grow while nothing answers
-KEYS = {
-    "\x1b[A": "up",
-    "\x1b[B": "down",
-    "\x1b[H": "home",
-    "\x1b[F": "end",
-    "\x1b[1~": "home",
-    "\x1b[4~": "end",
-    "\x1bOA": "up",
-    "\x1bOB": "down",
-    "\x1bOH": "home",
-    "\x1bOF": "end",
-    "\x1b[5~": "pageup",
-    "\x1b[6~": "pagedown",
-    "\t": "tab",
-    "\x1b[Z": "shift+tab",
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\x1b": "escape",
-}
-_KEY = re.compile(r"\x1b(?:\[[\d;]*[^\d;]|O.)|.", re.DOTALL)
+ESCAPED = {"A": "up", "B": "down", "H": "home", "F": "end", "Z": "shift+tab"}
+ESCAPED |= {"1~": "home", "4~": "end", "5~": "pageup", "6~": "pagedown"}
+PLAIN = {"\t": "tab", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x1b": "escape"}
+_KEY = re.compile(r"\x1b[\[O]([\d;]*[^\d;])|(.)", re.DOTALL)
 
 
 def once(router_url: str, admin_key: str | None, interval_s: float, file: TextIO) -> None:
@@ -114,9 +97,14 @@ def keys() -> Iterator[str]:
         typed = os.read(sys.stdin.fileno(), 4096).decode(errors="ignore")
         if not typed:
             raise KeyboardInterrupt  # the terminal is gone
-        for text in _KEY.findall(typed):
-            if text in KEYS or text.isprintable():
-                yield KEYS.get(text, text)
+        yield from keys_in(typed)
+
+
+def keys_in(typed: str) -> Iterator[str]:
+    for escaped, letter in _KEY.findall(typed):
+        key = ESCAPED.get(escaped, "") if escaped else PLAIN.get(letter, letter)
+        if key and key.isprintable():
+            yield key
 
 
 @contextmanager

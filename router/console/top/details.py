@@ -20,38 +20,32 @@ LABEL = 26
 
 
 def details_of(row: Row[Any], width: int) -> list[Line]:
+    fields: dict[str, Any] = msgspec.to_builtins(row.of)
     match row.of:
         case ReplicaStatus() as replica:
-            reason = printable(reason_of(replica))
-            state = state_of(replica)
+            reason, state = printable(reason_of(replica)), state_of(replica)
             first = [(printable(replica.name), "bold"), ("  ", ""), (state, STYLES[state])]
-            first += [(f": {reason}", "")] * bool(reason)
-            recently = {name: value for name, value in row.recent._asdict().items() if name != "risen"}
-            more = {"recently": {**recently, "hit": row.recent.hit, "token_s": row.recent.token_s}}
-            return [first, *_fields(msgspec.to_builtins(replica) | more)]
-        case Prefix():
-            return _prefix_lines(row, width)
+            first.append((f": {reason}" if reason else "", ""))
+            return [first, *_fields(fields | {"recently": row.recent._asdict() | {"risen": None}})]
         case DecisionRecord() as decision:
-            chosen = printable(decision.chosen or "nobody")
-            return [[(chosen, "bold"), (f": {printable(reason_for(decision))}", "")], *_fields(_decided(decision))]
-    raise TypeError(f"{row.of!r} has no details")
+            first = [(printable(decision.chosen or "nobody"), "bold"), (f": {printable(reason_for(decision))}", "")]
+            told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions)}
+            return [first, *_fields(fields | told | {"candidates": _candidates(decision)})]
+    return _prefix_lines(row, fields, width)
 
 
-def _decided(decision: DecisionRecord) -> dict[str, Any]:
-    candidates = {}
+def _candidates(decision: DecisionRecord) -> dict[str, str]:
+    """The cached tokens and the cost of each, the cheapest first."""
+    told = {}
     for one in sorted(decision.candidates, key=lambda one: (math.inf if one.cost_s is None else one.cost_s, one.name)):
         cost = "ineligible" if one.cost_s is None else duration(one.cost_s)
-        mark = ">" if one.name == decision.chosen else " "
-        candidates[f"{mark} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
-    told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions), "candidates": candidates}
-    fields: dict[str, Any] = msgspec.to_builtins(decision)
-    return fields | told
+        told[f"{'>' if one.name == decision.chosen else ' '} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
+    return told
 
 
-def _prefix_lines(row: Row[Prefix], width: int) -> list[Line]:
+def _prefix_lines(row: Row[Prefix], fields: dict[str, Any], width: int) -> list[Line]:
     prefix = row.of
-    fields = msgspec.to_builtins(prefix) | {"saved_tokens": saved_tokens(prefix), "below": len(prefix.below)}
-    del fields["text"]
+    fields = fields | {"saved_tokens": saved_tokens(prefix), "below": len(prefix.below), "text": None}
     title = f"Tokens {prefix.begin:,} to {prefix.begin + prefix.tokens:,} of {count(prefix.prompts, 'prompt')}"
     lines: list[Line] = [[(title, "bold")], *_fields(fields), []]
     if prefix.text is None:

@@ -1,7 +1,7 @@
 """Changes between polls: rates over the last seconds, and counters that rose. Time is an argument."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -16,34 +16,33 @@ _NO_STREAM = FeedState()
 
 
 class Recent(NamedTuple):
-    """What has happened lately, per second; None: it was looked at only once."""
+    """Figures of the last seconds; None: the replica was looked at only once, or there was nothing to divide."""
 
     risen: frozenset[str] = frozenset()  # counters of event streams
-    requests: float | None = None
+    requests: float | None = None  # per second, as are the next four
     prompt_tokens: float | None = None
-    matched_tokens: float | None = None  # of these, predicted to be cached
+    prefill_tokens: float | None = None  # of these, predicted not to be cached
     generated_tokens: float | None = None
-    streamed_tokens: float | None = None
-    streaming: float | None = None  # answers that were being generated, on average
     batches: float | None = None
-
-    @property
-    def token_s(self) -> float | None:
-        """The mean time of an answer's token; None: there were none."""
-        return (self.streaming or 0.0) / self.streamed_tokens if self.streamed_tokens else None
-
-    @property
-    def prefill_tokens(self) -> float | None:
-        """Prompt tokens predicted not to be cached."""
-        return None if self.prompt_tokens is None else max(0.0, self.prompt_tokens - (self.matched_tokens or 0.0))
-
-    @property
-    def hit(self) -> float | None:
-        """The share of prompt tokens predicted to be cached; None: there were none."""
-        return 1 - (self.prefill_tokens or 0.0) / self.prompt_tokens if self.prompt_tokens else None
+    hit: float | None = None  # the share of prompt tokens predicted to be cached
+    token_s: float | None = None  # the mean time of an answer's token
 
 
 NOTHING = Recent()
+Rise = tuple[frozenset[str], list[float]]  # the counters that rose, and rates
+
+
+def recent_of(rises: Sequence[Rise]) -> Recent:
+    """All of these replicas together."""
+    if not rises:
+        return NOTHING
+    batches, requests, prompt, matched, generated, streamed, streaming = map(
+        sum, zip(*(one for _, one in rises), strict=True)
+    )
+    risen: frozenset[str] = frozenset().union(*(names for names, _ in rises))
+    prefill = max(0.0, prompt - matched)
+    hit, token_s = 1 - prefill / prompt if prompt else None, streaming / streamed if streamed else None
+    return Recent(risen, requests, prompt, prefill, generated, batches, hit, token_s)
 
 
 class History:
@@ -66,21 +65,15 @@ class History:
         while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:
             self._looks.popleft()
 
-    def recent(self, replica: str) -> Recent:
+    def rise(self, replica: str) -> list[Rise]:
+        """The growth at a replica; nothing before the second look."""
         last_s, last = self._looks[-1] if self._looks else (0.0, {})
         first_s, first = next((look for look in self._looks if replica in look[1]), (last_s, last))
         if replica not in last or first_s >= last_s:
-            return NOTHING
+            return []
         rose = [new - old for new, old in zip(last[replica][1], first[replica][1], strict=True)]
-        batches, *served = (more / (last_s - first_s) for more in rose[len(OF_STREAM) :])
         risen = frozenset(name for name, more in zip(OF_STREAM, rose, strict=False) if more)
-        return Recent._make([risen, *served, batches])
+        return [(risen, [more / (last_s - first_s) for more in rose[len(OF_STREAM) :]])]
 
-
-def total(recents: Iterable[Recent]) -> Recent:
-    """All replicas together."""
-    known = [one for one in recents if one.requests is not None]
-    if not known:
-        return NOTHING
-    risen: frozenset[str] = frozenset().union(*(one.risen for one in known))
-    return Recent._make([risen, *map(sum, zip(*(one[1:] for one in known), strict=True))])
+    def recent(self, *replicas: str) -> Recent:
+        return recent_of([rise for name in replicas for rise in self.rise(name)])

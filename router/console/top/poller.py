@@ -13,7 +13,7 @@ import click
 from events.tool.words import printable
 from router.console import asking
 from router.console.asking import Client, Refused, Unreachable
-from router.console.top.history import NOTHING, History, Recent, total
+from router.console.top.history import NOTHING, History, Recent
 from router.console.top.tables import Row, prefix_rows, replica_rows
 from router.prompts.prefixes.tree import Prefix, Shared
 from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
@@ -32,7 +32,7 @@ REFUSED_EVERY_S = 10.0  # the router counts each request that it refuses
 
 
 class Seen(NamedTuple):
-    """What is known of a router; the figures stay while it does not answer."""
+    """The last answers of a router; they stay while it does not answer."""
 
     url: str
     replicas: Sequence[Row[ReplicaStatus]] = ()
@@ -110,7 +110,7 @@ class Poller:
             replicas, now_s = get(path, ReplicaList).replicas, self.clock()
             self._history.add(replicas, now_s)
             rows = replica_rows(replicas, self._history)
-            return seen._replace(replicas=rows, total=total(row.recent for row in rows), at_s=now_s)
+            return seen._replace(replicas=rows, total=self._history.recent(*(row.key for row in rows)), at_s=now_s)
         if path == PREFIXES:
             return seen._replace(prefixes=prefix_rows(get(f"{path}?limit={MOST_PREFIXES}", Shared).prefixes))
         limit = min(MOST_DECISIONS, max(FEWEST_DECISIONS, MOST_CANDIDATES // max(1, len(seen.replicas))))

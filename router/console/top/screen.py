@@ -3,7 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from events.tool.words import printable
 from router.console.formatting import ago, count, duration, percent, rate, short
@@ -15,7 +15,7 @@ from router.console.top.tables import BAD, DIM, DRAINING, STATES, STYLES, Row, s
 from router.responses import ReplicaStatus
 
 STALE = "bold black on yellow"
-TITLE = " bold on #2b2b2b"
+TITLE = " bold on #3a3a3a"
 PATHS = {"replicas": REPLICAS, "events": REPLICAS, "prefixes": PREFIXES, "decisions": DECISIONS}  # of the tables
 OVERVIEW = {"replicas": 5, "prefixes": 3, "decisions": 4}  # shown together, with their shares of the lines
 LEAST_LINES = 3  # of a table: titles and two rows
@@ -24,14 +24,14 @@ EMPTY = {
     PREFIXES: "No recent prompts share a prefix.",
     DECISIONS: "No decisions yet.",
 }
-EVENTS = (  # summed over all streams
-    ("lag", "lag_batches"),
-    ("gaps", "gaps"),
-    ("lost", "lost_batches"),
-    ("repairs", "repairs"),
-    ("restarts", "restarts"),
-    ("digests differed", "digest_mismatches"),
-)
+EVENTS = {  # summed over all streams
+    "lag": "lag_batches",
+    "gaps": "gaps",
+    "lost": "lost_batches",
+    "repairs": "repairs",
+    "restarts": "restarts",
+    "digests differed": "digest_mismatches",
+}
 STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 EDGES = {"home": -1, "g": -1, "end": 1, "G": 1}
 PAGES = {"pageup": -1, "pagedown": 1}
@@ -56,20 +56,6 @@ HELP = """\
 """
 
 
-class Question(NamedTuple):
-    """Whether to drain a replica, or to let it serve again."""
-
-    replica: str
-    undo: bool
-
-    def lines(self, width: int) -> list[Line]:
-        name = printable(self.replica)
-        asked = f"Let {name} have requests again?" if self.undo else f"Drain {name}?"
-        told = "It keeps its cache." if self.undo else "It gets no new requests, and keeps its cache."
-        texts = textwrap.wrap(f"{told}  y yes   n no", max(1, width))
-        return [[(asked, "bold")], *([(text, "")] for text in texts)]
-
-
 class Screen:
     """The tables, and what lies over them: a `page` of details or help, a filter that is typed, a question."""
 
@@ -88,7 +74,7 @@ class Screen:
         self._page: Row[Any] | str | None = None  # a row whose details are shown, or a text
         self._scrolled = 0  # lines of the page
         self._typing = False
-        self._question: Question | None = None
+        self._question: Row[ReplicaStatus] | None = None  # whether to drain it, or to undo that
         self._said = ""  # until the next key
         self._heights: dict[str, int] = {}  # of the tables that are seen
         self._size = 80, 24
@@ -141,7 +127,7 @@ class Screen:
         return lines
 
     def empty(self, name: str) -> str:
-        """What a table without rows says."""
+        """The text of a table without rows."""
         if self.tables[name].all:
             return f"No row has the text {self.tables[name].filter!r}; Esc shows all."
         return self.seen.refused.get(PATHS[name], EMPTY[PATHS[name]])
@@ -159,7 +145,11 @@ class Screen:
     def _below(self, width: int) -> list[Line]:
         table = self.table
         if self._question is not None:
-            return self._question.lines(width)
+            name = printable(self._question.key)
+            asked = f"Drain {name}? It gets no new requests, and keeps its cache."
+            if self._question.of.why == DRAINING[0]:
+                asked = f"Let {name} have requests again?"
+            return [[(text, "bold")] for text in textwrap.wrap(f"{asked}  y yes, n no", max(1, width))]
         if self._said:
             return [[(text, "bold")] for text in textwrap.wrap(self._said, max(1, width))]
         if self._typing:
@@ -177,17 +167,16 @@ class Screen:
         """Do what a key is for; a letter is its own name."""
         self._said = ""
         if self._question is not None:
-            question, self._question = self._question, None
-            if key in "yY":
-                self._said = self._poller.drain(question.replica, undo=question.undo)
+            row, self._question = self._question, None
+            if key in ("y", "Y"):
+                self._said = self._poller.drain(row.key, undo=row.of.why == DRAINING[0])
         elif self._typing:
             self._type(key)
         elif key == "q":
             self.ended = True
         elif key == "d" and not isinstance(self._page, str):
-            row = self.replica
-            self._question = None if row is None else Question(row.key, row.of.why == DRAINING[0])
-            self._said = "Choose a replica first: table 1 or 2." if row is None else ""
+            self._question = self.replica
+            self._said = "" if self._question else "Choose a replica first: table 1 or 2."
         elif self._page is not None:
             if key in ("escape", "enter", "backspace") or (isinstance(self._page, str) and key in "?h"):
                 self._page = None
@@ -197,7 +186,7 @@ class Screen:
 
     @staticmethod
     def _way(key: str, rows: int) -> int:
-        """How many rows a key goes down; a page has so many."""
+        """The rows that a key goes down; a page has `rows`."""
         return STEPS.get(key, 0) + PAGES.get(key, 0) * max(1, rows) + EDGES.get(key, 0) * FAR
 
     def _type(self, key: str) -> None:
@@ -280,7 +269,7 @@ def heading(seen: Seen, now_s: float) -> list[Line]:
     events: Line = [("no event streams" if replicas else "", DIM)]
     if streams:
         alarming = rates.risen - {"repairs"}  # these mend
-        sums = ((name, field, sum(getattr(one, field) for one in streams)) for name, field in EVENTS)
+        sums = ((name, field, sum(getattr(one, field) for one in streams)) for name, field in EVENTS.items())
         figures = ((name, f"{number:,}", BAD if field in alarming else "bold") for name, field, number in sums)
         events = joined([("events", f"{rate(rates.batches)}/s", "bold"), *figures])
     return [first, joined((name, figure, "bold") for name, figure in work.items()), events]

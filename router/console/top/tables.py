@@ -84,9 +84,8 @@ def reason_of(replica: ReplicaStatus) -> str:
 
 def cached_tokens(replica: ReplicaStatus) -> int:
     """The tokens that prompts can use; of an older router, those in the blocks of all groups."""
-    index = replica.index
-    blocks = index.blocks if index.prompt_blocks is None else index.prompt_blocks
-    return sum(blocks.values()) * (replica.block_size or 0)
+    of_all, usable = replica.index.blocks, replica.index.prompt_blocks
+    return sum((of_all if usable is None else usable).values()) * (replica.block_size or 0)
 
 
 def filled(share: float | None) -> str:

@@ -1,6 +1,7 @@
 /** How much of a cache was last asked for how long ago. */
 
-import { el, svg } from "./dom.js";
+import { amounts } from "./blocks.js";
+import { el } from "./dom.js";
 import { compact } from "./format.js";
 
 const BOUNDS = [
@@ -15,21 +16,15 @@ export function ageStrip(ages) {
   const groups = grouped(ages);
   const all = groups.reduce((sum, { tokens }) => sum + tokens, 0);
   if (all === 0) return null;
-  let from = 0;
-  const rects = groups.map(({ kind, tokens }) => {
-    const rect = svg("rect", { class: kind, x: from, y: 0, width: tokens, height: 1 });
-    from += tokens;
-    return rect;
-  });
   const present = groups.filter(({ tokens }) => tokens > 0);
   const told = present.map(({ words, tokens }) => `${words}: ${compact(tokens)} tokens`);
-  const box = { class: "strip", viewBox: `0 0 ${all} 1`, preserveAspectRatio: "none", role: "img" };
+  const parts = groups.map(({ kind, tokens }) => [kind, tokens]);
   const key = present.map(({ kind }, place) => el("span", {}, el("span", { class: `swatch ${kind}` }), told[place]));
   return el(
     "div",
     { class: "stack tight" },
     el("h3", {}, "Last asked for"),
-    svg("svg", { ...box, "aria-label": `Last asked for, ${told.join(", ")}` }, rects),
+    amounts(parts, all, `Last asked for, ${told.join(", ")}`),
     el("p", { class: "key-list" }, key),
   );
 }

@@ -26,26 +26,33 @@ export function pieces({ hits, blockTokens, matched, lower }) {
 /** The bar; `blocks` full ones, and a tail that is no block. `grows`: what is warm fills up when it is shown. */
 export function strip({ tokens, blocks, blockTokens, drawn, label, grows = false }) {
   const full = Math.min(tokens, blocks * blockTokens);
-  const rects = [{ kind: "tail", from: full, to: tokens }, ...drawn]
-    .filter(({ from, to }) => to > from)
-    .map(({ kind, from, to }) => svg("rect", { class: kind, x: from, y: 0, width: to - from, height: 1 }));
   const cuts = [];
   for (let block = 1; blocks <= MOST_CUTS && block <= blocks; block++) {
     const x = block * blockTokens;
     cuts.push(svg("line", { class: "cut", x1: x, x2: x, y1: 0, y2: 1, "vector-effect": "non-scaling-stroke" }));
   }
-  return svg(
-    "svg",
-    {
-      class: `strip${blocks > MANY_CUTS ? " many" : ""}${grows ? " grows" : ""}`,
-      viewBox: `0 0 ${Math.max(1, tokens)} 1`,
-      preserveAspectRatio: "none",
-      role: "img",
-      "aria-label": label,
-    },
-    rects,
-    cuts,
-  );
+  const kinds = `${blocks > MANY_CUTS ? " many" : ""}${grows ? " grows" : ""}`;
+  const all = [{ kind: "tail", from: full, to: tokens }, ...drawn];
+  const sized = all.map(({ kind, from, to }) => ({ kind, from, size: to - from }));
+  return boxes(sized, Math.max(1, tokens), label, kinds, cuts);
+}
+
+/** Parts `[kind, amount]` one after the other, in a bar of this whole. */
+export function amounts(parts, whole, label, kinds = "") {
+  let from = 0;
+  const laid = parts.map(([kind, size]) => {
+    from += size;
+    return { kind, from: from - size, size };
+  });
+  return boxes(laid, whole, label, kinds);
+}
+
+function boxes(drawn, whole, label, kinds, cuts = []) {
+  const rects = drawn
+    .filter(({ size }) => size > 0)
+    .map(({ kind, from, size }) => svg("rect", { class: kind, x: from, y: 0, width: size, height: 1 }));
+  const box = { class: `strip${kinds}`, viewBox: `0 0 ${whole} 1`, preserveAspectRatio: "none", role: "img" };
+  return svg("svg", { ...box, "aria-label": label }, rects, cuts);
 }
 
 /** The same in words. */

@@ -1,7 +1,7 @@
 /** Every replica that was weighed: what it has of the prompt, what it would cost, and why it was taken or not. */
 
-import { pieces, strip, toldHits } from "./blocks.js";
-import { el, fill, svg } from "./dom.js";
+import { amounts, pieces, strip, toldHits } from "./blocks.js";
+import { el, fill } from "./dom.js";
 import { seconds, whole } from "./format.js";
 import { badge, sentence } from "./parts.js";
 import { replica } from "./places.js";
@@ -107,22 +107,9 @@ function promptBar(one, found) {
 
 function costBar(one, dearest) {
   if (one.cost === null) return row("cost", el("span"), "none");
-  let from = 0;
-  const rects = costParts(one).map(([kind, cost]) => {
-    const rect = svg("rect", { class: kind, x: from, y: 0, width: cost, height: 1 });
-    from += cost;
-    return rect;
-  });
   const split = one.parts ? `: ${toldParts(one.parts)}` : "";
   const label = `${one.name} would cost ${seconds(one.cost)}${split}`;
-  const box = {
-    class: "strip thin",
-    viewBox: `0 0 ${dearest} 1`,
-    preserveAspectRatio: "none",
-    role: "img",
-    "aria-label": label,
-  };
-  return row("cost", svg("svg", box, rects), seconds(one.cost));
+  return row("cost", amounts(costParts(one), dearest, label, " thin"), seconds(one.cost));
 }
 
 const row = (name, bar, value) => [el("span", { class: "name" }, name), bar, el("span", { class: "value" }, value)];

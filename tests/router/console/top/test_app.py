@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.console.top.app import paint
+from router.console.top.app import keys_in, paint
 from router.console.top.screen import heights
 from router.tenants.keys import keys_from_options
 from tests.router.console.top.shown import SMALL, TITLES, Shown, shown
@@ -230,6 +230,11 @@ async def test_help_names_the_keys() -> None:
         assert "event streams" in screen.text and "predicted" not in screen.text
         await screen.press("end")
         await screen.until_text("fewer cached tokens")
+
+
+def test_keys_are_known_by_what_terminals_send_for_them() -> None:
+    typed = "q\x1b[A\x1bOB\x1b[5~\x1b[1;5C\x1b[200~\r\x7fé\x1b\x01\t"
+    assert list(keys_in(typed)) == ["q", "up", "down", "pageup", "enter", "backspace", "é", "escape", "tab"]
 
 
 # ---- what is changed

@@ -27,7 +27,7 @@ from router.placement.verdict import Portion
 from router.responses import FeedState, Index, Load, ReplicaStatus
 from tests.router.console.top.samples import a_decision, a_prefix, a_replica
 
-RECENT = Recent(frozenset(), 12.5, 18000.0, 16300.0, 240.0, 200.0, 8.0, 26.0)
+RECENT = Recent(frozenset(), 12.5, 18000.0, 1700.0, 240.0, 26.0, 1 - 1700 / 18000, 0.04)
 
 
 def cells(table: Table[Any], item: Any, recent: Recent = NOTHING, width: int = 200) -> dict[str, str]:

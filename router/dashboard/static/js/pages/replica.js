@@ -26,7 +26,7 @@ class ReplicaPage {
     this._view = view;
     this._isGone = false;
     this._path = `dashboard/replicas/${encodeURIComponent(name)}`;
-    this._rates = new Ring(RATES, ["at", "stored_per_s", "removed_per_s"]);
+    this._rates = new Ring(RATES);
     this._build(view);
     this._poll = new Poll(
       EVERY_S,
