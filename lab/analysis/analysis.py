@@ -3,12 +3,11 @@
 import numpy as np
 from msgspec import Struct
 
-from lab.analysis.accesses import Accesses, Integers, accesses_of
+from lab.analysis.accesses import Accesses, Coarser, Integers, Sharing, accesses_of, coarser, sharing_of
 from lab.analysis.breaks.prompts import Read
 from lab.analysis.breaks.search import search
 from lab.analysis.breaks.texts import Finding
 from lab.analysis.curve import HEADROOM, HitRateCurve, curve_of, with_headroom
-from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
 from lab.trace.requests import Trace
 from replica.model.sizing import GIGABYTE
 

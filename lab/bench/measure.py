@@ -10,10 +10,9 @@ import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
-from lab.bench.figures import compare, figures
+from lab.bench.figures import FORMAT, EndpointResult, Result, compare, figures, machine, warnings
 from lab.bench.load import Limits, LoadGenerator, RunResult
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
-from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Words
 from lab.bench.workloads import Arrival
 from router.members.broken import Broken

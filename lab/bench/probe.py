@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from api.process.settings import Unusable
 from events.tool.words import printable
-from lab.bench.client import Endpoint
-from lab.bench.outcome import Outcome, error_text
+from lab.bench.client import Endpoint, Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Passage, Words
 from lab.bench.workloads import Conversation, Turn

@@ -19,7 +19,7 @@ from lab.bench.report import Live, lines
 from lab.bench.workloads import WORKLOADS, Arrival, arriving, at_once, conversations, limited, replayed
 from lab.commands.common import check_options, given_options
 from lab.trace.formats import read_trace
-from lab.trace.shaping import sped_up
+from lab.trace.requests import sped_up
 from router.process.setting_types import SECRET
 from router.tenants.admission import is_loopback
 

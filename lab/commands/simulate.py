@@ -19,7 +19,7 @@ from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
 from lab.trace.enough import too_short
 from lab.trace.formats import read_trace
-from lab.trace.shaping import at_rate, coarsened, sped_up
+from lab.trace.requests import at_rate, coarsened, sped_up
 from router.placement.policy import POLICIES
 
 DEFAULTS = Settings()

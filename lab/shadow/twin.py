@@ -20,8 +20,7 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
 from lab.trace.formats import beginnings_named
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import coarsened
+from lab.trace.requests import Trace, TraceRequest, coarsened
 from router.placement.index import APPROXIMATE, USUAL_APPROXIMATE_BLOCK_TOKENS
 
 SEEDS = 4  # runs of the placement, which draws among equals: their queues differ by a tenth

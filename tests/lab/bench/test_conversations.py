@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
 from lab.bench.workloads import TURNS, arriving, conversations, limited, replayed
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import sped_up
+from lab.trace.requests import Trace, TraceRequest, sped_up
 
 COUNT = 4000
 
