@@ -38,11 +38,6 @@ class Probe(Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class Ready(NamedTuple):
-    form: Form
-    probe: Probe
-
-
 class RequestSettings(NamedTuple):
     model: str | None
     seed: str
@@ -58,7 +53,7 @@ def target_of(url: str) -> Target:
         raise Unusable(f"{url!r} is not the URL of an endpoint; write http://HOST:PORT or https://HOST:PORT") from error
 
 
-async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
+async def probe(endpoint: Endpoint, wish: RequestSettings) -> tuple[Form, Probe]:
     timeout_s = endpoint.timeout_s
     endpoint.timeout_s = min(timeout_s, PATIENCE_S)
     try:
@@ -73,18 +68,15 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
     if len(lengths) == 2 and lengths[0] is not None and lengths[1] is not None:
         measured = max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))
-    return Ready(
-        form,
-        Probe(
-            model=model,
-            tokens_per_word=measured or 1.0,
-            is_measured=measured is not None,
-            ignores_eos=form.dialect.ignore_eos,
-            tells_usage=short.prompt_tokens is not None,
-            requests=len(sent),
-            prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
-            cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
-        ),
+    return form, Probe(
+        model=model,
+        tokens_per_word=measured or 1.0,
+        is_measured=measured is not None,
+        ignores_eos=form.dialect.ignore_eos,
+        tells_usage=short.prompt_tokens is not None,
+        requests=len(sent),
+        prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
+        cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
     )
 
 

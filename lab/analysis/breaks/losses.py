@@ -15,9 +15,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from lab.analysis.breaks.prompts import Piece, Prompt
+from lab.analysis.breaks.prompts import Fault, Loss, Piece, Prompt, common, common_end, example_of
 from lab.analysis.breaks.repairs import ADDRESS
-from lab.analysis.breaks.texts import Fault, Loss, common, common_end, example_of
 
 HISTORY = Fault(
     "history changed or cut",

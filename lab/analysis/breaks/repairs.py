@@ -12,8 +12,7 @@ from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from api.prompts.billing import BILLING_HEADER
-from lab.analysis.breaks.prompts import Piece, Prompt
-from lab.analysis.breaks.texts import Example, Fault
+from lab.analysis.breaks.prompts import Example, Fault, Piece, Prompt
 
 HEADER = Fault(
     "header line that changes with every request",

@@ -8,10 +8,9 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from lab.analysis.breaks.prompts import read_prompts
+from lab.analysis.breaks.prompts import Finding, read_prompts
 from lab.analysis.breaks.repairs import HEADER
 from lab.analysis.breaks.search import search
-from lab.analysis.breaks.texts import Finding
 from tests.lab.analysis.faults import (
     FAULTS,
     HISTORY,
