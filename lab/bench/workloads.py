@@ -13,9 +13,7 @@ from typing import NamedTuple
 from lab.bench.words import Passage
 from lab.trace.requests import Trace
 
-BURST_SHAPE = (
-    0.25  # of a gamma distribution: gaps whose deviation is twice their mean, where it is the mean for poisson
-)
+BURST_SHAPE = 0.25  # of a gamma distribution: the deviation of the gaps is twice their mean
 GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
     "poisson": lambda chance: chance.expovariate(1),
     "constant": lambda chance: 1.0,  # noqa: ARG005

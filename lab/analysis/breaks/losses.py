@@ -83,7 +83,7 @@ USER_DATA = ADDRESS
 SAMPLE = 64
 FEWEST_TEXTS = 4
 NEARLY_ALL = 0.8
-LEAST_LETTERS = 160  # constant and late, in a prompt
+LEAST_LATE_LETTERS = 160  # constant and late, in a prompt
 LEAST_SHARE = 0.15  # of the prompt's beginning
 SHORTEST_SENTENCE = 16
 LONGEST_DATUM = 200  # letters; more is a text rather than a name
@@ -161,7 +161,7 @@ def _loss(kind: Kind, users: Users) -> Loss | None:
     constant, end = _constant(sample), common_end(sample)
     before = sum(len(piece.text) for piece in kind.place.before)
     sampled = [_late(text, kind.shared[text], constant, end) for text in sample]
-    wanted = max(LEAST_LETTERS, LEAST_SHARE * (before + median(map(len, sample))))
+    wanted = max(LEAST_LATE_LETTERS, LEAST_SHARE * (before + median(map(len, sample))))
     if median(late.letters for late in sampled) < wanted:
         return None
     each = [_late(text, kind.shared[text], constant, end).letters for text in kind.texts]

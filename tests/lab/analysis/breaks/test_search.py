@@ -137,6 +137,16 @@ def test_a_salt_is_not_shown_whole() -> None:
     assert found.example.one.endswith("...") and found.example.one not in salts
 
 
+def test_a_changed_history_of_short_messages_is_named() -> None:
+    bodies: list[Body] = []
+    for talk in "abcdef":
+        first, *kept, answer, last = (
+            message(role, f"{talk}, {role} {at}") for at, role in enumerate(("user", "bot") * 3)
+        )
+        bodies += [{"messages": [first, *kept]}, {"messages": [message("user", talk), *kept, answer, last]}]
+    assert HISTORY in names(bodies)
+
+
 def test_a_session_distinguishes_equal_texts() -> None:
     """One message in common may be chance, unless the router knows that it is one conversation."""
     bodies = windowed(conversations(turns=8), 3)
