@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from router.members.broken import Broken
+from router.members.fetch import Fetched, fetch
 from router.members.spec import Target
 from router.members.upstream import Header, Sending, Upstream
 from router.proxy.events import DONE, EventReader, payload_of
@@ -141,27 +142,17 @@ class Endpoint:
         self._sweeper = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
     def ask(self, path: str, body: bytes, outcome: Outcome, began_s: float, session: str = "") -> "InFlight":
-        return InFlight(self, self._request("POST", path, body, session), outcome, began_s)
-
-    async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Return status and body of an answer; raises Broken or TimeoutError."""
-        whole = Whole(self._loop.create_future())
-        sending = self.upstream.send(self._request(method, path, body), whole)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await whole.ended
-        finally:
-            sending.cancel()
-
-    def _request(self, method: str, path: str, body: bytes, session: str = "") -> bytes:
         """`session`: keeps a conversation together where a router goes by that."""
         lines = self.upstream.host_line + self._lines
         if session:
             lines += b"x-session-id: %b\r\n" % session.encode()
-        if body:
-            lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-        start = b"%b %b%b HTTP/1.1\r\n" % (method.encode(), self.upstream.path, path.encode())
-        return start + lines + b"\r\n" + body
+        lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        request = b"POST %b%b HTTP/1.1\r\n%b\r\n%b" % (self.upstream.path, path.encode(), lines, body)
+        return InFlight(self, request, outcome, began_s)
+
+    async def get(self, path: str) -> Fetched:
+        """Raise Broken if there is no answer in time."""
+        return await fetch(self.upstream, path, lines=self._lines, timeout_s=self.timeout_s)
 
     def _sweep(self) -> None:
         self.upstream.sweep(self._loop.time())
@@ -173,27 +164,6 @@ class Endpoint:
         for asked in list(self.in_flight):
             asked.abandon()
         self.upstream.close()
-
-
-class Whole:
-    """Waits for an answer that is not timed."""
-
-    def __init__(self, ended: asyncio.Future[tuple[int, bytes]]) -> None:
-        self.ended = ended
-        self._status = 0
-        self._body = b""
-
-    def answered(self, status: int, headers: list[Header]) -> None:  # noqa: ARG002
-        self._status = status
-
-    def received(self, body: bytes, complete: bool) -> None:
-        self._body += body
-        if complete and not self.ended.done():
-            self.ended.set_result((self._status, self._body))
-
-    def broke(self, broken: Broken) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(broken)
 
 
 class InFlight:

@@ -80,8 +80,8 @@ async def _idle(endpoint: Endpoint) -> dict[str, str | None]:
     """Ask a router of ours which replicas have no work, and why; empty for other endpoints."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            _, body = await endpoint.fetch("GET", "/replicas")
-        replicas = msgspec.json.decode(body, type=ReplicaList).replicas
+            answer = await endpoint.get("/replicas")
+        replicas = msgspec.json.decode(answer.body, type=ReplicaList).replicas
     except (TimeoutError, Broken, msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return {one.name: one.idle for one in replicas if not one.load.in_flight}

@@ -84,11 +84,10 @@ async def only_model(endpoint: Endpoint, patience: str) -> str:
     """The model that is served; `patience` is said of an endpoint that is mute."""
     url = endpoint.target.url
     try:
-        status, body = await endpoint.fetch("GET", "/v1/models")
-    except TimeoutError as error:
-        raise CannotAsk(f"{url} does not answer: timeout{patience}") from error
+        status, _, body = await endpoint.get("/v1/models")
     except Broken as error:
-        raise CannotAsk(f"{url} does not answer: {error}; is it started, and is that its address?") from error
+        why = f"timeout{patience}" if error.silent else f"{error}; is it started, and is that its address?"
+        raise CannotAsk(f"{url} does not answer: {why}") from error
     if status != 200:
         fixes = {401: "give --api-key", 403: "give --api-key", 404: "is this the API's root? If so, give --model"}
         fix = fixes.get(status, "give --model")
