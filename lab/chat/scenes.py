@@ -8,10 +8,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -24,7 +24,7 @@ from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
 from fleet.commands.client import FleetClient
 from fleet.commands.view import ReplicaView
 from fleet.display import has_cursor
-from fleet.host.child import LAST_LINES, TAIL_BYTES, module
+from fleet.host.child import LAST_LINES, Log, module
 from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
 from router.console.asking import Client
@@ -170,42 +170,30 @@ READY = "Ctrl-C ends everything."  # what `warmroute up` says last, once all can
 @contextmanager
 def own_fleet() -> Iterator[LocalFleet]:
     """Run two replicas and a router; a click error, with what `warmroute up` has said, if they cannot start."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())  # for logs: `up` would keep its own after a kill
-        output = stack.enter_context(open(Path(folder, "up.log"), "w+b"))
-        process = stack.enter_context(_running(folder, output))
-        with Status("Starting two replicas and a router", console=Console(stderr=True)):
-            while READY not in _said(output):
-                if process.poll() is not None:
-                    said = "\n".join(_said(output).splitlines()[-LAST_LINES:])
-                    raise click.ClickException(f"`warmroute up` cannot start a fleet to show:\n{said}")
-                time.sleep(LOOK_S)
-        [fleet] = [fleet for fleet in recorded_fleets() if fleet.pid == process.pid]
-        yield fleet
-
-
-@contextmanager
-def _running(folder: str, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
     parent = os.getpid()
-    process = subprocess.Popen(
-        module("fleet", "up", "--no-ray", "--port", "0", "--log-dir", folder),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends the fleet in order
-        preexec_fn=lambda: die_with_parent(parent),
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
+    # A folder for logs: `up` would keep its own after a kill.
+    with tempfile.TemporaryDirectory() as folder, closing(Log(Path(folder, "up.log"))) as log:
+        process = subprocess.Popen(
+            module("fleet", "up", "--no-ray", "--port", "0", "--log-dir", folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log.descriptor,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends the fleet in order
+            preexec_fn=lambda: die_with_parent(parent),
+        )
         try:
-            process.wait()
-        except KeyboardInterrupt:  # a second one does not wait
-            process.kill()
-            process.wait()
-
-
-def _said(output: IO[bytes]) -> str:
-    written_bytes = os.fstat(output.fileno()).st_size
-    return os.pread(output.fileno(), TAIL_BYTES, max(0, written_bytes - TAIL_BYTES)).decode(errors="replace")
+            with Status("Starting two replicas and a router", console=Console(stderr=True)):
+                while READY not in (said := log.tail(0)):
+                    if process.poll() is not None:
+                        last = "\n".join(said.splitlines()[-LAST_LINES:])
+                        raise click.ClickException(f"`warmroute up` cannot start a fleet to show:\n{last}")
+                    time.sleep(LOOK_S)
+            [fleet] = [fleet for fleet in recorded_fleets() if fleet.pid == process.pid]
+            yield fleet
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait()
+            except KeyboardInterrupt:  # a second one does not wait
+                process.kill()
+                process.wait()
