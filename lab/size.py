@@ -158,20 +158,38 @@ class DoesNotFit(Exception):
 
 def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Below = NOTHING_BELOW) -> Size:
     """DoesNotFit where there is not even room for a block; Unusable for heads that cannot be shared out."""
-    per_token = kv_bytes_per_token(config.num_layers, heads_of_one(config, form.devices), config.head_dim, form.kv)
+    heads = config.num_kv_heads
+    if heads % form.devices and form.devices % heads:
+        raise Unusable(f"--tensor-parallel {form.devices} does not divide the {heads} KV heads; give one that does")
+    # With more devices than heads, several hold the same one.
+    per_token = kv_bytes_per_token(config.num_layers, max(1, heads // form.devices), config.head_dim, form.kv)
     per_block = per_token * form.block_size
-    weights = weights_of(config.parameters, room, form)
-    kv = kv_of(weights, room)
+    whole = config.parameters * DTYPE_BYTES[form.weights] if room.weights is None else room.weights
+    weights, kv = whole / form.devices, room.kv
+    if kv is None:
+        assert room.memory is not None, "either is given"
+        kv = kv_memory(room.memory, room.utilization, weights, room.workspace)
     blocks = blocks_in(kv, form.block_size, per_token)
-    if not blocks:
-        raise DoesNotFit(missing(weights, per_block, room))
-    compute_s = LOADED_TOKENS / below.prefill_tokens_per_s
-
-    def lower(medium: str, size: float, load_s: float) -> Lower:
-        blocks = blocks_in(size, form.block_size, per_token)
-        return Lower(medium, round(size), blocks, blocks * form.block_size, load_s, compute_s)
-
+    if not blocks and room.memory is None:
+        raise DoesNotFit(f"{kv / MEGABYTE:,.2f} MB for KV hold no block of {per_block / MEGABYTE:,.2f} MB")
+    if not blocks and room.memory is not None:
+        usable = room.memory * room.utilization
+        workspace = f", a workspace of {gigabytes(room.workspace)}" if room.workspace else ""
+        raise DoesNotFit(
+            f"weights of {gigabytes(weights)}{workspace} and one block of KV do not fit into {gigabytes(usable)} "
+            f"({room.memory / GIGABYTE:g} GB x {room.utilization:g}): "
+            f"{gigabytes(weights + room.workspace + per_block - usable)} are missing"
+        )
     lengths = sorted({length for length in REQUEST_TOKENS if length < config.max_position_embeddings})
+    lower = []
+    for medium, size, bytes_per_s in (
+        ("host memory", below.host, below.host_bytes_per_s),
+        ("disk", below.disk, below.disk_bytes_per_s),
+    ):
+        if size:
+            count = blocks_in(size, form.block_size, per_token)
+            times_s = LOADED_TOKENS * per_token / bytes_per_s, LOADED_TOKENS / below.prefill_tokens_per_s
+            lower.append(Lower(medium, round(size), count, count * form.block_size, *times_s))
     return Size(
         model=name,
         parameters=config.parameters,
@@ -186,47 +204,7 @@ def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Bel
             Fitting(length, requests_in(blocks, form.block_size, length))
             for length in (*lengths, config.max_position_embeddings)
         ],
-        below=[
-            lower(medium, size, LOADED_TOKENS * per_token / bytes_per_s)
-            for medium, size, bytes_per_s in (
-                ("host memory", below.host, below.host_bytes_per_s),
-                ("disk", below.disk, below.disk_bytes_per_s),
-            )
-            if size
-        ],
-    )
-
-
-def heads_of_one(config: ModelConfig, devices: int) -> int:
-    """Return the KV heads of one device; with more devices than heads, several hold the same one."""
-    heads = config.num_kv_heads
-    if heads % devices and devices % heads:
-        raise Unusable(f"--tensor-parallel {devices} does not divide the {heads} KV heads; give one that does")
-    return max(1, heads // devices)
-
-
-def weights_of(parameters: int, room: Room, form: Format) -> float:
-    whole = parameters * DTYPE_BYTES[form.weights] if room.weights is None else room.weights
-    return whole / form.devices
-
-
-def kv_of(weights: float, room: Room) -> float:
-    if room.kv is not None:
-        return room.kv
-    assert room.memory is not None, "either is given"
-    return kv_memory(room.memory, room.utilization, weights, room.workspace)
-
-
-def missing(weights: float, per_block: int, room: Room) -> str:
-    if room.memory is None:
-        return f"{kv_of(weights, room) / MEGABYTE:,.2f} MB for KV hold no block of {per_block / MEGABYTE:,.2f} MB"
-    usable = room.memory * room.utilization
-    wanted = weights + room.workspace + per_block
-    workspace = f", a workspace of {gigabytes(room.workspace)}" if room.workspace else ""
-    return (
-        f"weights of {gigabytes(weights)}{workspace} and one block of KV do not fit into {gigabytes(usable)} "
-        f"({room.memory / GIGABYTE:g} GB x {room.utilization:g}): "
-        f"{gigabytes(wanted - usable)} are missing"
+        below=lower,
     )
 
 

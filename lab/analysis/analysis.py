@@ -3,12 +3,10 @@
 import numpy as np
 from msgspec import Struct
 
-from lab.analysis.accesses import Accesses, Integers, accesses_of
-from lab.analysis.breaks.prompts import Read
+from lab.analysis.accesses import Accesses, Coarser, Integers, Sharing, accesses_of, coarser, sharing_of
+from lab.analysis.breaks.prompts import Finding, Read
 from lab.analysis.breaks.search import search
-from lab.analysis.breaks.texts import Finding
 from lab.analysis.curve import HEADROOM, HitRateCurve, curve_of, with_headroom
-from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
 from lab.trace.requests import Trace
 from replica.model.sizing import GIGABYTE
 
@@ -83,28 +81,33 @@ class AnalysisOptions(Struct, frozen=True, kw_only=True):
     ordered: bool = False
 
 
-class AnalysisResult(Struct, frozen=True, eq=False):
-    """An analysis, with the data for its plot and its order."""
-
-    analysis: Analysis
-    curve: HitRateCurve
-    order: Integers | None
-
-
-def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> AnalysisResult:
+def analysis_of(
+    trace: Trace, read: Read | None, options: AnalysisOptions
+) -> tuple[Analysis, HitRateCurve, Integers | None]:
+    """Return the analysis, with the curve for its plot, and the order that it suggests, if it is wanted."""
     accesses = accesses_of(trace)
-    curve = curve_of(accesses)
-    order = depth_first(accesses) if options.ordered or options.capacity_tokens else None
-    sharing = sharing_of(accesses)
-    blocks = curve.needed(options.target)
+    curve, sharing = curve_of(accesses), sharing_of(accesses)
+    blocks, size = curve.needed(options.target), trace.block_tokens
+    headroom = _cache(curve, max(with_headroom(blocks), sharing.longest_blocks), options)
     needed = Needed(
-        target=options.target,
-        exact=_cache(curve, blocks, options),
-        headroom=HEADROOM,
-        with_headroom=_cache(curve, max(with_headroom(blocks), sharing.longest_blocks), options),
+        target=options.target, exact=_cache(curve, blocks, options), headroom=HEADROOM, with_headroom=headroom
     )
-    capacity_tokens = options.capacity_tokens or needed.with_headroom.tokens
-    at_capacity = _cache(curve, capacity_tokens // trace.block_tokens, options) if options.capacity_tokens else None
+    at_capacity, with_host = None, []
+    if options.capacity_tokens:
+        at_capacity = _cache(curve, options.capacity_tokens // size, options)
+        token_s = max(0.0, 1 / options.prefill_tokens_per_s - 1 / options.load_tokens_per_s)
+        for times in HOST_SIZES:  # it keeps what the cache evicts: both find what one cache of their size would
+            host_blocks = times * at_capacity.blocks
+            hit_rate = curve.hit_rate(at_capacity.blocks + host_blocks)
+            loaded_rate = hit_rate - at_capacity.hit_rate
+            saved_s = loaded_rate * curve.input_tokens * token_s
+            with_host.append(WithHost(host_blocks * size, hit_rate, loaded_rate, saved_s))
+    order = ordered = None
+    if options.ordered or options.capacity_tokens:
+        order = depth_first(accesses)
+        suggested, tokens = curve_of(accesses.reordered(order)), options.capacity_tokens or headroom.tokens
+        hit_rate, better = (one.hit_rate(tokens // size) for one in (curve, suggested))
+        ordered = Ordered(tokens, hit_rate, better, suggested.needed(1.0) * size)
     breaks = None if read is None else Breaks(read.requests, read.without_body, read.without_text, search(read.prompts))
     analysis = Analysis(
         name=trace.name,
@@ -113,11 +116,11 @@ def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> An
         curve=[_cache(curve, curve.needed(share), options) for share in SHARES],
         block_sizes=list(coarser(accesses)),
         at_capacity=at_capacity,
-        with_host=[] if at_capacity is None else [_with_host(curve, at_capacity, size, options) for size in HOST_SIZES],
+        with_host=with_host,
         breaks=breaks,
-        order=None if order is None else _ordered(accesses, order, curve, capacity_tokens),
+        order=ordered,
     )
-    return AnalysisResult(analysis, curve, order)
+    return analysis, curve, order
 
 
 def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:
@@ -125,23 +128,6 @@ def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:
     per_token = options.kv_bytes_per_token
     gb = None if per_token is None else tokens * per_token / GIGABYTE
     return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
-
-
-def _with_host(curve: HitRateCurve, cache: Cache, size: int, options: AnalysisOptions) -> WithHost:
-    """Host memory keeps what the cache evicts, so both together find what one cache of their size would."""
-    host_blocks = size * cache.blocks
-    hit_rate = curve.hit_rate(cache.blocks + host_blocks)
-    loaded_rate = hit_rate - cache.hit_rate
-    token_s = 1 / options.prefill_tokens_per_s - 1 / options.load_tokens_per_s
-    saved_s = loaded_rate * curve.input_tokens * max(0.0, token_s)
-    return WithHost(host_blocks * curve.block_tokens, hit_rate, loaded_rate, saved_s)
-
-
-def _ordered(accesses: Accesses, order: Integers, curve: HitRateCurve, capacity_tokens: int) -> Ordered:
-    suggested = curve_of(accesses.reordered(order))
-    blocks = capacity_tokens // accesses.block_tokens
-    best_tokens = suggested.needed(1.0) * accesses.block_tokens
-    return Ordered(capacity_tokens, curve.hit_rate(blocks), suggested.hit_rate(blocks), best_tokens)
 
 
 def depth_first(accesses: Accesses) -> Integers:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from events.tool.words import printable
+from lab.analysis.accesses import Sharing
 from lab.analysis.analysis import HOST_SIZES, SHARES, Analysis, Breaks
 from lab.analysis.curve import HitRateCurve
-from lab.analysis.sharing import Sharing
 from lab.plots import drawing
 from lab.writing import aligned
 

@@ -7,14 +7,119 @@ import asyncio
 import ssl
 import time
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from lab.bench.outcome import EVENT_STREAM, Outcome, error_text, read_event
 from router.members.broken import Broken
+from router.members.fetch import Fetched, fetch
 from router.members.spec import Target
 from router.members.upstream import Header, Sending, Upstream
 from router.proxy.events import DONE, EventReader, payload_of
+
+EVENT_STREAM = b"text/event-stream"
+MAX_DETAIL = 300  # characters kept of what an endpoint says of an error
+
+
+class PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek's name
+
+    @property
+    def cached_tokens(self) -> int | None:
+        details = self.prompt_tokens_details
+        cached = details.cached_tokens if details is not None else None
+        return self.prompt_cache_hit_tokens if cached is None else cached
+
+
+class Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Any = None
+
+
+class Choice(Struct):
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def says(self) -> bool:
+        """True if it has a token; a role alone is none."""
+        delta = self.delta
+        if delta is None:
+            return bool(self.text)
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+    @property
+    def said(self) -> str:
+        return self.text or (self.delta.content if self.delta is not None else None) or ""
+
+
+class Event(Struct):
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+read_event = msgspec.json.Decoder(Event).decode
+
+
+class Outcome(Struct):
+    """One request. Times are seconds since the run began; lengths are None if the endpoint does not tell them."""
+
+    talk: str
+    turn: int
+    is_warm_up: bool
+    intended_s: float
+    sent_s: float = 0.0
+    first_s: float | None = None
+    end_s: float = 0.0
+    status: int | None = None
+    error: str | None = None  # its kind
+    detail: str = ""
+    asked_tokens: int = 0  # of the prompt, as planned
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    replica: str | None = None
+    events: int = 0  # with a token in them
+    gaps_s: list[float] = []  # between those
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None or self.error else self.first_s - self.intended_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.error else self.end_s - self.intended_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first."""
+        if self.error or self.first_s is None or not self.output_tokens or self.output_tokens < 2:
+            return None
+        return (self.end_s - self.first_s) / (self.output_tokens - 1)
+
+
+def error_text(body: bytes) -> str:
+    """The message of an OpenAI-shaped error; of any other, how it begins."""
+    try:
+        found = msgspec.json.decode(body)
+        error = found.get("error", found)
+        text = error if isinstance(error, str) else error.get("message") or error.get("detail") or found.get("detail")
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+        text = None
+    return (str(text) if text else body.decode(errors="replace"))[:MAX_DETAIL].strip()
+
 
 MAX_ERROR_BYTES = 64 * 1024
 CONNECT_TIMEOUT_S = 10.0
@@ -37,27 +142,17 @@ class Endpoint:
         self._sweeper = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
     def ask(self, path: str, body: bytes, outcome: Outcome, began_s: float, session: str = "") -> "InFlight":
-        return InFlight(self, self._request("POST", path, body, session), outcome, began_s)
-
-    async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Return status and body of an answer; raises Broken or TimeoutError."""
-        whole = Whole(self._loop.create_future())
-        sending = self.upstream.send(self._request(method, path, body), whole)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await whole.ended
-        finally:
-            sending.cancel()
-
-    def _request(self, method: str, path: str, body: bytes, session: str = "") -> bytes:
         """`session`: keeps a conversation together where a router goes by that."""
         lines = self.upstream.host_line + self._lines
         if session:
             lines += b"x-session-id: %b\r\n" % session.encode()
-        if body:
-            lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-        start = b"%b %b%b HTTP/1.1\r\n" % (method.encode(), self.upstream.path, path.encode())
-        return start + lines + b"\r\n" + body
+        lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        request = b"POST %b%b HTTP/1.1\r\n%b\r\n%b" % (self.upstream.path, path.encode(), lines, body)
+        return InFlight(self, request, outcome, began_s)
+
+    async def get(self, path: str) -> Fetched:
+        """Raise Broken if there is no answer in time."""
+        return await fetch(self.upstream, path, lines=self._lines, timeout_s=self.timeout_s)
 
     def _sweep(self) -> None:
         self.upstream.sweep(self._loop.time())
@@ -69,27 +164,6 @@ class Endpoint:
         for asked in list(self.in_flight):
             asked.abandon()
         self.upstream.close()
-
-
-class Whole:
-    """Waits for an answer that is not timed."""
-
-    def __init__(self, ended: asyncio.Future[tuple[int, bytes]]) -> None:
-        self.ended = ended
-        self._status = 0
-        self._body = b""
-
-    def answered(self, status: int, headers: list[Header]) -> None:  # noqa: ARG002
-        self._status = status
-
-    def received(self, body: bytes, complete: bool) -> None:
-        self._body += body
-        if complete and not self.ended.done():
-            self.ended.set_result((self._status, self._body))
-
-    def broke(self, broken: Broken) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(broken)
 
 
 class InFlight:

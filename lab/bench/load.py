@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lab.bench.client import Endpoint
-from lab.bench.outcome import Outcome
+from lab.bench.client import Endpoint, Outcome
 from lab.bench.prompts import Form, asked_tokens
 from lab.bench.workloads import Arrival, Conversation
 from lab.percentiles import ordered, percentile

@@ -10,10 +10,9 @@ import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
-from lab.bench.figures import compare, figures
+from lab.bench.figures import FORMAT, EndpointResult, Result, compare, figures, machine, warnings
 from lab.bench.load import Limits, LoadGenerator, RunResult
-from lab.bench.probe import Probe, Ready, RequestSettings, probe
-from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
+from lab.bench.probe import Probe, RequestSettings, probe
 from lab.bench.words import Words
 from lab.bench.workloads import Arrival
 from router.members.broken import Broken
@@ -62,13 +61,16 @@ async def _measure(plan: Plan, on_load: OnLoad) -> Measured:
         turns = [(number, which) for number in range(plan.rounds) for which in order[:: -1 if number % 2 else 1]]
         interrupted = False
         for number, which in turns:
-            load = LoadGenerator(endpoints[which], *_round(plan, ready, which, number), plan.limits)
+            seed = f"{plan.wish.seed}, round {number}"  # the second endpoint is told other words of the same lengths
+            words = Words(f"{seed}, second" if which else seed, ready[0][1].tokens_per_word)
+            form = ready[which][0]._replace(words=words)
+            load = LoadGenerator(endpoints[which], form, plan.arrivals(seed), plan.limits)
             on_load(load, plan.targets[which], number)
             ran[which].append(await load.run())
             if interrupted := ran[which][-1].was_interrupted:
                 break
         idle = [await _idle(endpoint) for endpoint in endpoints]
-        return Measured(began, [each.probe for each in ready], ran, interrupted, idle)
+        return Measured(began, [each for _, each in ready], ran, interrupted, idle)
     finally:
         for endpoint in endpoints:
             endpoint.close()
@@ -78,18 +80,11 @@ async def _idle(endpoint: Endpoint) -> dict[str, str | None]:
     """Ask a router of ours which replicas have no work, and why; empty for other endpoints."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            _, body = await endpoint.fetch("GET", "/replicas")
-        replicas = msgspec.json.decode(body, type=ReplicaList).replicas
+            answer = await endpoint.get("/replicas")
+        replicas = msgspec.json.decode(answer.body, type=ReplicaList).replicas
     except (TimeoutError, Broken, msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return {one.name: one.idle for one in replicas if not one.load.in_flight}
-
-
-def _round(plan: Plan, ready: Sequence[Ready], which: int, number: int) -> tuple[Any, Iterator[Arrival]]:
-    """The form and the requests, others in each round; the second endpoint is told other words of the same lengths."""
-    seed = f"{plan.wish.seed}, round {number}"
-    words = Words(f"{seed}, second" if which else seed, ready[0].probe.tokens_per_word)  # of the first for both
-    return ready[which].form._replace(words=words), plan.arrivals(seed)
 
 
 # ---- summing up

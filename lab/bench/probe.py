@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from api.process.settings import Unusable
 from events.tool.words import printable
-from lab.bench.client import Endpoint
-from lab.bench.outcome import Outcome, error_text
+from lab.bench.client import Endpoint, Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Passage, Words
 from lab.bench.workloads import Conversation, Turn
@@ -39,11 +38,6 @@ class Probe(Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class Ready(NamedTuple):
-    form: Form
-    probe: Probe
-
-
 class RequestSettings(NamedTuple):
     model: str | None
     seed: str
@@ -59,7 +53,7 @@ def target_of(url: str) -> Target:
         raise Unusable(f"{url!r} is not the URL of an endpoint; write http://HOST:PORT or https://HOST:PORT") from error
 
 
-async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
+async def probe(endpoint: Endpoint, wish: RequestSettings) -> tuple[Form, Probe]:
     timeout_s = endpoint.timeout_s
     endpoint.timeout_s = min(timeout_s, PATIENCE_S)
     try:
@@ -74,18 +68,15 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
     if len(lengths) == 2 and lengths[0] is not None and lengths[1] is not None:
         measured = max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))
-    return Ready(
-        form,
-        Probe(
-            model=model,
-            tokens_per_word=measured or 1.0,
-            is_measured=measured is not None,
-            ignores_eos=form.dialect.ignore_eos,
-            tells_usage=short.prompt_tokens is not None,
-            requests=len(sent),
-            prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
-            cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
-        ),
+    return form, Probe(
+        model=model,
+        tokens_per_word=measured or 1.0,
+        is_measured=measured is not None,
+        ignores_eos=form.dialect.ignore_eos,
+        tells_usage=short.prompt_tokens is not None,
+        requests=len(sent),
+        prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
+        cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
     )
 
 
@@ -93,11 +84,10 @@ async def only_model(endpoint: Endpoint, patience: str) -> str:
     """The model that is served; `patience` is said of an endpoint that is mute."""
     url = endpoint.target.url
     try:
-        status, body = await endpoint.fetch("GET", "/v1/models")
-    except TimeoutError as error:
-        raise CannotAsk(f"{url} does not answer: timeout{patience}") from error
+        status, _, body = await endpoint.get("/v1/models")
     except Broken as error:
-        raise CannotAsk(f"{url} does not answer: {error}; is it started, and is that its address?") from error
+        why = f"timeout{patience}" if error.silent else f"{error}; is it started, and is that its address?"
+        raise CannotAsk(f"{url} does not answer: {why}") from error
     if status != 200:
         fixes = {401: "give --api-key", 403: "give --api-key", 404: "is this the API's root? If so, give --model"}
         fix = fixes.get(status, "give --model")

@@ -9,9 +9,8 @@ from rich.progress import Progress
 
 from events.tool.words import number, printable, seconds
 from fleet.display import Display
-from lab.bench.figures import Figures, Ratio
+from lab.bench.figures import EndpointResult, Figures, Ratio, Result
 from lab.bench.load import LoadGenerator
-from lab.bench.result import EndpointResult, Result
 from lab.percentiles import percentile
 from lab.writing import UNKNOWN, aligned
 from router.members.spec import Target

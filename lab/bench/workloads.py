@@ -1,6 +1,6 @@
 """Planned conversations, before they are text, and when they arrive: each prompt is the conversation so far.
 
-They come at random, as in a trace, or whenever a client is free. There are six kinds of traffic,
+They come at random, evenly or in bursts; as in a trace; or whenever a client is free. There are six kinds of traffic,
 each an endless row of conversations that follows from a seed: those of tests/bench/workloads.py, in messages. What is
 in them is said in docs/bench.md.
 """
@@ -12,6 +12,13 @@ from typing import NamedTuple
 
 from lab.bench.words import Passage
 from lab.trace.requests import Trace
+
+BURST_SHAPE = 0.25  # of a gamma distribution: the deviation of the gaps is twice their mean
+GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
+    "poisson": lambda chance: chance.expovariate(1),
+    "constant": lambda chance: 1.0,  # noqa: ARG005
+    "bursty": lambda chance: chance.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE),
+}
 
 
 class Turn(NamedTuple):
@@ -31,12 +38,12 @@ class Arrival(NamedTuple):
     talk: Conversation
 
 
-def arriving(conversations: Iterable[Conversation], requests_per_s: float, seed: str) -> Iterator[Arrival]:
-    """Yield arrivals at random (Poisson), at a rate of requests: a conversation counts with all its turns."""
+def arriving(conversations: Iterable[Conversation], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
+    """Yield arrivals at a rate of requests: a conversation counts with all its turns."""
     chance, at_s = random.Random(f"arrivals {seed}"), 0.0
     for talk in conversations:
         yield Arrival(at_s, talk)
-        at_s += chance.expovariate(1) * len(talk.turns) / requests_per_s
+        at_s += GAPS[kind](chance) * len(talk.turns) / requests_per_s
 
 
 def at_once(conversations: Iterable[Conversation]) -> Iterator[Arrival]:

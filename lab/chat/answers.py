@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from events.tool.words import printable, printable_lines
-from lab.bench.client import Endpoint
-from lab.bench.outcome import Outcome
+from lab.bench.client import Endpoint, Outcome
 from lab.bench.probe import UNKNOWN_FIELD, only_model
 from lab.bench.prompts import CHAT
 from router.console.formatting import duration

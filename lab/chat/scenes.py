@@ -3,20 +3,28 @@
 import os
 import secrets
 import signal
+import subprocess
 import sys
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
+from api.process.lifeline import die_with_parent
 from events.tool.words import printable
+from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
 from fleet.commands.client import FleetClient
 from fleet.commands.view import ReplicaView
 from fleet.display import has_cursor
+from fleet.host.child import LAST_LINES, Log, module
 from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
 from router.console.asking import Client
@@ -153,3 +161,39 @@ def kill(replica: ReplicaView) -> None:
             os.close(process)
     except OSError as error:
         raise click.ClickException(f"cannot kill {replica.name}: {error}") from error
+
+
+LOOK_S = 0.05
+READY = "Ctrl-C ends everything."  # what `warmroute up` says last, once all can be asked
+
+
+@contextmanager
+def own_fleet() -> Iterator[LocalFleet]:
+    """Run two replicas and a router; a click error, with what `warmroute up` has said, if they cannot start."""
+    parent = os.getpid()
+    # A folder for logs: `up` would keep its own after a kill.
+    with tempfile.TemporaryDirectory() as folder, closing(Log(Path(folder, "up.log"))) as log:
+        process = subprocess.Popen(
+            module("fleet", "up", "--no-ray", "--port", "0", "--log-dir", folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log.descriptor,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends the fleet in order
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+        try:
+            with Status("Starting two replicas and a router", console=Console(stderr=True)):
+                while READY not in (said := log.tail(0)):
+                    if process.poll() is not None:
+                        last = "\n".join(said.splitlines()[-LAST_LINES:])
+                        raise click.ClickException(f"`warmroute up` cannot start a fleet to show:\n{last}")
+                    time.sleep(LOOK_S)
+            [fleet] = [fleet for fleet in recorded_fleets() if fleet.pid == process.pid]
+            yield fleet
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait()
+            except KeyboardInterrupt:  # a second one does not wait
+                process.kill()
+                process.wait()

@@ -99,12 +99,11 @@ def analyze(
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     with progress("analyzing", 1):
-        result = analysis_of(trace, read, chosen)
-    found = result.analysis
+        found, curve, order = analysis_of(trace, read, chosen)
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
     if order_path is not None:
-        assert result.order is not None, "it was asked for"
-        names = [trace.requests[place].name for place in result.order.tolist()]
+        assert order is not None, "it was asked for"
+        names = [trace.requests[place].name for place in order.tolist()]
         write_whole(order_path, "".join(f"{name}\n" for name in (*names, *trace.left_out)))
     if plot_path is not None:
-        report.plot(plot_path, found.name, result.curve)
+        report.plot(plot_path, found.name, curve)

@@ -34,8 +34,7 @@ def demo(which: str | None, fleet_key: str | None, api_key: str | None) -> None:
     """
     from lab.bench.probe import target_of  # HTTP clients: not needed to refuse arguments
     from lab.chat.answers import Place
-    from lab.chat.own_fleet import own_fleet
-    from lab.chat.scenes import KILLABLE, Demonstration
+    from lab.chat.scenes import KILLABLE, Demonstration, own_fleet
 
     with ExitStack() as stack:
         if which is None and not running_fleets():

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import socket
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -35,24 +34,12 @@ SHADOW = Table(
 )
 
 
-class Address(click.ParamType[tuple[str, int]]):
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):([0-9]{1,5})", str(value))
-        if found is None or int(found[2]) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT, such as 127.0.0.1:8900.", param, ctx)
-        return found[1].strip("[]"), int(found[2])
-
-
 @click.command(cls=SettingsCommand, table=SHADOW)
 @option("--requests", "FILE|-", "Requests with their bodies, one JSON object per line; -: standard input.", type=INPUT)
 @click.option(
     "--follow/--no-follow", default=True, show_default=True, help="At FILE's end, wait for more lines, or end."
 )
-@option("--listen", "HOST:PORT", "Take copies of requests here, over HTTP.", type=Address())
+@option("--listen", "HOST:PORT", "Take copies of requests here, over HTTP.")
 @option(
     "--interval",
     "SECONDS",
@@ -74,7 +61,7 @@ class Address(click.ParamType[tuple[str, int]]):
 def shadow(
     requests: str | None,
     follow: bool,
-    listen: tuple[str, int] | None,
+    listen: str | None,
     interval_s: float,
     capacity_tokens: int | None,
     prefill_tokens_per_s: float | None,
@@ -99,13 +86,22 @@ def shadow(
         raise Unusable("there are no requests to watch; give --listen HOST:PORT, or --requests FILE")
     config = config_of(settings)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    listener = None if listen is None else _listening(*listen)
     import uvloop
 
+    from api.http.server import listen as listen_at
     from lab.shadow.findings import findings, lines  # a web framework: not needed to refuse a setting
     from lab.shadow.twin import FIT_RUNS, RUNS
     from lab.shadow.watch import Wanted, watched
 
+    listener = None
+    if listen is not None:
+        where = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):([0-9]{1,5})", listen)
+        if where is None or int(where[2]) > 65535:
+            raise Unusable(f"--listen: {listen!r} is not HOST:PORT, such as 127.0.0.1:8900")
+        try:
+            listener = listen_at(where[1].strip("[]"), int(where[2]))
+        except OSError as error:
+            raise Unusable(f"--listen: cannot listen on {listen}: {error.strerror or error}") from error
     wanted = Wanted(config=config, requests=requests, follow=follow, listener=listener, interval_s=interval_s)
     with nullcontext() if listener is None else listener:
         seen = uvloop.run(watched(wanted, partial(click.echo, err=True)))
@@ -121,12 +117,3 @@ def shadow(
         )
     click.echo(msgspec.json.encode(found) if as_json else "\n".join(lines(found)))
     return 0
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    from api.http.server import listen  # a web framework: not needed to refuse a setting
-
-    try:
-        return listen(host, port)
-    except OSError as error:
-        raise Unusable(f"--listen: cannot listen on {host}:{port}: {error.strerror or error}") from error

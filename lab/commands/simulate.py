@@ -1,6 +1,6 @@
 """`warmroute simulate`: compare policies on a trace."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
 from lab.trace.enough import too_short
 from lab.trace.formats import read_trace
-from lab.trace.shaping import at_rate, coarsened, sped_up
+from lab.trace.requests import at_rate, coarsened, sped_up
 from router.placement.policy import POLICIES
 
 DEFAULTS = Settings()
-DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
-USUAL = ",".join(DEFAULT_POLICIES)
+USUAL = "round-robin,least-loaded,prefix,cost"
 MODELS = click.Choice(["fifo", "engine"])
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
+OF_REPLAY = {"recording", "log", "policy", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
 COUNT, TOKENS = click.IntRange(1), click.IntRange(0)
 RATE_OR_0 = FiniteRange(min=0, max=1e9)
@@ -45,34 +44,6 @@ NEEDS = {
 }
 OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error", "pull_tokens_per_s")
 EXCLUDES = [("speed", "load"), *((name, "events") for name in OF_EVENTS)]
-
-
-class Names(click.ParamType[tuple[str, ...]]):
-    """Several of them, with commas between."""
-
-    name = "P,..."
-
-    def __init__(self, known: Sequence[str]) -> None:
-        self.known = known
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        names = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
-        for name in names:
-            if name not in self.known:
-                self.fail(f"{name!r} is not one of {', '.join(self.known)}.", param, ctx)
-        return tuple(dict.fromkeys(names))
-
-
-class Named(click.ParamType[tuple[str, str]]):
-    name = "NAME=ENDPOINT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        name, equals, endpoint = str(value).partition("=")
-        if not (name and equals and endpoint):
-            self.fail(
-                f"{value!r} is not NAME=ENDPOINT, a replica of the log and a source of the recording.", param, ctx
-            )
-        return name, endpoint
 
 
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
@@ -95,27 +66,15 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
-@option(
-    "--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]", name="policies", type=Names(tuple(POLICIES))
-)
-@option(
-    "--model",
-    "NAME",
-    "fifo: one prefill at a time; engine: the engine's own scheduler (slower).",
-    type=MODELS,
-    default="fifo",
-)
+@option("--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]")
+@option("--model", "NAME", "fifo: one prefill at a time; engine: our scheduler (slower).", type=MODELS, default="fifo")
 @option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=COUNT, default=1)
 @option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=COUNT)
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
-@click.option(
-    "--closed-loop", is_flag=True, help="A session's turn comes its gap after the end of the last, at most 120 s."
-)
+@click.option("--closed-loop", is_flag=True, help="A session's turn comes when the last has ended and its gap is over.")
 @click.option("--no-events", "events", flag_value=False, default=True, help="Replicas send no events.")
-@click.option(
-    "--no-optimistic", "optimistic", flag_value=False, default=True, help="Only blocks in events count as cached."
-)
+@click.option("--no-optimistic", "optimistic", flag_value=False, default=True, help="Only what events say is cached.")
 @fleet_option("--event-delay", "S", "Delay events by S seconds.", "event_delay_s", SECONDS)
 @fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
 @fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
@@ -123,14 +82,7 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--peer-delay", "S", "Routers tell each other what they sent, S seconds later.", "peer_delay_s", SECONDS)
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
-@option(
-    "--source",
-    "NAME=ENDPOINT",
-    "Replay: match a replica in the log to a source.",
-    name="sources",
-    type=Named(),
-    multiple=True,
-)
+@option("--source", "NAME=ENDPOINT", "Replay: a replica of the log and its source.", name="sources", multiple=True)
 @click.option("--no-bounds", is_flag=True, help="Leave out the bounds that no policy can beat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @plot_option("TTFT")
@@ -141,14 +93,14 @@ def simulate(
     path: Path | None,
     load: float | None,
     speed: float | None,
-    policies: tuple[str, ...] | None,
+    policy: str | None,
     coarsen: int,
     block_tokens: int | None,
     jitter: float,
     seeds: int,
     recording: Path | None,
     log: Path | None,
-    sources: tuple[tuple[str, str], ...],
+    sources: tuple[str, ...],
     no_bounds: bool,
     as_json: bool,
     plot_path: Path | None,
@@ -184,13 +136,30 @@ def simulate(
       warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4 --plot ttft.svg
       warmroute simulate --recording incident.wre --requests requests.jsonl
     """
+    policies = tuple(dict.fromkeys((policy or USUAL).split(",")))
+    for name in policies:
+        if name not in POLICIES:
+            raise Unusable(f"--policy: {name!r} is not one of {', '.join(POLICIES)}; name one of them")
     if recording is not None or log is not None:
-        _replay(ctx, recording, log, policies, dict(sources), as_json=as_json)
-        return
+        if recording is None or log is None:
+            raise Unusable("a replay needs both: --recording FILE and --requests LOG")
+        if policy is not None and len(policies) > 1:
+            raise Unusable(f"a replay has one policy, not {len(policies)}: give --policy {policies[0]}")
+        for name, flag in given_options().items():
+            if name not in OF_REPLAY:
+                raise Unusable(f"{flag} has no effect in a replay; leave it out")
+        for each in sources:
+            if not all(each.partition("=")):
+                raise Unusable(f"--source: {each!r} is not NAME=ENDPOINT, a replica of the log and its source")
+        named = dict(each.split("=", 1) for each in sources)
+        with progress("replaying", 100) as tell:
+            told = replay(recording, log, policy=policies[0] if policy else None, sources=named, on_progress=tell)
+        click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
+        ctx.exit(0 if told.is_same else 1)
     if path is None:
         raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
     check_options(NEEDS, EXCLUDES)
-    policies, settings = policies or DEFAULT_POLICIES, Settings(**fleet)
+    settings = Settings(**fleet)
     if settings.prefill_replicas >= settings.replicas:
         raise Unusable(f"--prefill-replicas {settings.prefill_replicas} leaves no replica that generates; give fewer")
     with progress("reading", path.stat().st_size) as tell:
@@ -218,25 +187,3 @@ def simulate(
         click.echo("\n".join(report.lines(trace, settings, rows)))
     if plot_path is not None:
         report.plot(plot_path, trace, settings, rows)
-
-
-def _replay(
-    ctx: click.Context,
-    recording: Path | None,
-    log: Path | None,
-    policies: tuple[str, ...] | None,
-    sources: dict[str, str],
-    *,
-    as_json: bool,
-) -> None:
-    if recording is None or log is None:
-        raise Unusable("a replay needs both: --recording FILE and --requests LOG")
-    if policies is not None and len(policies) > 1:
-        raise Unusable(f"a replay has one policy, not {len(policies)}: give --policy {policies[0]}")
-    for name, flag in given_options().items():
-        if name not in OF_REPLAY:
-            raise Unusable(f"{flag} has no effect in a replay; leave it out")
-    with progress("replaying", 100) as tell:
-        told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
-    click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
-    ctx.exit(0 if told.is_same else 1)

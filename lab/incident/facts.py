@@ -7,9 +7,7 @@ time, they mean the same replica, even under different names; so the clocks of r
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple, TypeAlias
-
-from msgspec import Struct
+from typing import Literal, NamedTuple
 
 from api.process.settings import Unusable
 from events.native import Status, decode_status
@@ -18,35 +16,14 @@ from events.source import Record
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 
 
-class Asked(NamedTuple):
-    """The router looked for a replica."""
+class Fact(NamedTuple):
+    """The router looked for a replica (a decision), or a request went there, began or ended (a sending)."""
 
     order: int
     at_s: float
     line: LogLine
-    decided: Decided
-
-
-class _OfSending(Struct, frozen=True, eq=False):
-    order: int
-    at_s: float
-    line: LogLine
-    sending: Sending
-
-
-class Sent(_OfSending, frozen=True, eq=False):
-    """The request went to a replica."""
-
-
-class Begun(_OfSending, frozen=True, eq=False):
-    """A good response head came, or the first token of a streamed answer."""
-
-
-class Ended(_OfSending, frozen=True, eq=False):
-    """The answer was complete, it failed, or its client left."""
-
-
-Fact: TypeAlias = Asked | Sent | Begun | Ended
+    of: Decided | Sending
+    kind: Literal["asked", "sent", "begun", "ended"]
 
 
 class Run(NamedTuple):
@@ -80,13 +57,13 @@ def runs_of(lines: Iterable[LogLine]) -> list[Run]:
 
 def facts_of(line: LogLine) -> Iterable[Fact]:
     for decided in line.decisions:
-        yield Asked(decided.order, decided.at_s, line, decided)
+        yield Fact(decided.order, decided.at_s, line, decided, "asked")
     for one in line.sendings:
-        yield Sent(one.sent_order, one.sent_at_s, line, one)
+        yield Fact(one.sent_order, one.sent_at_s, line, one, "sent")
         if one.begun_order >= 0:
-            yield Begun(one.begun_order, one.begun_at_s, line, one)
+            yield Fact(one.begun_order, one.begun_at_s, line, one, "begun")
         if one.ended_order >= 0:
-            yield Ended(one.ended_order, one.ended_at_s, line, one)
+            yield Fact(one.ended_order, one.ended_at_s, line, one, "ended")
 
 
 class Survey(NamedTuple):

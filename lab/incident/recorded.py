@@ -15,9 +15,9 @@ from events.native import Status
 from events.recording.recording import Recording, feed_record
 from events.source import Record, Source
 from lab.incident.comparison import Beside, beside
-from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent, Survey, status_of
+from lab.incident.facts import Fact, Run, Survey, status_of
 from lab.replay.state import ReplayState, ReplicaReplay
-from router.log_lines import Decided, LogLine, Report, Weighed
+from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feed import ReplicaFeed
 from router.placement.ages import CacheAges, Reuse
 from router.placement.cost import Question
@@ -170,7 +170,7 @@ class RecordedReplica(ReplicaReplay):
 
 
 class RecordedRouter(ReplayState):
-    """The replay of one run: `advance` applies its facts in order, `again` repeats the decision of an `Asked` fact."""
+    """The replay of one run: `advance` applies its facts in order, `again` repeats a decision."""
 
     def __init__(self, recording: Recording, run: Run, survey: Survey) -> None:
         super().__init__()
@@ -203,33 +203,30 @@ class RecordedRouter(ReplayState):
                 if record.source == source or record.kind == "session":
                     replica.take(record, self._offset_s, self._reports.get(source, {}))
             self._next = next(self._records, None)
-        known = {one.name: one for one in fact.decided.candidates} if isinstance(fact, Asked) else {}
+        candidates = fact.of.candidates if isinstance(fact.of, Decided) else []
+        known = {one.name: one for one in candidates}
         for name, replica in self.replicas.items():
             report = known[name].report if name in known else None
             replica.apply_statuses(fact.order, fact.at_s, report.ts if report is not None else None)
         self.placement.expire(fact.at_s)
-        match fact:
-            case Asked():
-                for one in fact.decided.candidates:
-                    if one.seq is not None:
-                        self.replicas[one.name].apply_events(one.seq, recorder_s, alone=self._is_damaged)
-                    self.replicas[one.name].take_logged(one, fact.at_s)
-            case Sent():
-                self._send(fact)
-            case Begun(_, at_s, _, sending):
-                self.begun(sending.sent_order, at_s)
-            case Ended(_, at_s, _, sending):
-                self.ended(sending.sent_order, at_s)
+        for one in candidates:
+            if one.seq is not None:
+                self.replicas[one.name].apply_events(one.seq, recorder_s, alone=self._is_damaged)
+            self.replicas[one.name].take_logged(one, fact.at_s)
+        if isinstance(fact.of, Sending):
+            if fact.kind == "sent":
+                self._send(fact.line, fact.of)
+            else:
+                (self.begun if fact.kind == "begun" else self.ended)(fact.of.sent_order, fact.at_s)
 
-    def _send(self, fact: Sent) -> None:
-        one, line = fact.sending, fact.line
+    def _send(self, line: LogLine, one: Sending) -> None:
         known = (
             side.block_tokens for decided in line.decisions for side in decided.candidates if side.name == one.replica
         )
         has_blocks = line.exact and next(known, APPROXIMATE) == line.block_tokens
         self.placed[one.sent_order] = self.placement.sent_as(
             self.replicas[one.replica].load,
-            fact.at_s,
+            one.sent_at_s,
             one.uncached_tokens,
             one.streamed,
             one.priority_s,
@@ -239,9 +236,8 @@ class RecordedRouter(ReplayState):
             stands_back=one.stands_back,
         )
 
-    def again(self, fact: Asked, policy: str) -> Decision:
+    def again(self, line: LogLine, decided: Decided, policy: str) -> Decision:
         """Decide again with the present code and the logged tie-break seed."""
-        line, decided = fact.line, fact.decided
         candidates = [self.replicas[one.name].candidate for one in decided.candidates]
         own = [one for one in decided.candidates if self._is_matched(line, one)]
         slots = {line.block_tokens: sum(1 << self.replicas[one.name].candidate.slot for one in own)} if own else {}
@@ -280,18 +276,18 @@ class RecordedRouter(ReplayState):
         has_blocks = line.exact and one.block_tokens != APPROXIMATE and one.block_tokens == line.block_tokens
         return has_blocks and one.seq is not None and self.replicas[one.name].is_recorded
 
-    def beside(self, fact: Asked, decision: Decision) -> list[Beside]:
+    def beside(self, line: LogLine, decided: Decided, decision: Decision) -> list[Beside]:
         seqs: list[int | None] = []
-        for one in fact.decided.candidates:
-            looked_up = self._is_matched(fact.line, one)
+        for one in decided.candidates:
+            looked_up = self._is_matched(line, one)
             seqs.append(self.replicas[one.name].last_seq if looked_up else one.seq)
             if not looked_up:
                 self.guessed[one.name] = self.guessed.get(one.name, 0) + 1
-        return beside(fact.decided, decision, seqs)
+        return beside(decided, decision, seqs)
 
-    def uncovered(self, decided: Decided, at_s: float) -> str | None:
+    def uncovered(self, decided: Decided) -> str | None:
         """The reason why the recording does not cover this decision; None if it does."""
-        recorder_s = at_s + self._offset_s
+        recorder_s = decided.at_s + self._offset_s
         for one in decided.candidates:
             replica = self.replicas[one.name]
             if not replica.is_recorded or one.seq is None:

@@ -9,9 +9,10 @@ from msgspec import Struct, field
 from api.process.settings import Unusable
 from events.recording.recording import BadRecording, Recording
 from lab.incident.comparison import Difference, kind_of
-from lab.incident.facts import Asked, runs_of, survey
+from lab.incident.facts import runs_of, survey
 from lab.incident.recorded import RecordedRouter
 from lab.trace.formats import read_log
+from router.log_lines import Decided, LogLine
 from router.placement.policy import POLICIES
 
 FACTS_PER_TELLING = 64
@@ -80,8 +81,8 @@ def replay(
     runs = runs_of(lines)
     if not runs:
         raise Unusable(f"{log}: none of its {len(lines):,} lines says how it was decided; write it with --request-log")
-    questions = [fact for run in runs for fact in run.facts if isinstance(fact, Asked)]
-    policies = {policy: ""} if policy is not None else {one.decided.policy: f"{log}: " for one in questions}
+    questions = [decided for run in runs for line in run.lines for decided in line.decisions]
+    policies = {policy: ""} if policy is not None else {one.policy: f"{log}: " for one in questions}
     for name, where in policies.items():  # the log's own ones need not be known if another one is asked for
         if name not in POLICIES:
             raise Unusable(f"{where}the policy {name!r} is not known; use one of {', '.join(POLICIES)}")
@@ -102,8 +103,8 @@ def replay(
         router = RecordedRouter(tape, run, known)
         for number, fact in enumerate(run.facts):
             router.advance(fact)
-            if isinstance(fact, Asked):
-                _compare(told, router, fact)
+            if isinstance(fact.of, Decided):
+                _compare(told, router, fact.line, fact.of)
             if number % FACTS_PER_TELLING == 0:
                 on_progress(100 * (done + number) // total)
         done += len(run.facts)
@@ -113,14 +114,13 @@ def replay(
     return told
 
 
-def _compare(told: IncidentReplay, router: RecordedRouter, fact: Asked) -> None:
-    why_not = router.uncovered(fact.decided, fact.at_s)
+def _compare(told: IncidentReplay, router: RecordedRouter, line: LogLine, decided: Decided) -> None:
+    why_not = router.uncovered(decided)
     if why_not is not None:
         told.uncovered[why_not] = told.uncovered.get(why_not, 0) + 1
         return
-    decided, line = fact.decided, fact.line
-    decision = router.again(fact, told.policy or decided.policy)
-    sides = router.beside(fact, decision)
+    decision = router.again(line, decided, told.policy or decided.policy)
+    sides = router.beside(line, decided, decision)
     chosen = None if decision.chosen is None else decision.chosen.name
     told.compared += 1
     for side in sides:  # figures of both choices are those of the replay, so that they are comparable

@@ -40,29 +40,26 @@ class BadLine(ValueError):
     """A line without a request that can be placed."""
 
 
-class Incoming(Struct, frozen=True, kw_only=True):
-    ts: float  # when it came, seconds since 1970
-    body: bytes
-    path: str = ""  # empty: its fields tell the API
-    headers: Sequence[Header] = ()
-    request_id: str = ""
-    replica: str | None = None  # that served it
-    cached_tokens: int | None = None  # as the replica reported
-    output_tokens: int | None = None
-    ttft_s: float | None = None
+class Served(Struct, frozen=True, kw_only=True):
+    """The fields of a line, beside its time and its body: those of a router's request log are among them."""
 
-
-class _Line(Struct, kw_only=True):
-    """The fields that are read of a line, those of a router's request log included."""
-
-    raw_body: Raw = field(default=NO_BODY, name="body")
-    ts: Seconds | None = None
-    path: Name = ""
+    path: Name = ""  # empty: the body's fields tell the API
     request_id: Name = ""
-    replica: Name | None = None
-    cached_tokens: Tokens | None = None
+    replica: Name | None = None  # that served it
+    cached_tokens: Tokens | None = None  # as the replica reported
     output_tokens: Tokens | None = None
     ttft_s: Seconds | None = None
+
+
+class _Line(Served, frozen=True, kw_only=True):
+    raw_body: Raw = field(default=NO_BODY, name="body")
+    ts: Seconds | None = None
+
+
+class Incoming(Served, frozen=True, kw_only=True):
+    ts: float  # when it came, seconds since 1970
+    body: bytes
+    headers: Sequence[Header] = ()
 
 
 _decode = msgspec.json.Decoder(_Line).decode
@@ -76,16 +73,8 @@ def parse_line(line: bytes, now_ts: float) -> Incoming:
         raise BadLine(f"it is no request: {error}; {EXPECTED}") from error
     if not read.raw_body:
         raise BadLine(f"it has no body; {NO_BODIES}")
-    return Incoming(
-        ts=now_ts if read.ts is None else read.ts,
-        body=bytes(read.raw_body),
-        path=read.path,
-        request_id=read.request_id,
-        replica=read.replica,
-        cached_tokens=read.cached_tokens,
-        output_tokens=read.output_tokens,
-        ttft_s=read.ttft_s,
-    )
+    told = {name: getattr(read, name) for name in Served.__struct_fields__}
+    return Incoming(ts=now_ts if read.ts is None else read.ts, body=bytes(read.raw_body), **told)
 
 
 CHUNK_BYTES = 256 * 1024

@@ -5,7 +5,7 @@ had decided. Both runs start with empty caches. What replicas do not tell of the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from math import sqrt
 from statistics import fmean
@@ -20,8 +20,7 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
 from lab.trace.formats import beginnings_named
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import coarsened
+from lab.trace.requests import Trace, TraceRequest, coarsened
 from router.placement.index import APPROXIMATE, USUAL_APPROXIMATE_BLOCK_TOKENS
 
 SEEDS = 4  # runs of the placement, which draws among equals: their queues differ by a tenth
@@ -94,44 +93,35 @@ class Case(NamedTuple):
 
 
 def cases_of(records: Iterable[Record], replicas: Sequence[Followed], speeds: Speeds) -> tuple[list[Case], int]:
-    """One case for each model, and the number of requests that are left out of them."""
+    """One case for each model, and the number of requests that are left out of them.
+
+    A case has the requests whose blocks have the most common size, which fit into a cache, and whose replica is known.
+    """
     by_model: dict[str, list[Record]] = {}
     for record in records:
         by_model.setdefault(record.model, []).append(record)
     cases, left_out = [], 0
     for model, own in by_model.items():
-        case = _case(own, [one for one in replicas if model in one.models], speeds)
-        left_out += len(own) - (0 if case is None else len(case.records))
-        if case is not None:
-            cases.append(case)
+        serving = [one for one in replicas if model in one.models]
+        names = [one.name for one in serving]
+        size = Counter(record.block_tokens for record in own).most_common(1)[0][0]
+        block_tokens = size or USUAL_APPROXIMATE_BLOCK_TOKENS
+        most = speeds.capacity_tokens // block_tokens * block_tokens
+        kept = [one for one in own if one.block_tokens == size and one.tokens <= most and one.replica in names]
+        left_out += len(own) - len(kept)
+        if not kept:
+            continue
+        kept.sort(key=lambda record: record.ts)
+        settings = Settings(
+            replicas=len(names),
+            capacity_tokens=speeds.capacity_tokens,
+            prefill_tokens_per_s=speeds.pace_tokens_per_s,
+            decode_tokens_per_s=speeds.decode_tokens_per_s,
+            events=size != APPROXIMATE,
+            ranked=all(one.native for one in serving),
+        )
+        cases.append(Case(kept, names, trace_of(kept, names, block_tokens, speeds.output_tokens), settings))
     return cases, left_out
-
-
-def _case(records: Sequence[Record], replicas: Sequence[Followed], speeds: Speeds) -> Case | None:
-    """The requests whose blocks have the most common size, that fit into a cache, and of which it is known where they
-    went; None: there are none.
-    """
-    names = [one.name for one in replicas]
-    size = Counter(record.block_tokens for record in records).most_common(1)[0][0]
-    block_tokens = size or USUAL_APPROXIMATE_BLOCK_TOKENS
-    most = speeds.capacity_tokens // block_tokens * block_tokens
-    kept = [
-        record
-        for record in records
-        if record.block_tokens == size and record.tokens <= most and record.replica in names
-    ]
-    if not kept:
-        return None
-    kept.sort(key=lambda record: record.ts)
-    settings = Settings(
-        replicas=len(names),
-        capacity_tokens=speeds.capacity_tokens,
-        prefill_tokens_per_s=speeds.pace_tokens_per_s,
-        decode_tokens_per_s=speeds.decode_tokens_per_s,
-        events=size != APPROXIMATE,
-        ranked=all(one.native for one in replicas),
-    )
-    return Case(kept, names, trace_of(kept, names, block_tokens, speeds.output_tokens), settings)
 
 
 def trace_of(records: Sequence[Record], names: Sequence[str], block_tokens: int, output_tokens: int) -> Trace:
@@ -182,8 +172,12 @@ def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] =
     for case in cases:
         own = _as_served(case, on_request)
         placed = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
-        misses += _misses(case, zip(own, placed[0], strict=True))
         served += own
+        for went, goes in zip(own, placed[0], strict=True):
+            if goes.uncached_tokens < went.uncached_tokens and not goes.is_refused:
+                hits = [went.request.input_tokens - one.uncached_tokens for one in (went, goes)]
+                names = [case.replicas[one.replica] for one in (went, goes)]
+                misses.append(Miss(case.records[went.number].request_id, names[0], hits[0], names[1], hits[1]))
         for run, jobs in zip(runs, placed, strict=True):
             run += jobs
     refused = sum(job.is_refused for job in runs[0])
@@ -238,16 +232,3 @@ def side_of(jobs: Iterable[Job]) -> Side:
         sum(job.uncached_tokens for job in known),
         sum(job.ttft_s for job in known),
     )
-
-
-def _misses(case: Case, pairs: Iterable[tuple[Job, Job]]) -> Iterator[Miss]:
-    for served, placed in pairs:
-        if placed.uncached_tokens < served.uncached_tokens and not placed.is_refused:
-            tokens = served.request.input_tokens
-            yield Miss(
-                case.records[served.number].request_id,
-                case.replicas[served.replica],
-                tokens - served.uncached_tokens,
-                case.replicas[placed.replica],
-                tokens - placed.uncached_tokens,
-            )

@@ -45,8 +45,7 @@ async def watched(wanted: Wanted, say: Callable[[str], None]) -> Seen | None:
     """Watch until a signal comes; None: it came before all was ready. Raise Unusable if nothing can be watched."""
     end = Signals().end
     async with following(wanted.config) as services:
-        ready = asyncio.create_task(wait_ready(services))
-        if await _first_of(ready, asyncio.create_task(end.wait())) is not ready:
+        if await _first_of(wait_ready(services), end.wait()):
             return None
         return await Watch(wanted, services, say).run(end)
 
@@ -60,32 +59,23 @@ class Watch:
         self._placing = Placing(services, self._skipped)
 
     async def run(self, end: asyncio.Event) -> Seen:
-        first = await sampled(self._services.members.servers.values())
+        services, whereabouts = self._services, self._placing.whereabouts
+        first = await sampled(services.members.servers.values())
         began_ts, began_s = time.time(), time.monotonic()
-        self._say(began_line(self._services, self._wanted.listener))
-
-        async def settle() -> None:
-            while True:
-                await asyncio.sleep(SETTLE_S)
-                self._placing.whereabouts.settle(self._services.now_s())
-
-        async def tell() -> None:
-            while True:
-                await asyncio.sleep(self._wanted.interval_s)
-                self._say(live_line(self._services, self._placing, self._skipped))
-
-        sides = [asyncio.create_task(settle()), asyncio.create_task(tell())]
-        try:
-            await _first_of(asyncio.create_task(self._sources()), asyncio.create_task(end.wait()))
-        finally:
-            await _cancelled(sides)
-        self._placing.whereabouts.settle(self._services.now_s())
-        self._placing.whereabouts.end()
-        last = await sampled(self._services.members.servers.values())
+        self._say(began_line(services, self._wanted.listener))
+        await _first_of(
+            self._sources(),
+            end.wait(),
+            _often(SETTLE_S, lambda: whereabouts.settle(services.now_s())),
+            _often(self._wanted.interval_s, lambda: self._say(live_line(services, self._placing, self._skipped))),
+        )
+        whereabouts.settle(services.now_s())
+        whereabouts.end()
+        last = await sampled(services.members.servers.values())
         return Seen(
             placing=self._placing,
             skipped=self._skipped,
-            replicas=followed(self._services, last),
+            replicas=followed(services, last),
             first=first,
             last=last,
             began_ts=began_ts,
@@ -94,16 +84,14 @@ class Watch:
 
     async def _sources(self) -> None:
         """Take requests from all sources until each has ended; that of copies never does."""
-        sources: list[Coroutine[None, None, None]] = []
-        if self._wanted.requests is not None:
-            sources.append(self._read(self._wanted.requests))
-        if self._wanted.listener is not None:
-            sources.append(self._listen(self._wanted.listener))
-        tasks = [asyncio.create_task(source) for source in sources]
         try:
-            await asyncio.gather(*tasks)
-        finally:
-            await _cancelled(tasks)
+            async with asyncio.TaskGroup() as group:
+                if self._wanted.requests is not None:
+                    group.create_task(self._read(self._wanted.requests))
+                if self._wanted.listener is not None:
+                    group.create_task(self._listen(self._wanted.listener))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
 
     async def _read(self, path: str) -> None:
         most_bytes = self._wanted.config.max_body_bytes
@@ -142,22 +130,24 @@ class Watch:
             mirror.end()
 
 
-async def _first_of(*tasks: asyncio.Task[object]) -> asyncio.Task[object]:
-    """Wait for the first of them, cancel the others, and return it; raise its error."""
+async def _often(interval_s: float, call: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        call()
+
+
+async def _first_of(*work: Coroutine[None, None, object]) -> int:
+    """Do all of it until one has ended; cancel the others, raise its error, and return its place."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = next(task for task in tasks if task.done())
+        ended.result()
+        return tasks.index(ended)
     finally:
-        done = [task for task in tasks if task.done()]
-        await _cancelled([task for task in tasks if not task.done()])
-    for task in done:
-        task.result()
-    return done[0]
-
-
-async def _cancelled(tasks: list[asyncio.Task[None]] | list[asyncio.Task[object]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def began_line(services: Services, listener: socket.socket | None) -> str:

@@ -13,8 +13,7 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.settings import Settings
 from lab.trace.enough import found_tokens
-from lab.trace.requests import Trace
-from lab.trace.shaping import jittered
+from lab.trace.requests import Trace, jittered
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -59,25 +59,17 @@ class MooncakeLine(Struct):
             raise ValueError("hash_runs are not pairs of a first number and a count")
 
     @property
-    def runs(self) -> Sequence[range]:
-        if self.hash_ids is not None:
-            return [range(number, number + 1) for number in self.hash_ids]
-        assert self.hash_runs is not None, "it has one or the other"
-        pairs = zip(self.hash_runs[::2], self.hash_runs[1::2], strict=True)
-        return [range(first, first + count) for first, count in pairs]
-
-    @property
-    def session_name(self) -> str | None:
-        return None if self.session is None else str(self.session)
-
-    @property
     def named(self) -> int:
         """How many blocks."""
         return len(self.hash_ids) if self.hash_ids is not None else sum((self.hash_runs or ())[1::2])
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        return self.hash_ids if self.hash_ids is not None else tuple(chain.from_iterable(self.runs))
+        if self.hash_ids is not None:
+            return self.hash_ids
+        assert self.hash_runs is not None, "it has one or the other"
+        pairs = zip(self.hash_runs[::2], self.hash_runs[1::2], strict=True)
+        return tuple(chain.from_iterable(range(first, first + count) for first, count in pairs))
 
 
 class _About(Struct):
@@ -190,7 +182,7 @@ def _of_mooncake(path: Path, numbered: Sequence[tuple[int, MooncakeLine]], block
         raise BadTrace(f"{path} names {named:,} blocks; {MOST_BLOCKS:,} can be read at once, split it")
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
-    unused = count(1 + max(run[-1] for line in lines for run in (*line.runs, range(1))))
+    unused = count(1 + max(max(line.blocks, default=0) for line in lines))
     requests = []
     for number, line in numbered:
         full, rest = divmod(line.input_length, size)
@@ -203,8 +195,8 @@ def _of_mooncake(path: Path, numbered: Sequence[tuple[int, MooncakeLine]], block
                 f"but it names {len(blocks):,}"
             )
         at_s = (line.timestamp - start_ms) / 1000
-        request = TraceRequest(at_s, line.input_length, line.output_length, blocks, line.session_name, name=str(number))
-        requests.append(request)
+        session = None if line.session is None else str(line.session)
+        requests.append(TraceRequest(at_s, line.input_length, line.output_length, blocks, session, name=str(number)))
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 

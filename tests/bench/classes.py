@@ -12,8 +12,7 @@ from statistics import fmean
 from lab.percentiles import percentile
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import at_rate
+from lab.trace.requests import Trace, TraceRequest, at_rate
 from router.placement.classes import ServiceClass
 from tests.bench.fairness import (
     CAPACITY,

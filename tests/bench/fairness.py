@@ -18,8 +18,7 @@ from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
 from lab.trace.formats import read_trace
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import at_rate
+from lab.trace.requests import Trace, TraceRequest, at_rate
 from router.placement.classes import FIRST_TOKEN_S, NAMES, WEIGHTS, ServiceClass
 from router.placement.cost import Candidate, Tenant
 from router.placement.shares import Shares

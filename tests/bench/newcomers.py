@@ -20,7 +20,7 @@ from lab.simulation.fleet import SimulatedFleet
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.report import duration
 from lab.simulation.settings import Settings
-from lab.trace.shaping import at_rate, jittered
+from lab.trace.requests import at_rate, jittered
 from router.placement.cost import INFINITE, Candidate
 from router.placement.decision import Decision
 from router.placement.policy import POLICIES, Draws, Ring

@@ -29,8 +29,7 @@ from lab.bench.workloads import replayed
 from lab.plots import drawing
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS
 from lab.trace.formats import read_trace
-from lab.trace.requests import Trace
-from lab.trace.shaping import coarsened, sped_up
+from lab.trace.requests import Trace, coarsened, sped_up
 from router.members.spec import parse_target
 from tests.bench.policies import LOAD, LOADS
 from tests.chaos.envoy import gateway, port_of_picker

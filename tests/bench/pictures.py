@@ -8,7 +8,7 @@ from lab.analysis.curve import curve_of
 from lab.simulation import report as ttfts
 from lab.simulation.comparison import compared
 from lab.simulation.settings import Settings
-from lab.trace.shaping import at_rate
+from lab.trace.requests import at_rate
 from tests.bench.policies import JITTER_S, LOAD, REQUESTS, RUNS
 from tests.lab.traffic import conversations
 

@@ -18,8 +18,7 @@ from lab.simulation.comparison import Outcome, compared
 from lab.simulation.report import duration
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS, Settings
 from lab.trace.formats import read_trace
-from lab.trace.requests import Trace
-from lab.trace.shaping import at_rate, coarsened
+from lab.trace.requests import Trace, at_rate, coarsened
 from tests.lab.traffic import agents, conversations, unshared
 
 FOLDER = "WARMROUTE_TRACES"

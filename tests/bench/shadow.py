@@ -18,8 +18,7 @@ from lab.bench.measure import Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.workloads import replayed
 from lab.shadow.findings import Findings, lines
-from lab.trace.requests import Trace
-from lab.trace.shaping import sped_up
+from lab.trace.requests import Trace, sped_up
 from router.members.spec import parse_target
 from tests.bench.peers import PEERS, REPLICAS, SMALL, Contender, Size, beside, ours, shrunk, speeds
 from tests.chaos.routers import Fleet, fleet

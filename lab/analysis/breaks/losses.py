@@ -15,9 +15,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from lab.analysis.breaks.prompts import Piece, Prompt
+from lab.analysis.breaks.prompts import Fault, Loss, Piece, Prompt, common, common_end, example_of
 from lab.analysis.breaks.repairs import ADDRESS
-from lab.analysis.breaks.texts import Fault, Loss, common, common_end, example_of
 
 HISTORY = Fault(
     "history changed or cut",
@@ -84,7 +83,7 @@ USER_DATA = ADDRESS
 SAMPLE = 64
 FEWEST_TEXTS = 4
 NEARLY_ALL = 0.8
-LEAST_LETTERS = 160  # constant and late, in a prompt
+LEAST_LATE_LETTERS = 160  # constant and late, in a prompt
 LEAST_SHARE = 0.15  # of the prompt's beginning
 SHORTEST_SENTENCE = 16
 LONGEST_DATUM = 200  # letters; more is a text rather than a name
@@ -162,7 +161,7 @@ def _loss(kind: Kind, users: Users) -> Loss | None:
     constant, end = _constant(sample), common_end(sample)
     before = sum(len(piece.text) for piece in kind.place.before)
     sampled = [_late(text, kind.shared[text], constant, end) for text in sample]
-    wanted = max(LEAST_LETTERS, LEAST_SHARE * (before + median(map(len, sample))))
+    wanted = max(LEAST_LATE_LETTERS, LEAST_SHARE * (before + median(map(len, sample))))
     if median(late.letters for late in sampled) < wanted:
         return None
     each = [_late(text, kind.shared[text], constant, end).letters for text in kind.texts]

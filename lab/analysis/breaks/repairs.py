@@ -9,11 +9,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from api.prompts.billing import BILLING_HEADER
-from lab.analysis.breaks.prompts import Piece, Prompt
-from lab.analysis.breaks.texts import Example, Fault
+from lab.analysis.breaks.prompts import Example, Fault, Piece, Prompt
 
 HEADER = Fault(
     "header line that changes with every request",
@@ -116,25 +116,26 @@ SHORTEST = 24  # letters
 _decoder = json.JSONDecoder()
 
 
-class Document(NamedTuple):
-    start: int
-    stop: int
-    meaning: str
+class Part(NamedTuple):
+    """Part of a text: a document with its meaning, or a value with its kind; other text has neither."""
+
+    text: str
+    kind: str | None = None
 
 
 def with_one_key_order(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Replace every way of writing a document by the first one."""
     texts = {piece.text for prompt in prompts for piece in (*prompt.leading, *prompt.rest)}
     texts.update(tool for prompt in prompts for tool in prompt.tools)
-    found = {text: documents for text in texts if "{" in text and (documents := list(_documents(text)))}
+    found = {text: parts for text in texts if len(parts := list(_with_documents(text))) > 1}
     forms: defaultdict[str, set[str]] = defaultdict(set)
-    for text, documents in found.items():
-        for document in documents:
-            forms[document.meaning].add(text[document.start : document.stop])
-    chosen = {meaning: min(ways) for meaning, ways in forms.items() if len(ways) > 1}
+    for part in chain.from_iterable(found.values()):
+        if part.kind is not None:
+            forms[part.kind].add(part.text)
+    chosen: dict[str | None, str] = {meaning: min(ways) for meaning, ways in forms.items() if len(ways) > 1}
     if not chosen:
         return list(prompts)
-    rewritten = {text: _rewritten(text, documents, chosen) for text, documents in found.items()}
+    rewritten = {text: "".join(chosen.get(part.kind, part.text) for part in parts) for text, parts in found.items()}
 
     def repaired(piece: Piece) -> Piece:
         return Piece(piece.role, rewritten.get(piece.text, piece.text))
@@ -149,9 +150,9 @@ def with_one_key_order(prompts: Sequence[Prompt]) -> list[Prompt]:
     ]
 
 
-def _documents(text: str) -> Iterator[Document]:
-    """The outermost objects in a text."""
-    at, tries = text.find("{"), 0
+def _with_documents(text: str) -> Iterator[Part]:
+    """Yield a text in parts, of which the outermost objects are documents."""
+    at, tries, end = text.find("{"), 0, 0
     while at >= 0 and tries < MOST_TRIES:
         try:
             value, stop = _decoder.raw_decode(text, at)
@@ -160,22 +161,17 @@ def _documents(text: str) -> Iterator[Document]:
             stop = at + 1
         else:
             if stop - at >= SHORTEST and _has_order(value):
-                yield Document(at, stop, json.dumps(value, sort_keys=True))
+                yield Part(text[end:at])
+                yield Part(text[at:stop], json.dumps(value, sort_keys=True))
+                end = stop
         at = text.find("{", stop)
+    yield Part(text[end:])
 
 
 def _has_order(value: object) -> bool:
     if isinstance(value, dict):
         return len(value) > 1 or any(map(_has_order, value.values()))
     return isinstance(value, list) and any(map(_has_order, value))
-
-
-def _rewritten(text: str, documents: Sequence[Document], chosen: dict[str, str]) -> str:
-    parts, end = [], 0
-    for document in documents:
-        parts += [text[end : document.start], chosen.get(document.meaning, text[document.start : document.stop])]
-        end = document.stop
-    return "".join([*parts, text[end:]])
 
 
 TIMESTAMP = Fault(
@@ -217,11 +213,6 @@ ANY = re.compile("|".join(f"(?P<{name}>{'|'.join(patterns)})" for name, patterns
 
 SENTENCES = re.compile(r"((?<=[.!?]) |\n)")
 MAY_MATCH = re.compile(r"[0-9@]|day\b")  # every match of ANY has one of these
-
-
-class Part(NamedTuple):
-    text: str
-    kind: str | None = None  # None: the text is no value
 
 
 class Masked(NamedTuple):

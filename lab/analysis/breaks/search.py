@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from lab.analysis.breaks.losses import changed_history, late_constants
-from lab.analysis.breaks.prompts import Prompt
+from lab.analysis.breaks.prompts import Fault, Finding, Loss, Prompt, computed_letters, example_of, shared_letters
 from lab.analysis.breaks.repairs import (
     CHANGE,
     REPAIRS,
@@ -22,7 +22,6 @@ from lab.analysis.breaks.repairs import (
     without_ignored_lines,
     without_volatile,
 )
-from lab.analysis.breaks.texts import Fault, Finding, Loss, computed_letters, example_of, shared_letters
 
 WORTH = 0.005  # of all tokens; less is not said
 FEWEST_REQUESTS = 3

@@ -5,13 +5,11 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from lab.analysis.accesses import accesses_of
+from lab.analysis.accesses import accesses_of, coarser, sharing_of
 from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of, hits_by_capacity, segments_of, with_headroom
-from lab.analysis.sharing import coarser, sharing_of
 from lab.trace.formats import beginnings_named
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import coarsened
+from lab.trace.requests import Trace, TraceRequest, coarsened
 from tests.lab.analysis.trees import full_blocks, trace_of, traces
 from tests.lab.traffic import conversations
 

@@ -8,8 +8,7 @@ from lab.analysis.curve import curve_of
 from lab.simulation.comparison import outcome_of
 from lab.simulation.fleet import simulated
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace
-from lab.trace.shaping import at_rate, coarsened
+from lab.trace.requests import Trace, at_rate, coarsened
 from tests.lab.published import published
 from tests.lab.traffic import agents, conversations
 

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
+from lab.bench.client import Outcome
 from lab.bench.figures import FIGURES, Ratio, compare, figures, ratio
-from lab.bench.outcome import Outcome
 
 Chance = random.Random
 

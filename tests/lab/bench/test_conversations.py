@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
 from lab.bench.workloads import TURNS, arriving, conversations, limited, replayed
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import sped_up
+from lab.trace.requests import Trace, TraceRequest, sped_up
 
 COUNT = 4000
 
 
-def times(workload: str = "chatbot", rate: float = 10.0, seed: str = "1") -> list[float]:
-    return [one.at_s for one in islice(arriving(conversations(workload, "1"), rate, seed), COUNT)]
+def times(kind: str, workload: str = "chatbot", rate: float = 10.0, seed: str = "1") -> list[float]:
+    return [one.at_s for one in islice(arriving(conversations(workload, "1"), kind, rate, seed), COUNT)]
 
 
-def test_a_rate_is_kept_on_average_and_comes_at_random() -> None:
-    found = [after - before for before, after in pairwise(times())]
+@pytest.mark.parametrize(("kind", "variation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)])
+def test_a_rate_is_kept_on_average_and_spread_as_its_kind_says(kind: str, variation: float) -> None:
+    found = [after - before for before, after in pairwise(times(kind))]
     assert statistics.mean(found) == pytest.approx(0.1, rel=0.1)
-    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(1.0, abs=0.15)
+    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(variation, abs=0.15)
 
 
 def test_equal_seeds_come_at_the_same_times() -> None:
-    assert times() == times()
-    assert times() != times(seed="2")
+    assert times("bursty") == times("bursty")
+    assert times("bursty") != times("bursty", seed="2")
 
 
 def test_a_conversation_counts_with_all_its_turns() -> None:
-    assert times("multi-turn") == pytest.approx([TURNS * at_s for at_s in times()])
+    assert times("constant", "multi-turn") == pytest.approx([TURNS * at_s for at_s in times("constant")])
 
 
 def trace(*requests: TraceRequest, block_tokens: int = 16) -> Trace:

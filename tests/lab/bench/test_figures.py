@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from lab.bench.client import Outcome
 from lab.bench.figures import figures
-from lab.bench.outcome import Outcome
 
 
 def outcome(at_s: float = 0.0, ttft_s: float = 0.1, e2e_s: float = 1.0, **fields: Any) -> Outcome:

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from lab.bench.client import Outcome
 from lab.bench.measure import Measured
-from lab.bench.outcome import Outcome
 from lab.bench.words import Passage
 from lab.bench.workloads import Conversation, Turn
 from tests.lab.bench.endpoints import Call, closed, endpoint, opened, singles

@@ -7,11 +7,10 @@ import time
 
 from msgspec.structs import replace
 
-from lab.bench.figures import figures
+from lab.bench.figures import EndpointResult, figures, warnings
 from lab.bench.load import Limits, LoadGenerator, Overhead, OverheadMeter
 from lab.bench.measure import Plan, measured, summed_up
 from lab.bench.probe import Probe, RequestSettings
-from lab.bench.result import EndpointResult, warnings
 from lab.bench.workloads import at_once
 from lab.percentiles import spread
 from router.members.spec import Target, parse_target

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from events.tool.words import printable_lines
-from lab.bench.outcome import Outcome
+from lab.bench.client import Outcome
 from lab.chat.answers import LONGEST_ANSWER, Answer, figures
 from lab.chat.conversation import MOST_FILE_BYTES
 from lab.commands.chat import chat

@@ -11,8 +11,7 @@ from lab.simulation.fleet import SimulatedFleet, simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import at_rate, coarsened
+from lab.trace.requests import Trace, TraceRequest, at_rate, coarsened
 from router.placement.effects import PATIENCE
 from tests.lab.traffic import agents, conversations, unshared
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from lab.simulation.comparison import Outcome, outcome_of
 from lab.simulation.fleet import simulated
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace
-from lab.trace.shaping import at_rate, coarsened
+from lab.trace.requests import Trace, at_rate, coarsened
 from tests.lab.published import published
 
 SETTINGS = Settings(replicas=8)

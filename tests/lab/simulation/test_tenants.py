@@ -5,8 +5,7 @@ import pytest
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace
-from lab.trace.shaping import at_rate
+from lab.trace.requests import Trace, at_rate
 from router.placement.classes import FIRST_TOKEN_S, NAMES, WEIGHTS, ServiceClass
 from router.placement.cost import Tenant
 from tests.lab.traffic import conversations

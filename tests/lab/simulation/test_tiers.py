@@ -9,8 +9,7 @@ from lab.simulation.comparison import compared, outcome_of
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import at_rate
+from lab.trace.requests import Trace, TraceRequest, at_rate
 from replica.cache.lower import DISK, HOST
 from replica.cache.moves import PULLED
 from tests.lab.traffic import conversations

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from lab.trace.formats import BadTrace, read_log, read_trace
-from lab.trace.requests import TraceRequest
-from lab.trace.shaping import coarsened
+from lab.trace.requests import TraceRequest, coarsened
 from router.log_lines import LogLine
 
 

@@ -8,10 +8,9 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from lab.analysis.breaks.prompts import read_prompts
+from lab.analysis.breaks.prompts import Finding, read_prompts
 from lab.analysis.breaks.repairs import HEADER
 from lab.analysis.breaks.search import search
-from lab.analysis.breaks.texts import Finding
 from tests.lab.analysis.faults import (
     FAULTS,
     HISTORY,
@@ -136,6 +135,16 @@ def test_a_salt_is_not_shown_whole() -> None:
     salts = {body["cache_salt"] for body in bodies}
     assert found.example.before == "cache_salt "
     assert found.example.one.endswith("...") and found.example.one not in salts
+
+
+def test_a_changed_history_of_short_messages_is_named() -> None:
+    bodies: list[Body] = []
+    for talk in "abcdef":
+        first, *kept, answer, last = (
+            message(role, f"{talk}, {role} {at}") for at, role in enumerate(("user", "bot") * 3)
+        )
+        bodies += [{"messages": [first, *kept]}, {"messages": [message("user", talk), *kept, answer, last]}]
+    assert HISTORY in names(bodies)
 
 
 def test_a_session_distinguishes_equal_texts() -> None:

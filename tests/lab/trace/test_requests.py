@@ -3,8 +3,7 @@
 import pytest
 
 from api.process.settings import Unusable
-from lab.trace.requests import Trace, TraceRequest
-from lab.trace.shaping import at_rate, coarsened, jittered, sped_up
+from lab.trace.requests import Trace, TraceRequest, at_rate, coarsened, jittered, sped_up
 from tests.lab.traffic import conversations
 
 TRACE = conversations(200)

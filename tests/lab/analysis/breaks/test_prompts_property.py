@@ -5,8 +5,17 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.analysis.breaks.prompts import Piece, Prompt
-from lab.analysis.breaks.texts import AFTER, BEFORE, STRIDE, common, common_end, computed_letters, example_of
+from lab.analysis.breaks.prompts import (
+    AFTER,
+    BEFORE,
+    STRIDE,
+    Piece,
+    Prompt,
+    common,
+    common_end,
+    computed_letters,
+    example_of,
+)
 
 letters = st.text("ab", max_size=6)
 long = st.tuples(st.integers(0, 3 * STRIDE), letters).map(lambda each: "x" * each[0] + each[1])
