@@ -5,6 +5,8 @@ import msgspec
 from engines.profile import EngineProfile
 from engines.vllm import METRICS as VLLM
 
+# The family of those of its metrics that vLLM has, too: dashboards know these names.
+KNOWN_METRICS = "vllm"
 METRICS = msgspec.structs.replace(VLLM, evicted_blocks=("warmroute:evictions_total",))
 
 PROFILE = EngineProfile(
