@@ -5,8 +5,7 @@ import msgspec
 from engines.profile import EngineProfile
 from engines.vllm import METRICS as VLLM
 
-# The family of those of its metrics that vLLM has, too: dashboards know these names.
-KNOWN_METRICS = "vllm"
+KNOWN_METRICS = "vllm"  # the family of those that dashboards know
 METRICS = msgspec.structs.replace(VLLM, evicted_blocks=("warmroute:evictions_total",))
 
 PROFILE = EngineProfile(

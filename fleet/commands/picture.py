@@ -9,8 +9,8 @@ from rich.text import Text
 
 from events.tool.words import printable
 from fleet.commands.view import ModelView, ReplicaView, View
-from fleet.commands.words import age_of, happened, short
-from router.console.formatting import Column, duration, table_of
+from fleet.commands.words import age_of, happened
+from router.console.formatting import Column, duration, short, table_of
 
 STYLES = {
     "placing": "yellow",

@@ -66,12 +66,3 @@ def age_of(seconds: float) -> str:
     if hours < 1:
         return f"{minutes}m"
     return f"{hours}h{minutes % 60}m" if days < 1 else f"{days}d{hours % 24}h"
-
-
-def short(number: float) -> str:
-    """Three digits or so: `950`, `12.3k`, `427k`, `1.2M`."""
-    for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= power * 0.9995:
-            scaled = number / power
-            return f"{scaled:.1f}{letter}" if scaled < 99.95 else f"{scaled:.0f}{letter}"
-    return f"{number:.0f}"

@@ -154,7 +154,6 @@ NEIGHBOUR_COUNTERS: tuple[Row, ...] = (
     ("warmroute:neighbour_seconds", "Time that pulls took, or streams to neighbours.", "seconds"),
 )
 
-
 HISTOGRAMS: tuple[Row, ...] = (
     (f"{KNOWN}:time_to_first_token_seconds", "Until the first token.", "first_token_s"),
     (f"{KNOWN}:inter_token_latency_seconds", "From a token to the next one.", "between_tokens_s"),

@@ -21,7 +21,7 @@ from fleet.commands.addresses.local_fleets import LocalFleet, process_started, r
 from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.view import View
-from fleet.commands.words import age_of, short
+from fleet.commands.words import age_of
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 NOW_S = 1_800_000_000.0 + 3725
@@ -172,14 +172,6 @@ def test_states_have_colours_on_a_terminal() -> None:
 )
 def test_ages_have_two_units_at_most(seconds: float, words: str) -> None:
     assert age_of(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(0, "0"), (999, "999"), (1000, "1.0k"), (12345, "12.3k"), (99_960, "100k"), (427_000, "427k"), (999_900, "1.0M")],
-)
-def test_numbers_are_short(number: float, words: str) -> None:
-    assert short(number) == words
 
 
 # ---- the command
