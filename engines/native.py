@@ -5,6 +5,7 @@ import msgspec
 from engines.profile import EngineProfile
 from engines.vllm import METRICS as VLLM
 
+KNOWN_METRICS = "vllm"  # the family of those that dashboards know
 METRICS = msgspec.structs.replace(VLLM, evicted_blocks=("warmroute:evictions_total",))
 
 PROFILE = EngineProfile(

@@ -67,8 +67,7 @@ def read_sources(status: int, body: bytes) -> Sources:
         return Sources(why_not=f"it answers /server_info with status {status}: {NAME_THEM}", failed=status >= 500)
     try:
         info = _decode(body)
-        config = info.kv_events_config
-        base = _decode_publisher(config) if config else None
+        base = _decode_publisher(config) if (config := info.kv_events_config) else None
     except UNREADABLE as error:
         return Sources(why_not=f"its answer to /server_info cannot be read ({error}): {NAME_THEM}")
     numbers = range(info.dp_size)

@@ -16,7 +16,7 @@ ALLOWED = {
     "api": set[str](),
     "engines": {"events", "api"},
     "kernels": set[str](),
-    "replica": {"events", "api", "kernels"},
+    "replica": {"events", "api", "engines", "kernels"},
     "router": {"events", "api", "engines"},
     "fleet": {"events", "api", "engines", "kernels", "replica", "router"},
     "lab": {"events", "api", "engines", "kernels", "replica", "router", "fleet"},

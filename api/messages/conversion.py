@@ -157,7 +157,7 @@ def _text(block: requests.ResultBlock | requests.Block, where: str) -> str:
     match block:
         case requests.TextBlock(text=text):
             return text
-        case requests.DocumentBlock(source=requests.TextSource(data=data), title=title):
+        case requests.DocumentBlock(source=requests.Source(type="text", data=str() as data), title=title):
             return f"{title}\n{data}" if title else data
     kind = "an image" if isinstance(block, requests.ImageBlock) else "a document other than plain text"
     raise invalid(f"{where} is {kind}; the models served here read text only", where, "unsupported")

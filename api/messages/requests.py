@@ -31,24 +31,9 @@ class ToolUseBlock(Struct, tag="tool_use", kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class TextSource(Struct, tag="text"):
-    data: str
-
-
-class Base64Source(Struct, tag="base64"):
-    pass
-
-
-class UrlSource(Struct, tag="url"):
-    pass
-
-
-class FileSource(Struct, tag="file"):
-    pass
-
-
-class ContentSource(Struct, tag="content"):
-    pass
+class Source(Struct):
+    type: Literal["text", "base64", "url", "file", "content"]
+    data: str | None = None  # of texts and of what cannot be read
 
 
 class ImageBlock(Struct, tag="image"):
@@ -56,7 +41,7 @@ class ImageBlock(Struct, tag="image"):
 
 
 class DocumentBlock(Struct, tag="document", kw_only=True):
-    source: TextSource | Base64Source | UrlSource | FileSource | ContentSource
+    source: Source
     title: str | None = None
     cache_control: CacheControl | None = None
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import click
 import zmq
@@ -9,17 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from events.analysis.conformance import Conformance, Finding
-from events.analysis.points import REPLAY_ANSWERED
-from events.feed import Feed
-from events.messages import EventBatch
-from events.recording.recording import Recording
+from events.cache.changes import Change
+from events.messages import EventBatch, Frames
 from events.sockets.curve import secure_client
-from events.source import Record, Source
+from events.source import Source
 from events.stream.actions import Action, Replay
 from events.subscriber import MAX_MESSAGE_BYTES
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
-from events.tool.watch import CannotTell, note_damage
+from events.tool.streams import CannotTell, Stream, played
 
 FOR_S = 30.0
 CONNECT_TIMEOUT_S = 3.0
@@ -52,10 +51,15 @@ def conform(target: str, stream: StreamOptions, for_s: float | None, as_json: bo
     opened = open_target(target, stream)
     failed = False
     for source in opened.sources:
-        graded = _of_recording(opened, source, output) if opened.recording else _live(source, for_s or FOR_S, output)
+        if opened.recording is None:
+            graded = _live(source, for_s or FOR_S, output)
+        else:
+            recorded = Recorded(opened, source)
+            played([recorded], output.note)
+            graded = recorded.graded
         findings = graded.findings()
         if not graded.messages:  # a replay socket alone, answering or not, says nothing about a stream
-            silent = any(finding.point is REPLAY_ANSWERED and finding.failed for finding in findings)
+            silent = any(finding.point.name == "replay ends" and finding.failed for finding in findings)
             also = ", and the replay socket does not answer" if silent else ""
             raise CannotTell(f"{source.name}: no message came{also}")
         show(output, source.name, graded, findings)
@@ -66,35 +70,30 @@ def conform(target: str, stream: StreamOptions, for_s: float | None, as_json: bo
 # ---- where the facts come from
 
 
-def _of_recording(target: Target, source: Source, output: Output) -> Conformance:
-    recording = target.recording
-    assert recording is not None
-    if recording.header.redacted:
-        raise CannotTell(f"{target.name} is redacted: without tokens and the engine's hashes there is little to grade")
-    number = recording.sources.index(source)
-    replays = any(record.source == number and record.kind == "replay" for record in recording.records())
-    graded = Conformance(can_replay=replays)
-    _replay(recording, source, graded)
-    note_damage(target, output.note)
-    return graded
-
-
-def _replay(recording: Recording, source: Source, graded: Conformance) -> None:
+class Recorded(Stream):
     """A view is fed too: its requests are those that the recorder sent, so we know what was asked."""
 
-    def on_action(action: Action, _: EventBatch | None) -> None:
+    def __init__(self, target: Target, source: Source) -> None:
+        super().__init__(target, source)
+        if self.recording.header.redacted:
+            raise CannotTell(
+                f"{target.name} is redacted: it lacks tokens and the engine's hashes, so little can be graded"
+            )
+        number = self.recording.sources.index(source)
+        replays = any(record.source == number and record.kind == "replay" for record in self.recording.records())
+        self.graded = Conformance(can_replay=replays)
+
+    def received(self, kind: str, frames: Frames) -> None:
+        if kind == "session":
+            self.graded.interrupted()
+        elif kind == "events":
+            self.graded.live(frames)
+        elif kind == "replay":
+            self.graded.replayed(frames)
+
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:  # noqa: ARG002
         if isinstance(action, Replay):
-            graded.replay_asked(action.start)
-
-    def on_record(record: Record) -> None:
-        if record.kind == "session":
-            graded.interrupted()
-        elif record.kind == "events":
-            graded.live(record.frames)
-        elif record.kind == "replay":
-            graded.replayed(record.frames)
-
-    recording.replay_into(Feed(source.view(on_action=on_action)), source, on_record=on_record)
+            self.graded.replay_asked(action.start)
 
 
 def _live(source: Source, for_s: float, output: Output) -> Conformance:

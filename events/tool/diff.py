@@ -5,9 +5,19 @@ import click
 from events.analysis.compare import compare
 from events.analysis.tree import Tree
 from events.tool.comparison import show_comparison
-from events.tool.options import StreamOptions, json_option, open_targets, stream_options, timeout_option
+from events.tool.options import (
+    Moment,
+    MomentType,
+    StreamOptions,
+    json_option,
+    open_targets,
+    stream_options,
+    timeout_option,
+    tokenizer_option,
+)
 from events.tool.output import Output
-from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option
+from events.tool.streams import Watch, load
+from events.tool.words import Decode
 
 PARTS = 10
 EQUAL, DIFFERENT = 0, 1
@@ -34,7 +44,7 @@ def diff(
     replica_a: str | None,
     replica_b: str | None,
     top: int,
-    tokenizer: str | None,
+    decode: Decode | None,
     timeout_s: float,
     as_json: bool,
 ) -> None:
@@ -53,17 +63,16 @@ def diff(
           --replay tcp://10.0.0.7:5558 --replay tcp://10.0.0.8:5558
     """
     output = Output(as_json)
-    decode = load_decoder(tokenizer)
     opened = open_targets([left, right], stream)
     tree = Tree()
     sides = [
-        Watch(opened[0].chosen(replica_a, "--replica-a"), name="A", tree=tree),
-        Watch(opened[1].chosen(replica_b, "--replica-b"), name="B", tree=tree),
+        Watch(opened[0], opened[0].chosen(replica_a, "--replica-a"), name="A", tree=tree),
+        Watch(opened[1], opened[1].chosen(replica_b, "--replica-b"), name="B", tree=tree),
     ]
-    load([(opened[0], [sides[0]], at_a), (opened[1], [sides[1]], at_b)], timeout_s, output.note)
-    for target, side in zip(opened, sides, strict=True):
+    load(sides, timeout_s, output.note, [at_a, at_b])
+    for side in sides:
         if side.view.inexact is not None:
-            output.note(f"{side.view.name} ({target.name}) is inexact: {side.view.inexact}")
+            output.note(f"{side.view.name} ({side.target.name}) is inexact: {side.view.inexact}")
     found = compare(tree, "A", "B")
     show_comparison(output, found, {"A": opened[0].name, "B": opened[1].name}, decode, top)
     click.get_current_context().exit(EQUAL if found.equal else DIFFERENT)

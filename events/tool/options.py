@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +11,12 @@ import click
 import msgspec
 from msgspec import Struct
 
+from events.analysis.trunks import load_tokenizer
 from events.recording.recording import BadRecording, Recording
 from events.sockets.curve import CurveClient, load_curve_client
 from events.source import Source
 from events.tool.replica_address import source_at
+from events.tool.words import Decode
 
 Command = Callable[..., Any]
 
@@ -66,6 +69,47 @@ def stream_options(command: Command) -> Command:
     return collected
 
 
+class Moment(NamedTuple):
+    """A point of a recording: a time of day, seconds after its first message, or a sequence number; none: its end."""
+
+    time_s: float | None = None
+    after_s: float | None = None
+    seq: int | None = None
+
+
+END_OF_RECORDING = Moment()
+
+
+class MomentType(click.ParamType[Moment]):
+    name = "MOMENT"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
+        text = str(value)
+        try:
+            if text.isdecimal():
+                return Moment(seq=int(text))
+            if text.startswith("+"):
+                return Moment(after_s=float(text))
+            return Moment(time_s=datetime.fromisoformat(text).timestamp())
+        except ValueError:
+            how = "write 1234 (a batch), +12.5 (seconds) or 2026-11-21T09:30:00"
+            self.fail(f"{text!r} is not a moment; {how}", param, ctx)
+
+
+def _decoder(_: click.Context, __: click.Parameter, folder: str | None) -> Decode | None:
+    try:
+        return None if folder is None else load_tokenizer(folder)
+    except ValueError as error:
+        raise click.UsageError(f"--tokenizer: {error}") from error
+
+
+tokenizer_option = click.option(
+    "--tokenizer",
+    "decode",
+    metavar="DIR",
+    callback=_decoder,
+    help="Show text instead of token ids, by this folder's tokenizer.json.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 for_option = click.option(
     "--for", "for_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time."

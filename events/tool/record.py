@@ -8,9 +8,9 @@ from rich.live import Live
 from rich.text import Text
 
 from events.recording.recording import BadRecording, Recorder, redacted_copy
-from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, size
+from events.tool.streams import Stream, follow
 from events.view import CacheView
 
 
@@ -54,9 +54,11 @@ def record(
         if any(target.recording is not None for target in opened):
             _copy(opened, path, redact, append, force, output)
         else:
-            sources = [source for target in opened for source in target.sources]
+            streams = [Stream(target, source) for target in opened for source in target.sources]
+            sources = [stream.source for stream in streams]
             with Recorder(path, sources, redact=redact, append=append, force=force) as recorder:
-                views = _record(recorder, for_s, output)
+                _record(recorder, streams, for_s, output)
+            views = [stream.view for stream in streams]
             _report(recorder, views, output)
     except BrokenPipeError:
         raise
@@ -64,26 +66,22 @@ def record(
         raise click.ClickException(str(error)) from error
 
 
-def _record(recorder: Recorder, for_s: float | None, output: Output) -> list[CacheView]:
+def _record(recorder: Recorder, streams: Sequence[Stream], for_s: float | None, output: Output) -> None:
     if recorder.cut is not None:
         output.note(f"cut off before going on: {recorder.cut}")
-    views = [source.view() for source in recorder.sources]
-    streams = [
-        Followed(source, view, tap=recorder.tap(index))
-        for index, (source, view) in enumerate(zip(recorder.sources, views, strict=True))
-    ]
+    for index, stream in enumerate(streams):
+        stream.received = recorder.tap(index)  # type: ignore[method-assign, assignment]
     if output.json:
-        follow(streams, for_s=for_s, every=recorder.flush_if_due)
-        return views
+        follow(streams, limit_s=for_s, every=recorder.flush_if_due)
+        return
     output.note(f"recording to {recorder.path}; Ctrl-C ends it")
     with Live(console=output.console, refresh_per_second=4, transient=True) as live:
 
         def every() -> None:
             recorder.flush_if_due()
-            live.update(Text(_sentence(recorder, views)))
+            live.update(Text(_sentence(recorder, [stream.view for stream in streams])))
 
-        follow(streams, for_s=for_s, every=every)
-    return views
+        follow(streams, limit_s=for_s, every=every)
 
 
 def _copy(targets: list[Target], path: str, redact: bool, append: bool, force: bool, output: Output) -> None:

@@ -14,9 +14,8 @@ from events.publisher import is_local
 from events.recording.player import Player, PlayerConfig
 from events.recording.recording import Recording
 from events.source import Source
-from events.tool.options import StreamOptions, checked_endpoint, json_option, open_target
+from events.tool.options import Moment, MomentType, StreamOptions, checked_endpoint, json_option, open_target
 from events.tool.output import Output, count, plain
-from events.tool.watch import Moment, MomentType, note_damage
 
 
 def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
@@ -103,7 +102,8 @@ def replay(
         player = Player(recording, source, PlayerConfig(bind, replay_bind, status_bind, snapshot_bind, speed))
     except zmq.ZMQError as error:
         raise click.ClickException(str(error)) from error
-    note_damage(opened, output.note)
+    for damage in recording.damage:
+        output.note(f"{opened.name}: {damage}")
     with player:
         finished = _play(player, offset, wait, loop, stay, output)
         _report(player, finished, output)

@@ -15,10 +15,16 @@ from events.analysis.statistics import Rates, Report
 from events.analysis.tree import ancestors
 from events.analysis.trunks import hottest_prefixes, longest_chains, token_ids
 from events.tool.comparison import grid
-from events.tool.live import follow
-from events.tool.options import StreamOptions, for_option, json_option, open_targets, stream_options
+from events.tool.options import (
+    StreamOptions,
+    for_option,
+    json_option,
+    open_targets,
+    stream_options,
+    tokenizer_option,
+)
 from events.tool.output import Output, count, plain
-from events.tool.watch import Watch, load_decoder, note_damage, tokenizer_option, watches
+from events.tool.streams import Watch, follow, played
 from events.tool.words import Decode, content, number, restrictions, seconds
 
 REFRESH_S = 1.0
@@ -38,7 +44,7 @@ def stat(
     stream: StreamOptions,
     for_s: float | None,
     top: int,
-    tokenizer: str | None,
+    decode: Decode | None,
     as_json: bool,
 ) -> None:
     """Show rates, churn, lifetimes, losses and the hottest prefixes of a stream.
@@ -56,16 +62,12 @@ def stat(
       warmroute events stat tcp://10.0.0.7:5557 tcp://10.0.0.8:5557 --for 60 --json
     """
     output = Output(as_json)
-    shown = Shown(output, top, load_decoder(tokenizer))
-    opened = open_targets(targets, stream)
-    for target in opened:
-        if target.recording is not None:
-            replayed = watches(target)
-            for watch in replayed:
-                watch.replay(target)
-            note_damage(target, output.note)
-            shown.show(replayed)
-    if live := [watch for target in opened if target.recording is None for watch in watches(target)]:
+    shown = Shown(output, top, decode)
+    watched = [Watch(target, source) for target in open_targets(targets, stream) for source in target.sources]
+    live = played(watched, output.note)
+    if recorded := [watch for watch in watched if watch.target.recording is not None]:
+        shown.show(recorded)
+    if live:
         _follow(live, shown, for_s)
 
 
@@ -85,7 +87,7 @@ def _follow(live: Sequence[Watch], shown: "Shown", for_s: float | None) -> None:
         due_s = started_s + REST_FACTOR * (time.monotonic() - started_s)
 
     with drawn or nullcontext():
-        follow([watch.followed() for watch in live], for_s=for_s, every=refresh, every_s=REFRESH_S)
+        follow(live, limit_s=for_s, every=refresh, every_s=REFRESH_S)
         due_s = 0.0
         refresh()
 

@@ -9,13 +9,12 @@ from rich.text import Text
 
 from events.analysis.history import place_of
 from events.cache.changes import Change, Stored
-from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
-from events.source import Record, Source
+from events.source import Source
 from events.stream.actions import Action, Apply, Gap, Partial, Reset
-from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, plain
+from events.tool.streams import Stream, follow, played
 
 COLOURS = {
     "BlockStored": "green",
@@ -58,49 +57,31 @@ def tail(targets: tuple[str, ...], stream: StreamOptions, for_s: float | None, a
     opened = open_targets(targets, stream)
     several = sum(len(target.sources) for target in opened) > 1
     tails = [Tail(target, source, output, several) for target in opened for source in target.sources]
-    for one in tails:
-        if one.target.recording is not None:
-            one.read()
-    live = [one for one in tails if one.target.recording is None]
-    if live:
-        watch(live, for_s)
+    if live := played(tails, output.note):
+
+        def every() -> None:
+            for tail in live:
+                tail.say_if_exact()
+
+        follow(live, limit_s=for_s, every=every, every_s=0.05)
     for one in tails:
         one.summarize()
 
 
-def watch(tails: "Sequence[Tail]", for_s: float | None) -> None:
-    """Follow the sources of all tails until Ctrl-C."""
-
-    def every() -> None:
-        for tail in tails:
-            tail.say_if_exact()
-
-    follow([Followed(tail.source, tail.view, tap=tail.tap) for tail in tails], for_s=for_s, every=every, every_s=0.05)
-
-
-class Tail:
+class Tail(Stream):
     """Prints the lines of one stream."""
 
     def __init__(self, target: Target, source: Source, output: Output, several: bool) -> None:
-        self.target = target
-        self.source = source
-        self.view = source.view(self._changed, self._acted)
+        super().__init__(target, source)
         self._output = output
         self._several = several
         self._came_by = ""
-        self._at_s: float | None = None
         self._keys: dict[int, int] = {}  # of the first block of each event of the batch, by the event's id
         self._snapshot: list[int] = []  # blocks of each of its batches
         self._was_inexact: str | None = "not begun"
 
-    def read(self) -> None:
-        recording = self.target.recording
-        assert recording is not None
-        recording.replay_into(Feed(self.view), self.source, on_record=self._recorded)
-        for damage in recording.damage:
-            self._output.note(f"{recording.path}: {damage}")
-
-    def tap(self, kind: str, _: Frames) -> None:
+    def received(self, kind: str, frames: Frames) -> None:  # noqa: ARG002
+        self.say_if_exact()
         self._came_by = kind
         if kind in ("connected", "disconnected"):
             self._line(kind, {"endpoint": self.source.events}, self.source.events)
@@ -131,16 +112,9 @@ class Tail:
 
     # ---- what the view tells
 
-    def _recorded(self, record: Record) -> None:
-        self.say_if_exact()
-        self._at_s = record.time
-        self.tap(record.kind, record.frames)
-
-    def _changed(self, change: Change) -> None:
-        if isinstance(change, Stored) and change.chain:
-            self._keys[id(change.event)] = change.chain[0]
-
-    def _acted(self, action: Action, batch: EventBatch | None) -> None:
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
+        stored = (change for change in changes if isinstance(change, Stored) and change.chain)
+        self._keys = {id(change.event): change.chain[0] for change in stored}
         if isinstance(action, Apply) and action.seq < 0:
             self._snapshot.append(
                 sum(len(e.block_hashes) for e in batch.events if isinstance(e, BlockStored)) if batch else 0
@@ -158,7 +132,6 @@ class Tail:
             kind = "reset" if isinstance(action, Reset) else "partial"
             if action.reason != "snapshot":
                 self._line(kind, {"reason": action.reason}, action.reason)
-        self._keys.clear()
         self.say_if_exact()
 
     def say_if_exact(self) -> None:
@@ -199,7 +172,7 @@ class Tail:
         self._line(type(event).__name__, fields, "  ".join(parts), seq)
 
     def _line(self, kind: str, fields: Mapping[str, Any], text: str, seq: int | None = None) -> None:
-        at_s = self._at_s if self._at_s is not None else time.time()
+        at_s = self.at_s if self.target.recording is not None else time.time()
         if self._output.json:
             self._output.line({"time": at_s, "source": self.source.name, "type": kind, **plain(fields)})
             return

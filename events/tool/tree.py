@@ -9,9 +9,18 @@ from rich.text import Text
 
 from events.analysis.tree import Node, Tree
 from events.analysis.trunks import Run, all_runs, runs_below, sizes, token_ids
-from events.tool.options import StreamOptions, json_option, open_target, stream_options, timeout_option
+from events.tool.options import (
+    Moment,
+    MomentType,
+    StreamOptions,
+    json_option,
+    open_target,
+    stream_options,
+    timeout_option,
+    tokenizer_option,
+)
 from events.tool.output import Output, count, plain
-from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option, watches
+from events.tool.streams import Watch, load
 from events.tool.words import Decode, content, namespace_name
 
 DEPTH = 4
@@ -32,7 +41,7 @@ def tree(
     stream: StreamOptions,
     depth: int,
     branches: int,
-    tokenizer: str | None,
+    decode: Decode | None,
     at: Moment | None,
     timeout_s: float,
     as_json: bool,
@@ -52,11 +61,10 @@ def tree(
       warmroute events tree incident.wre --json | jq 'select(.tokens > 1000)'
     """
     output = Output(as_json)
-    decode = load_decoder(tokenizer)
     opened = open_target(target, stream)
     drawn = Tree()
-    watched = watches(opened, drawn)
-    load([(opened, watched, at)], timeout_s, output.note)
+    watched = [Watch(opened, source, tree=drawn) for source in opened.sources]
+    load(watched, timeout_s, output.note, [at] * len(watched))
     if output.json:
         for line in json_lines(drawn, decode):
             output.line(line)

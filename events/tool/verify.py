@@ -18,10 +18,9 @@ from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
 from events.source import Record, Source
 from events.stream.actions import Action, Compare
-from events.subscriber import Subscriber
 from events.tool.comparison import grid, show_comparison
-from events.tool.live import LOOK_EVERY_S, settled
 from events.tool.options import (
+    Moment,
     StreamOptions,
     Target,
     for_option,
@@ -31,7 +30,7 @@ from events.tool.options import (
     timeout_option,
 )
 from events.tool.output import Output, count
-from events.tool.watch import CannotTell, Moment, Watch, note_damage
+from events.tool.streams import CannotTell, Following, Watch, played
 from events.view import CacheView, Request
 
 FOR_S = 5.0
@@ -67,12 +66,11 @@ def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, ti
     equal = True
     for source in opened.sources:
         if opened.recording is not None:
-            result = _recorded(opened, source)
+            result = _recorded(opened, source, output)
         else:
-            result = asyncio.run(Verification(source, for_s or FOR_S, timeout_s).run())
+            result = asyncio.run(Verification(opened, source, for_s or FOR_S, timeout_s).run())
         show(output, source.name, result, top)
         equal = equal and result.equal
-    note_damage(opened, output.note)
     click.get_current_context().exit(EQUAL if equal else DIFFERENT)
 
 
@@ -124,68 +122,59 @@ class Result(NamedTuple):
 # ---- live
 
 
+class Looking(Watch):
+    """A watch that has `look` called before each message, when everything before it has been carried out."""
+
+    look: Callable[[], None]
+
+    def received(self, kind: str, frames: Frames) -> None:
+        self.look()
+        super().received(kind, frames)
+
+
 class Verification:
     """The stream followed for a while, and the replica asked anew: a second subscription, of the same stream."""
 
-    def __init__(self, source: Source, for_s: float, timeout_s: float) -> None:
+    def __init__(self, target: Target, source: Source, for_s: float, timeout_s: float) -> None:
         if not source.native and source.replay is None:
             raise CannotTell(f"{source.name}: nobody to ask; give --snapshot, or --replay for other engines")
         self._for_s = for_s
         self._timeout_s = timeout_s
         self._tree = Tree()
-        self._stream = Watch(source, name=STREAM, tree=self._tree, view_type=Witness)
+        self._stream = Looking(target, source, name=STREAM, tree=self._tree, view_type=Witness)
         assert isinstance(self._stream.view, Witness)
         self._witness = self._stream.view
         again = msgspec.structs.replace(source, name=f"{source.name} again", status=None)
-        self._replica = Watch(again, name=REPLICA, tree=self._tree)
+        self._replica = Looking(target, again, name=REPLICA, tree=self._tree)
+        self._stream.look = self._replica.look = self._look
         self._result: Result | None = None
-        self._failure: CannotTell | None = None
 
     async def run(self) -> Result:
         name, witness = self._stream.source.name, self._witness
-        async with Subscriber() as subscriber:
-            subscriber.add(self._stream.source, witness, tap=self._tap(self._stream))
-            if not await self._until(lambda: settled(witness), self._timeout_s):
+        async with Following(self._look) as following:
+            following.add(self._stream)
+            if not await following.until(lambda: self._stream.settled, self._timeout_s):
                 raise CannotTell(f"{name}: nothing came within {self._timeout_s:g} s (--timeout)")
-            await self._until(lambda: False, self._for_s)
-            subscriber.add(self._replica.source, self._replica.view, tap=self._tap(self._replica))
-            if not await self._until(lambda: self._result is not None, self._timeout_s):
+            await following.until(lambda: False, self._for_s)
+            following.add(self._replica)
+            if not await following.until(lambda: self._result is not None, self._timeout_s):
                 raise CannotTell(self._why_not())
             if self._stream.source.status is not None:
-                await self._until(lambda: witness.compared > 0, self._timeout_s)
+                await following.until(lambda: witness.compared > 0, self._timeout_s)
         assert self._result is not None
         return self._result
-
-    def _tap(self, watch: Watch) -> Callable[[str, Frames], None]:
-        def tap(socket: str, frames: Frames) -> None:
-            if self._failure is None:
-                self._look()  # everything before this message has been carried out
-            watch.tap(socket, frames)
-
-        return tap
 
     def _look(self) -> None:
         """Compare as soon as both are at the same batch."""
         stream, replica = self._stream.view, self._replica.view
-        if self._result is not None or replica.stream.next_seq is None or not settled(replica):
+        if self._result is not None or replica.stream.next_seq is None or not self._replica.settled:
             return
         if replica.inexact is not None:
             name = self._stream.source.name
-            self._failure = CannotTell(f"{name}: what the replica says of itself is inexact: {replica.inexact}")
-        elif replica.stream.next_seq == stream.stream.next_seq:
+            raise CannotTell(f"{name}: what the replica says of itself is inexact: {replica.inexact}")
+        if replica.stream.next_seq == stream.stream.next_seq:
             comparison = compare(self._tree, STREAM, REPLICA)
             self._result = Result(stream.stream.last_seq, stream.resolver.resident_blocks(), self._witness, comparison)
-
-    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        ends_s = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() >= ends_s:
-                return False
-            await asyncio.sleep(LOOK_EVERY_S)
-            self._look()
-            if self._failure is not None:
-                raise self._failure
-        return True
 
     def _why_not(self) -> str:
         stream, replica = self._stream.view.stream, self._replica.view.stream
@@ -200,13 +189,12 @@ class Verification:
 # ---- from a recording
 
 
-def _recorded(target: Target, source: Source) -> Result:
-    assert target.recording is not None
-    watch = Watch(source, name=STREAM, view_type=Witness)
+def _recorded(target: Target, source: Source, output: Output) -> Result:
+    watch = Watch(target, source, name=STREAM, view_type=Witness)
     witness = watch.view
     assert isinstance(witness, Witness)
     witness.clock = lambda: watch.at_s
-    watch.replay(target)
+    played([watch], output.note)
     if not witness.compared:
         raise CannotTell(f"{source.name}: no digest in {target.name}; record a warmroute replica, with --status")
     comparison = _next_snapshot(target, source, witness.wrong[0].at_s) if witness.wrong else None
@@ -220,9 +208,9 @@ def _next_snapshot(target: Target, source: Source, after_s: float) -> Comparison
     records = target.recording.records(target.recording.find(at_time=after_s))
     for header, payloads in snapshots(record for record in records if record.source == number):
         tree = Tree()
-        stream = Watch(source, name=STREAM, tree=tree, view_type=Witness)
-        stream.replay(target, Moment(seq=header.seq))
-        replica = Watch(source, name=REPLICA, tree=tree)
+        stream = Watch(target, source, name=STREAM, tree=tree, view_type=Witness)
+        stream.play(Moment(seq=header.seq))
+        replica = Watch(target, source, name=REPLICA, tree=tree)
         feed = Feed(replica.view)
         feed.connected(0.0)
         replica.view.perform(replica.view.stream.snapshot(header.incarnation, header.seq, payloads, 0.0))

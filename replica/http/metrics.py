@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from api.http.prometheus import Histogram, head, histogram, labels, metric
+from engines.native import KNOWN_METRICS as KNOWN
 from replica.messages import NeighbourSnapshot, Stats, TierSnapshot
 
 # vLLM's own bounds, so that its dashboards' heat maps keep their rows.
@@ -36,11 +37,11 @@ REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 Row: TypeAlias = tuple[str, str, str]
 
 GAUGES: tuple[Row, ...] = (
-    ("vllm:kv_cache_usage_perc", "Fraction of blocks held by live requests.", "pool.utilization"),
-    ("vllm:gpu_cache_usage_perc", "The same, under vLLM's old name.", "pool.utilization"),
-    ("vllm:gpu_prefix_cache_hit_rate", "Block hit rate since the start.", "pool.hit_rate"),
-    ("vllm:num_requests_running", "Choices in the running batch.", "load.running"),
-    ("vllm:num_requests_waiting", "Choices waiting for room.", "load.waiting"),
+    (f"{KNOWN}:kv_cache_usage_perc", "Fraction of blocks held by live requests.", "pool.utilization"),
+    (f"{KNOWN}:gpu_cache_usage_perc", "The same, under vLLM's old name.", "pool.utilization"),
+    (f"{KNOWN}:gpu_prefix_cache_hit_rate", "Block hit rate since the start.", "pool.hit_rate"),
+    (f"{KNOWN}:num_requests_running", "Choices in the running batch.", "load.running"),
+    (f"{KNOWN}:num_requests_waiting", "Choices waiting for room.", "load.waiting"),
     ("warmroute:num_blocks", "Blocks in the pool.", "pool.total"),
     ("warmroute:free_blocks", "Blocks that no request holds, cached or not.", "pool.free"),
     ("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", "pool.cached"),
@@ -78,12 +79,12 @@ GAUGES: tuple[Row, ...] = (
 )
 
 COUNTERS: tuple[Row, ...] = (
-    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", "pool.query_tokens"),
-    ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", "pool.hit_tokens"),
-    ("vllm:gpu_prefix_cache_queries", "The same, under vLLM's old name.", "pool.query_tokens"),
-    ("vllm:gpu_prefix_cache_hits", "The same, under vLLM's old name.", "pool.hit_tokens"),
-    ("vllm:prompt_tokens", "Prompt tokens of choices begun.", "prompt_tokens"),
-    ("vllm:num_preemptions", "Choices that lost their blocks and started over.", "preemptions"),
+    (f"{KNOWN}:prefix_cache_queries", "Prompt tokens looked up in the cache.", "pool.query_tokens"),
+    (f"{KNOWN}:prefix_cache_hits", "Prompt tokens found in the cache.", "pool.hit_tokens"),
+    (f"{KNOWN}:gpu_prefix_cache_queries", "The same, under vLLM's old name.", "pool.query_tokens"),
+    (f"{KNOWN}:gpu_prefix_cache_hits", "The same, under vLLM's old name.", "pool.hit_tokens"),
+    (f"{KNOWN}:prompt_tokens", "Prompt tokens of choices begun.", "prompt_tokens"),
+    (f"{KNOWN}:num_preemptions", "Choices that lost their blocks and started over.", "preemptions"),
     ("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", "pool.query_blocks"),
     ("warmroute:prefix_cache_hit_blocks", "Full blocks found.", "pool.hit_blocks"),
     (
@@ -153,19 +154,18 @@ NEIGHBOUR_COUNTERS: tuple[Row, ...] = (
     ("warmroute:neighbour_seconds", "Time that pulls took, or streams to neighbours.", "seconds"),
 )
 
-
 HISTOGRAMS: tuple[Row, ...] = (
-    ("vllm:time_to_first_token_seconds", "Until the first token.", "first_token_s"),
-    ("vllm:inter_token_latency_seconds", "From a token to the next one.", "between_tokens_s"),
-    ("vllm:e2e_request_latency_seconds", "From arrival to the last token.", "request_s"),
-    ("vllm:request_decode_time_seconds", "From the first token to the last.", "decode_s"),
-    ("vllm:request_time_per_output_token_seconds", "Mean time per token of a choice.", "per_token_s"),
-    ("vllm:request_prompt_tokens", "Prompt tokens of a choice.", "prompt_tokens"),
-    ("vllm:request_generation_tokens", "Tokens generated for a choice.", "output_tokens"),
-    ("vllm:request_params_max_tokens", "max_tokens of a choice.", "max_tokens"),
-    ("vllm:request_params_n", "n of an HTTP request.", "choices"),
+    (f"{KNOWN}:time_to_first_token_seconds", "Until the first token.", "first_token_s"),
+    (f"{KNOWN}:inter_token_latency_seconds", "From a token to the next one.", "between_tokens_s"),
+    (f"{KNOWN}:e2e_request_latency_seconds", "From arrival to the last token.", "request_s"),
+    (f"{KNOWN}:request_decode_time_seconds", "From the first token to the last.", "decode_s"),
+    (f"{KNOWN}:request_time_per_output_token_seconds", "Mean time per token of a choice.", "per_token_s"),
+    (f"{KNOWN}:request_prompt_tokens", "Prompt tokens of a choice.", "prompt_tokens"),
+    (f"{KNOWN}:request_generation_tokens", "Tokens generated for a choice.", "output_tokens"),
+    (f"{KNOWN}:request_params_max_tokens", "max_tokens of a choice.", "max_tokens"),
+    (f"{KNOWN}:request_params_n", "n of an HTTP request.", "choices"),
     (
-        "vllm:time_per_output_token_seconds",
+        f"{KNOWN}:time_per_output_token_seconds",
         "The inter-token latency, under vLLM's old name.",
         "between_tokens_s",
     ),
@@ -217,12 +217,12 @@ class Metrics:
         for kind, name, meaning, value in (
             ("gauge", "warmroute:open_requests", "HTTP requests in progress.", self.open_requests),
             ("gauge", "warmroute:draining", "1 while no new work is taken.", self.draining),
-            ("counter", "vllm:generation_tokens", "Tokens generated.", self.tokens_generated),
+            ("counter", f"{KNOWN}:generation_tokens", "Tokens generated.", self.tokens_generated),
             ("counter", "warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects),
         ):
             yield metric(kind, name, meaning, [(one, value)])
         cache = labels(block_size=str(self._block_size), model_name=self._model, num_gpu_blocks=str(stats.pool.total))
-        yield metric("gauge", "vllm:cache_config_info", "1; its labels say how large the cache is.", [(cache, 1)])
+        yield metric("gauge", f"{KNOWN}:cache_config_info", "1; its labels say how large the cache is.", [(cache, 1)])
         tiers = stats.tiers or {"CPU": TierSnapshot()}
         for kind, rows in (("gauge", TIER_GAUGES), ("counter", TIER_COUNTERS)):
             for name, meaning, path in rows:
@@ -242,7 +242,7 @@ class Metrics:
         )
         yield metric("counter", "warmroute:neighbour_failures", failed, failures)
         finished = ((f"{labels(finished_reason=reason)},{one}", count) for reason, count in self.finished.items())
-        yield metric("counter", "vllm:request_success", "Choices completed.", finished)
+        yield metric("counter", f"{KNOWN}:request_success", "Choices completed.", finished)
         refused = ((f"{one},{labels(reason=reason)}", count) for reason, count in self.refused.items())
         yield metric("counter", "warmroute:requests_refused", "Refused HTTP requests for an answer.", refused)
         limits = self.constraint_limits | Counter(step=stats.constraint_failures)

@@ -56,7 +56,7 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "kubernetes_pods",
             TEXT,
-            "Use the pods with these labels as replicas: app=vllm, or app in (a,b).",
+            "Use the pods with these labels as replicas: app=model, or app in (a,b).",
             metavar="SELECTOR",
         ),
         _row(

@@ -21,9 +21,6 @@ NAMING = {
     "events/cache/hash_chain.py",  # the word that an algorithm begins with
     "kernels/backends.py",  # libraries of kernels
     "kernels/gpu/flash.py",
-    "replica/http/metrics.py",  # our replicas' metrics, under names that dashboards know
-    "router/members/discovery/pods.py",  # an example of labels
-    "router/process/settings.py",
 }
 
 

@@ -153,4 +153,4 @@ def check_selector(selector: str) -> None:
     """Raise ValueError if the API server would refuse the selector, or if it selects every pod."""
     for part in re.split(r",(?![^(]*\))", selector):  # commas outside parentheses
         if not _ONE.fullmatch(part):
-            raise ValueError(f"{part.strip()!r} in {selector!r} is not a selector; write app=vllm, or app in (a,b)")
+            raise ValueError(f"{part.strip()!r} in {selector!r} is not a selector; write app=model, or app in (a,b)")

@@ -340,5 +340,5 @@ def test_a_selector_may_be_what_kubernetes_takes(selector: str) -> None:
 
 @pytest.mark.parametrize("selector", ["", " ", *NO_SELECTORS])  # to the API server an empty one means everything
 def test_an_invalid_selector_is_refused(selector: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a selector; write app=vllm, or app in \(a,b\)"):
+    with pytest.raises(ValueError, match=r"is not a selector; write app=model, or app in \(a,b\)"):
         check_selector(selector)

@@ -1,0 +1,250 @@
+"""The streams that a tool reads: recordings are played, then live streams followed until a condition, a time or Ctrl-C.
+
+A tool is a fold over them: a kind of `Stream` that hears of each message and of each action of its view.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import click
+
+from events.analysis.statistics import Statistics
+from events.analysis.tree import Tree
+from events.cache.changes import Change
+from events.feed import Feed
+from events.messages import EventBatch, Frames
+from events.recording.recording import Recording
+from events.source import Record, Source
+from events.stream.actions import Action
+from events.subscriber import Subscriber
+from events.tool.options import END_OF_RECORDING, Moment, Target
+from events.view import CacheView
+
+NOTICE_AFTER_S = 3.0
+LOOK_EVERY_S = 0.02
+
+
+class CannotTell(click.ClickException):
+    """There is no answer: neither "equal" nor "different"."""
+
+    exit_code = 2
+
+
+class Stream:
+    """One stream of a target, live or recorded, and the view that it feeds."""
+
+    def __init__(
+        self, target: Target, source: Source, *, name: str | None = None, view_type: type[CacheView] = CacheView
+    ) -> None:
+        self.target = target
+        self.source = source
+        self.at_s = 0.0  # the wall clock at the last message
+        self._changes: list[Change] = []
+        self.view = view_type(
+            name or source.name,
+            source.stream(),
+            source.resolver(),
+            on_change=self._changes.append,
+            on_action=self._acted,
+        )
+
+    # ---- what a tool overrides
+
+    def received(self, kind: str, frames: Frames) -> None:
+        """A message, or a mark without frames, before it is acted on."""
+
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
+        """After the view has acted on a message: what it did, and the keys that changed."""
+
+    # ---- where it comes from
+
+    @property
+    def recording(self) -> Recording:
+        assert self.target.recording is not None, f"{self.source.name} is live"
+        return self.target.recording
+
+    @property
+    def settled(self) -> bool:
+        """The view is exact, or as exact as it will become without further events."""
+        stream = self.view.stream
+        return self.view.inexact is None or (stream.next_seq is not None and not stream.repairing)
+
+    def play(self, moment: Moment = END_OF_RECORDING) -> None:
+        """Take the state of the recording at a moment."""
+        until_time = moment.time_s
+        if moment.after_s is not None:
+            until_time = moment.after_s + next((record.time for record in self.recording.records()), 0.0)
+        self.recording.replay_into(
+            Feed(self.view), self.source, until_time=until_time, until_seq=moment.seq, on_record=self._recorded
+        )
+
+    def tap(self, kind: str, frames: Frames) -> None:
+        self.at_s = time.time()
+        self.received(kind, frames)
+
+    def _recorded(self, record: Record) -> None:
+        self.at_s = record.time
+        self.received(record.kind, record.frames)
+
+    def _acted(self, action: Action, batch: EventBatch | None) -> None:
+        changes = self._changes.copy()
+        self._changes.clear()
+        self.acted(action, batch, changes)
+
+
+class Watch(Stream):
+    """Feeds a tree and statistics. `tree` may be shared with others; `name` is the replica's name in it."""
+
+    def __init__(
+        self,
+        target: Target,
+        source: Source,
+        *,
+        name: str | None = None,
+        tree: Tree | None = None,
+        view_type: type[CacheView] = CacheView,
+    ) -> None:
+        super().__init__(target, source, name=name, view_type=view_type)
+        self.tree = Tree() if tree is None else tree
+        self.statistics = Statistics()
+
+    def received(self, kind: str, frames: Frames) -> None:
+        self.statistics.received(kind, frames, self.at_s)
+
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
+        self.statistics.acted(action, batch, changes, self.at_s)
+        self.tree.apply(self.view.name, changes, batch.ts if batch is not None else self.at_s)
+
+
+Read = TypeVar("Read", bound=Stream)
+
+
+def played(
+    streams: Iterable[Read], note: Callable[[str], None], moments: Iterable[Moment | None] | None = None
+) -> list[Read]:
+    """Play those of recordings, each to its moment; return the live ones."""
+    streams, live, damage = list(streams), [], {}
+    for stream, moment in zip(streams, moments or [None] * len(streams), strict=True):
+        if stream.target.recording is not None:
+            stream.play(moment or END_OF_RECORDING)
+            damage[stream.target.name] = stream.target.recording.damage
+        elif moment is not None:
+            raise click.UsageError(f"{stream.target.name} is live; only a recording has moments to choose")
+        else:
+            live.append(stream)
+    for name, parts in damage.items():
+        for part in parts:
+            note(f"{name}: {part}")
+    return live
+
+
+def load(
+    streams: Iterable[Stream], timeout_s: float, note: Callable[[str], None], moments: Iterable[Moment | None]
+) -> None:
+    """Bring every stream to its state: of a recording at the moment, of a live one once it has settled."""
+    live = played(streams, note, moments)
+    if live and not follow(live, until=lambda: all(stream.settled for stream in live), limit_s=timeout_s):
+        for stream in live:
+            if stream.view.stream.next_seq is None:
+                raise CannotTell(f"{stream.source.events}: nothing came within {timeout_s:g} s (--timeout)")
+
+
+def follow(
+    streams: Sequence[Stream],
+    *,
+    until: Callable[[], bool] = lambda: False,
+    limit_s: float | None = None,
+    every: Callable[[], None] = lambda: None,
+    every_s: float = 0.25,
+) -> bool:
+    """Run until `until()` is true; False: `limit_s` is over, or Ctrl-C or SIGTERM came first.
+
+    `every` is called now and then, to draw or flush. An exception of any of the callbacks ends it too.
+    """
+
+    async def run() -> bool:
+        async with Following(every, every_s) as following:
+            for stream in streams:
+                following.add(stream)
+            return await following.until(until, limit_s)
+
+    return asyncio.run(run())
+
+
+class Following:
+    """Live streams that are followed; more may be added."""
+
+    def __init__(self, every: Callable[[], None] = lambda: None, every_s: float = LOOK_EVERY_S) -> None:
+        self._every = every
+        self._every_s = every_s
+        self._subscriber = Subscriber()
+        self._sources: list[Source] = []
+        self._connected: set[str] = set()
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._started_s = self._called_s = time.monotonic()
+
+    async def __aenter__(self) -> "Following":
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._failed)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._subscriber.close()
+
+    def add(self, stream: Stream) -> None:
+        def tap(kind: str, frames: Frames) -> None:
+            if kind == "connected":
+                self._connected.add(stream.source.name)
+            stream.tap(kind, frames)
+
+        self._sources.append(stream.source)
+        self._subscriber.add(stream.source, stream.view, tap=tap)
+
+    async def until(self, condition: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Wait until it is true; False: the time is over, or Ctrl-C came first."""
+        began_s = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._failure is not None:
+                raise self._failure
+            now_s = time.monotonic()
+            if now_s - self._called_s >= self._every_s:
+                self._called_s = now_s
+                self._every()
+            if self._stopped:
+                return False
+            if condition():
+                return True
+            if limit_s is not None and now_s - began_s >= limit_s:
+                return False
+            if now_s - self._started_s >= NOTICE_AFTER_S:
+                self._notice_silence()
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback of the loop raised: without this, asyncio would only log it."""
+        error = context.get("exception")
+        if isinstance(error, BaseException):
+            self._failure = self._failure or error
+        else:
+            loop.default_exception_handler(context)
+
+    def _notice_silence(self) -> None:
+        """Say once which sources have not been reached."""
+        for source in self._sources:
+            if source.name not in self._connected:
+                keys = ", and do the keys fit" if source.curve is not None else ""
+                started = f"did you start the engine with KV events{keys}?"
+                click.echo(f"nothing answers at {source.events}; {started}", err=True)
+        self._sources.clear()
