@@ -28,7 +28,7 @@ from router.dashboard.status import Statuses
 from router.http.document import DIRECT, document
 from router.http.endpoints import Endpoints
 from router.http.metrics import Printed
-from router.http.one_answer import OneAnswer, answer_of
+from router.http.one_answer import answer_of, one_answer
 from router.http.routes import APP_ROUTES
 from router.monitor.upkeep import Upkeep
 from router.records.access_log import encode, line_of
@@ -91,8 +91,10 @@ class RouterGate:
 
         try:
             mark_admitted(scope, asked)
-            app = self.app if self.colleagues is None else OneAnswer(self.app, self.colleagues)
-            await app(scope, receive, count)
+            if self.colleagues is None:
+                await self.app(scope, receive, count)
+            else:
+                await one_answer(self.app, self.colleagues, scope, receive, count)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, count)
         finally:

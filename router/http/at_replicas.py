@@ -118,7 +118,12 @@ async def change_adapter(
         raise invalid(f"the body does not name an adapter: {error}; {fix}") from error
     servers = list(members.servers.values())
     if load:
-        model = asked.model or _only_base(servers)
+        bases = sorted({one.models[0] for one in servers if one.models})
+        if not asked.model and not bases:
+            raise no_replica("no replica has reported its models yet")
+        if not asked.model and len(bases) > 1:
+            raise invalid(f"the router serves {len(bases)} base models; name the adapter's base as model", "model")
+        model = asked.model or bases[0]
         concerned = [one for one in servers if model in one.models and model not in one.adapters]
     else:
         concerned = [one for one in servers if asked.lora_name in one.adapters]
@@ -151,15 +156,6 @@ async def change_adapter(
         message = f"{what}; {failed[0].name} says: {failed[0].message}"
         status, failure = failure_of([one.status for one in failed], (400, 404), message, "adapter_not_changed")
     return status, AdapterReport(asked.lora_name, model, found, failure)
-
-
-def _only_base(servers: Iterable[Server]) -> str:
-    bases = sorted({one.models[0] for one in servers if one.models})
-    if not bases:
-        raise no_replica("no replica has reported its models yet")
-    if len(bases) > 1:
-        raise invalid(f"the router serves {len(bases)} base models; name the adapter's base as model", "model")
-    return bases[0]
 
 
 # ---- caches

@@ -71,7 +71,9 @@ def control(method: str, path: str) -> dict[str, Any]:
         case _, "/usage":
             content: dict[str, Any] = {"application/json": {}, "text/csv": {}}
             found = _answers("By day, key and model, or by some of these", content)
-            found["parameters"] = [*map(_in_query, ("from", "to", "key", "model", "by", "format")), _LIMIT]
+            names = ("from", "to", "key", "model", "by", "format")
+            given = [{"name": name, "in": "query", "required": False, "schema": _TEXT} for name in names]
+            found["parameters"] = [*given, _LIMIT]
         case "POST", "/replicas":
             found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
         case _, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
@@ -133,10 +135,6 @@ def _answers(description: str, content: dict[str, Any], status: int = 200) -> di
 
 def _body(asked: dict[str, Any]) -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": asked}}}
-
-
-def _in_query(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": _TEXT}
 
 
 def _in_path(name: str) -> dict[str, Any]:

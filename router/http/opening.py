@@ -5,25 +5,13 @@ from functools import partial
 from typing import TypeAlias
 
 from api.errors import ApiError, draining
-from api.generation_apis import CHAT, COMPLETIONS
 from api.http.routes import Route
 from router.proxy.exchange import Exchange
-from router.proxy.flow import RequestType
 from router.proxy.headers import DIRECT, Transport, value_of
 from router.proxy.reading import serve
 from router.proxy.request import Request
 from router.proxy.services import Services
 
-# The types of requests, which the table of routes names.
-CHAT_COMPLETION, COMPLETION = (RequestType(api.name, generation=api) for api in (CHAT, COMPLETIONS))
-MESSAGES, RESPONSES, BATCH = [RequestType(api, caches=True) for api in ("messages", "responses", "batch")]
-# A body that may be a prompt must be JSON if the key has a cache salt. Engines keep the KV of what they embed, score or
-# classify too: how long that takes tells what others have sent.
-COMPUTES = RequestType(caches=True, only_computes=True)
-UNKNOWN = RequestType(caches=True)  # its effects are not known, so it goes to one replica
-OF_RESPONSE = RequestType(caches=True, of_response=True)
-OF_MODEL = RequestType(only_computes=True, query_names_model=True)
-WITHOUT_CACHE = RequestType(only_computes=True)  # a body of any kind
 Opening: TypeAlias = Callable[[Exchange], None]
 
 

@@ -280,10 +280,9 @@ def links_of(config: RouterConfig, router: Router) -> Links | None:
     if config.peer_listen is None:
         return None
     keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
-    by_name = router.members.by_name
 
     def load_of(name: str) -> ReplicaLoad | None:
-        member = by_name.get(name)
+        member = router.members.by_name.get(name)
         return None if member is None else member.load
 
     return Links(router.placement, load_of, router.room, config.peer_listen, config.peers, keys)

@@ -3,37 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from starlette.types import Message, Receive, Scope
 
 from api.errors import ApiError
 from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
-from api.http.routes import Role, Route, RouteTable
+from api.http.routes import Role, RouteTable
+from router.http.opening import Opening, Openings
 from router.http.picker.exchange import PickedExchange
-from router.http.picker.messages import PICKS_BY_BODY, Mode, RequestHeaders
+from router.http.picker.stream import PICKS_BY_BODY, Mode, RequestHeaders
 from router.members.upstream import Header
 from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
-
-if TYPE_CHECKING:
-    from router.workers.colleagues import Answer
+from router.workers.colleagues import Answer
 
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
-
-
-Opening: TypeAlias = Callable[[Exchange], None]
-
-
-class Openings(Protocol):
-    """Begins requests of clients, too (`router.http.opening`)."""
-
-    by_route: dict[Route, Opening]
-
-    def refused(self, error: ApiError) -> Opening: ...
 
 
 class Gateway:
@@ -41,7 +28,7 @@ class Gateway:
         self,
         table: RouteTable,
         openings: Openings,
-        answer: Callable[[Scope, Receive], Awaitable["Answer"]],
+        answer: Callable[[Scope, Receive], Awaitable[Answer]],
         limits: Limits,
     ) -> None:
         """`openings`: of the transport ByGateway. `answer`: the app's, for what it answers to clients below /v1."""
@@ -91,8 +78,11 @@ class Gateway:
         exchange.aside = asyncio.get_running_loop().create_task(self._ask_app(exchange))
 
     async def _ask_app(self, exchange: Exchange) -> None:
+        async def no_body() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
         try:
-            answer = await self._app_answer(exchange.scope, _no_body)
+            answer = await self._app_answer(exchange.scope, no_body)
         except Exception:
             log.exception("A request of a gateway failed")
             exchange.aside = None
@@ -101,10 +91,6 @@ class Gateway:
         exchange.aside = None
         kept = [(name, value) for name, value in answer.headers if name != b"content-length"]
         exchange.answer(answer.status, b"".join(b"%b: %b\r\n" % header for header in kept), answer.body)
-
-
-async def _no_body() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def scope_of(asked: RequestHeaders) -> Scope:
