@@ -188,7 +188,7 @@ class Learning:
                 model.tokens.shapes.forget(server.process)
 
     def warn_of_salts(self, server: Server) -> None:
-        if server.name not in self._said_unsalted and self.admission.uses_salts and not server.profile.separates_salts:
+        if server.name not in self._said_unsalted and self.admission.has_salts and not server.profile.separates_salts:
             self._said_unsalted.add(server.name)
             log.warning(
                 "%s: API keys are in use, but its engine (%s) may ignore the salts that separate their caches",

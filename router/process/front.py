@@ -15,11 +15,16 @@ from api.http.server import connection_limits, http_server
 from events.sockets.curve import shared_keys
 from router.config import Kubernetes, RouterConfig
 from router.core import Router
+from router.dashboard.broadcast import decided
+from router.dashboard.sampling import unserved_by
 from router.http.app import answering, build_app, dashboard_of
+from router.http.at_replicas import expect_clear
 from router.http.front import front_protocol
 from router.http.one_answer import answer_of
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
+from router.members.broken import Broken
+from router.members.counts import counts_of
 from router.members.discovery.desired import CombinedDiscovery, Desired, Discovery, StaticReplicas
 from router.members.discovery.file import FileDiscovery
 from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch, PoolDiscovery
@@ -35,17 +40,31 @@ from router.monitor.learning import Learning
 from router.monitor.upkeep import Upkeep
 from router.placement.load import ReplicaLoad
 from router.placement.placement import Placement
-from router.process.telling import answer_question
 from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.prompts.tokenizers import Tokenizers
 from router.records.line_file import LineFile
 from router.records.request_log import RequestLog
 from router.tenants.admission import Admission
 from router.tenants.keys import Key, Priorities, parse_keys
-from router.workers.colleagues import Colleagues, Told
+from router.tenants.usage import Selection
+from router.workers.colleagues import Colleagues, Told, about
 from router.workers.peer_links import Links
 from router.workers.processes import Place
-from router.workers.questions import CHANGES
+from router.workers.questions import (
+    CHANGES,
+    DECIDED,
+    EXPECT_CLEAR,
+    FIGURES,
+    FORGET,
+    LEARN_AGAIN,
+    NOT_READY,
+    RECENT,
+    USAGE,
+    Changes,
+    Figures,
+    OfReplica,
+    RecentlyRouted,
+)
 
 if TYPE_CHECKING:
     from router.http.picker.server import PickerServer
@@ -258,8 +277,42 @@ class Front:
             self.router.model_rewrites, self.router.lifecycle.awaits_rewrites = rules, False
 
     async def _tell(self, told: Told) -> Any:
-        serves = self._serving is not None and not self._lacks_rules
-        return await answer_question(self.router, self.upkeep, told, serves=serves)
+        """Answer a colleague: what this worker alone knows of the whole router."""
+        members, history = self.router.members, self.router.history
+        match told.question:
+            case FIGURES.name:
+                of_replicas = {
+                    member.name: OfReplica(member.candidate.in_flight, counts_of(member, self.router.feeds))
+                    for member in members
+                }
+                return Figures(of_replicas, len(self.router.waiting), unserved_by(history.counts))
+            case CHANGES.name:
+                draining = [name for name, server in members.servers.items() if server.health.draining]
+                serves = self._serving is not None and not self._lacks_rules
+                return Changes(serves, self.upkeep.wanted, self.upkeep.added, draining)
+            case NOT_READY.name:
+                return self.router.lifecycle.not_ready() or ""
+            case RECENT.name:
+                return RecentlyRouted(history.recent.all(), history.retained.until_s(self.router.now_s()))
+            case DECIDED.name:
+                return decided(history.decisions)
+            case USAGE.name:
+                await self.router.ledger.save()
+                return await self.router.ledger.unsaved(about(told, Selection))
+            case LEARN_AGAIN.name:
+                named = [members.servers[name] for name in about(told, list[str]) if name in members.servers]
+                for error in await asyncio.gather(*map(self.upkeep.learn_again, named), return_exceptions=True):
+                    if error is not None and not isinstance(error, Broken):  # its health checks judge a broken one
+                        raise error
+                return True
+            case FORGET.name:
+                members.forget(about(told, str))
+                return True
+            case EXPECT_CLEAR.name:
+                for server in members.servers.values():
+                    expect_clear(server, self.router.feeds, self.router.placement)
+                return True
+        raise ValueError(f"another worker asks {told.question!r}, which this one does not know")
 
     @property
     def _lacks_rules(self) -> bool:

@@ -70,11 +70,6 @@ class Admission:
         self._numbers = itertools.count(1)
         self.use(keys)
 
-    @property
-    def uses_salts(self) -> bool:
-        """Return whether a key wants its prompts apart from others in the caches."""
-        return any(key.salt is not None for key in self.keys)
-
     def use(self, keys: Iterable[Key]) -> None:
         """Replace the keys; what keys of the same name have used is kept."""
         self.keys = Keys(keys)

@@ -23,10 +23,6 @@ from router.placement.classes import NAMES as CLASS_NAMES
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 CACHED_TOKEN_WEIGHT = 0.1  # about what providers charge for a cached token
-LIMITS = (
-    *("requests_per_minute", "max_in_flight", "tokens_per_minute", "computed_tokens_per_minute"),
-    *("cached_tokens_per_minute", "generated_tokens_per_minute", "requests_per_day", "tokens_per_day"),
-)
 LARGEST = 1e15
 MOST_WEIGHT = 1000
 MOST_FIRST_TOKEN_S = 3600
@@ -34,21 +30,27 @@ _ONE_OF_THEM = f"{', '.join(CLASS_NAMES[:-1])} or {CLASS_NAMES[-1]}"
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
-class Key(Struct, frozen=True, kw_only=True):
-    name: str  # for logs and metrics
-    digest: bytes  # SHA-256 of the key
-    salt: str | None = None  # None: it shares the cache with all others
+class Limited(Struct, frozen=True, kw_only=True):
     requests_per_minute: float | None = None
     max_in_flight: int | None = None
-    admin: bool = False
     # Prompt tokens computed and tokens generated count as one each, cached ones by their weight:
     tokens_per_minute: float | None = None
-    cached_token_weight: float = CACHED_TOKEN_WEIGHT
     computed_tokens_per_minute: float | None = None
     cached_tokens_per_minute: float | None = None
     generated_tokens_per_minute: float | None = None
     requests_per_day: float | None = None
     tokens_per_day: float | None = None
+
+
+LIMITS = Limited.__struct_fields__
+
+
+class Key(Limited, frozen=True, kw_only=True):
+    name: str  # for logs and metrics
+    digest: bytes  # SHA-256 of the key
+    salt: str | None = None  # None: it shares the cache with all others
+    admin: bool = False
+    cached_token_weight: float = CACHED_TOKEN_WEIGHT
     weight: float = 1.0  # its share of the replicas where requests wait, beside other keys' weights
     tenant_header: bytes | None = None  # names whoever the request is for, each of whom has a share of this weight
     classes: tuple[ServiceClass, ...] = ()  # that its requests may have, its own first; none: no key has classes
@@ -113,23 +115,15 @@ def keys_from_options(keys: Sequence[str], admin_key: str | None) -> list[Key]:
 # ---- the file
 
 
-class KeyTable(Struct, forbid_unknown_fields=True):
+class KeyTable(Limited, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """`[keys.NAME]` in the file."""
 
     key: str | None = None
     key_sha256: str | None = None
     group: str | None = None  # the keys of a group share their cache
     salt: bool = True
-    requests_per_minute: float | None = None
-    max_in_flight: int | None = None
     admin: bool = False
-    tokens_per_minute: float | None = None
     cached_token_weight: float | None = None
-    computed_tokens_per_minute: float | None = None
-    cached_tokens_per_minute: float | None = None
-    generated_tokens_per_minute: float | None = None
-    requests_per_day: float | None = None
-    tokens_per_day: float | None = None
     weight: float = 1.0
     tenant_header: str | None = None
     service_class: str | None = field(name="class", default=None)

@@ -89,9 +89,6 @@ class Ledger:
         self._saving = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "usage")
 
-    def add(self, key: str, model: str, counts: Counts) -> None:
-        self.counts(key, model).add(counts)
-
     def counts(self, key: str, model: str) -> Counts:
         """The counts of today, to be added to before anything is awaited."""
         return self._fresh.counts(self._wall(), key, model)
@@ -129,7 +126,20 @@ class Ledger:
 
         Whoever waits for it may be cancelled, as at SIGTERM: what has been taken out is saved all the same.
         """
-        await asyncio.shield(asyncio.ensure_future(self._save_in_turn()))
+
+        async def in_turn() -> None:
+            async with self._saving:
+                self._gather()
+                today = day_number(self._wall())
+                if self.file is not None:
+                    await self._save(self.file, today)
+                    return
+                self._shared.touched.clear()
+                if self._forgets(today):
+                    self._unsaved.forget(today, self._days)
+                self._day = today
+
+        await asyncio.shield(asyncio.ensure_future(in_turn()))
 
     async def close(self) -> None:
         await self.save()
@@ -138,18 +148,6 @@ class Ledger:
         self._thread.shutdown()
 
     # ---- parts
-
-    async def _save_in_turn(self) -> None:
-        async with self._saving:
-            self._gather()
-            today = day_number(self._wall())
-            if self.file is not None:
-                await self._save(self.file, today)
-                return
-            self._shared.touched.clear()
-            if self._forgets(today):
-                self._unsaved.forget(today, self._days)
-            self._day = today
 
     def _forgets(self, today: int) -> bool:
         """Tell whether old days are to go: at the start and at midnight, but not when the clock jumps."""

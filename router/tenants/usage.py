@@ -57,11 +57,6 @@ class Row(Struct):
     def values(self) -> tuple[object, ...]:
         return (self.day, self.key, self.model, *astuple(self.counts))
 
-    def rounded(self) -> None:
-        """Cut the noise of sums of floats, to be shown."""
-        self.counts.first_token_s = round(self.counts.first_token_s, 6)
-        self.counts.saved_s = round(self.counts.saved_s, 6)
-
 
 class Selection(Struct, frozen=True):
     """Rows from one day to another, both included; None: of all keys or models."""
@@ -89,9 +84,6 @@ class Usage:
         """The counts of that day, to be added to."""
         place = int(wall_s // DAY_S), key, model
         return self._counts.get(place) or self._begun(place)
-
-    def add(self, wall_s: float, key: str, model: str, counts: Counts) -> None:
-        self.counts(wall_s, key, model).add(counts)
 
     def add_all(self, other: "Usage") -> None:
         for place, counts in other._counts.items():
@@ -124,8 +116,9 @@ def merged(rows: Iterable[Row], by: Collection[str] = PLACE) -> list[Row]:
             found[place].counts.add(row.counts)
         else:
             found[place] = Row(*place, Counts(*astuple(row.counts)))
-    for row in found.values():
-        row.rounded()
+    for row in found.values():  # without the noise of sums of floats
+        row.counts.first_token_s = round(row.counts.first_token_s, 6)
+        row.counts.saved_s = round(row.counts.saved_s, 6)
     return [found[place] for place in sorted(found)]
 
 

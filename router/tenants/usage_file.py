@@ -7,8 +7,8 @@ one thread at a time. They raise `sqlite3.Error` or OSError, and open the file a
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 
 from msgspec import Struct
 
@@ -79,7 +79,7 @@ class UsageFile:
 
     def write(self, batch: Batch) -> bool:
         """Add a batch's counts, unless the writer's last batch here is this one; return whether they were added."""
-        with _Transaction(self) as connection:
+        with self._transaction() as connection:
             if connection.execute(_LAST_BATCH, (batch.writer,)).fetchone() == (batch.number,):
                 return False
             connection.executemany(_ADD_USAGE, [row.values for row in batch.rows()])
@@ -90,7 +90,7 @@ class UsageFile:
 
     def budgets(self, day: int) -> dict[str, Use]:
         """The amounts that each key has used of its budgets on this day."""
-        with _Transaction(self, "BEGIN") as connection:
+        with self._transaction("BEGIN") as connection:
             found = connection.execute(_SELECT_BUDGETS, (day_text(day),))
             return {key: Use(*counts) for key, *counts in found}
 
@@ -101,16 +101,28 @@ class UsageFile:
             f"SELECT {place}, {sums} FROM usage WHERE day BETWEEN ?1 AND ?2 "
             "AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT ?5"
         )
-        with _Transaction(self, "BEGIN") as connection:
+        with self._transaction("BEGIN") as connection:
             found = connection.execute(select, (wanted.first, wanted.last, wanted.key, wanted.model, most))
             return [Row(day, key, model, Counts(*counts)) for day, key, model, *counts in found]
 
     def forget(self, today: int, days: int) -> None:
         """Delete the days that are older than so many, of which as many later ones are in the file."""
-        with _Transaction(self) as connection:
+        with self._transaction() as connection:
             for table in ("usage", "budgets"):
                 connection.execute(_FORGET.format(table=table), (day_text(today - days + 1), day_text(today), days - 1))
             connection.execute("DELETE FROM batches WHERE day < ?", (day_text(today - days),))
+
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """Begin and commit; after an error the file is closed, and opened anew next time: it may have been replaced."""
+        try:
+            connection = self.connection()
+            connection.execute(begin)
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._open is not None:
@@ -137,30 +149,3 @@ class UsageFile:
                 raise
             self._open = made
         return self._open
-
-
-class _Transaction:
-    """A transaction; after an error the file is closed, and opened anew next time: it may have been replaced."""
-
-    def __init__(self, file: UsageFile, begin: str = "BEGIN IMMEDIATE") -> None:
-        self._file = file
-        self._begin = begin
-
-    def __enter__(self) -> sqlite3.Connection:
-        try:
-            connection = self._file.connection()
-            connection.execute(self._begin)
-        except BaseException:
-            self._file.close()
-            raise
-        return connection
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                self._file.connection().execute("COMMIT")
-        except BaseException:
-            self._file.close()
-            raise
-        if kind is not None:
-            self._file.close()
