@@ -162,9 +162,17 @@ class Verification:
             found = difference(member.name, unpack_ids(packed), theirs, self._text_of(tokens))
             if found is not None:
                 self._differs(shapes, name, process, odd, found)
-        elif (
-            unseen is None or await self._is_stored(member, prompt, packed, before)
-        ) and member.server.process == process:
+            return
+        if unseen is not None:  # the engine has to store all full blocks of these tokens, some of them only now
+            size, until_s = member.block_size, self._now_s() + STORED_WITHIN_S
+            blocks = 0 if size == APPROXIMATE else (len(packed) // TOKEN_BYTES - 1) // size
+            if before >= blocks:
+                return
+            while self._stored(member, prompt, packed) < blocks:
+                await asyncio.sleep(LOOK_EVERY_S)
+                if self._now_s() >= until_s or member.block_size != size:
+                    return
+        if member.server.process == process:
             shapes.verified(name, process, odd)
             log.debug("%s: verified: %r", member.name, name)
 
@@ -239,16 +247,3 @@ class Verification:
         ahead = partial(extend_keys_ahead, root, packed, size)
         matches = self._placement.index.match(block_keys(packed, size, root), 1 << member.slot, ahead=ahead)
         return matches.sure.get(member.slot, 0)
-
-    async def _is_stored(self, member: Member, prompt: Prompt, packed: bytes, before: int) -> bool:
-        """Return whether the engine stores all full blocks of these tokens, some of them only now."""
-        size = member.block_size
-        blocks = 0 if size == APPROXIMATE else (len(packed) // TOKEN_BYTES - 1) // size
-        if before >= blocks:
-            return False
-        until_s = self._now_s() + STORED_WITHIN_S
-        while self._now_s() < until_s and member.block_size == size:
-            if self._stored(member, prompt, packed) >= blocks:
-                return True
-            await asyncio.sleep(LOOK_EVERY_S)
-        return False

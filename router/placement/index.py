@@ -227,7 +227,13 @@ class PrefixIndex:
         plain = slots & ~self._grouped
         found = self.match(keys, plain, readers=readers & plain) if plain else Matches({}, {})
         gpu, sure = dict(found.gpu), dict(found.sure)
-        plain_levels, media = dict(found.below), self._media_by_source()
+        plain_levels = dict(found.below)
+        lower = ({medium for medium, _ in self._groups} | self._media.keys()) - {GPU}
+        media: dict[str, list[str]] = {}  # by source, with those of all cheaper ones, in any group
+        so_far = [GPU]
+        for source in OWN_SOURCES:
+            if own_media := [medium for medium in lower if source_of(medium) == source]:
+                media[source] = so_far = [*so_far, *own_media]
         levels = {source: dict(plain_levels.get(source, {})) for source in media}
         for layout, mask in self._layouts.items():
             own = mask & slots
@@ -249,15 +255,6 @@ class PrefixIndex:
                 reached = reached | longer
                 below.append((source, reached))
         return Matches(gpu, sure, tuple(below), found.readable)
-
-    def _media_by_source(self) -> dict[str, list[str]]:
-        """The media of each source with those of all cheaper ones, in any group."""
-        lower = ({medium for medium, _ in self._groups} | self._media.keys()) - {GPU}
-        media, so_far = {}, [GPU]
-        for source in OWN_SOURCES:
-            if own := [medium for medium in lower if source_of(medium) == source]:
-                media[source] = so_far = [*so_far, *own]
-        return media
 
     def _masks_of(
         self, media: Iterable[str], group: int, keys: Sequence[int], more: dict[int, int] | None = None

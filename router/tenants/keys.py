@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -271,7 +270,7 @@ def _explained(error: msgspec.ValidationError) -> str:
     if unknown is None:
         return f"{where}: {said[:1].lower()}{said[1:]}"
     table = ClassTable if where.startswith("classes") else KeyTable if where != "the file" else KeysFile
-    known: Any = table.__struct_encode_fields__
+    known = sorted(table.__struct_encode_fields__, key=LIMITS.__contains__)
     near = get_close_matches(unknown[1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys there are {', '.join(known)}"
     return f"{where}: {unknown[1]!r} is not known; {hint}"

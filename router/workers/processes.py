@@ -182,7 +182,12 @@ class Processes:
             self._usage.begin(worker.number)
             place = Place(worker.number, self._count, self._folder, handed, self._usage, worker.starts > 0)
             os.set_blocking(say, False)
-            status = self._serve(place, worker.listener, lambda: _say(say))
+
+            def say_alive() -> None:
+                with suppress(BlockingIOError):  # nobody has read for a day
+                    os.write(say, b".")
+
+            status = self._serve(place, worker.listener, say_alive)
         except KeyboardInterrupt:
             pass
         except BaseException:
@@ -301,8 +306,3 @@ class Processes:
             return
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         log.warning("worker %d (process %d) has ended %s; another one takes its place", worker.number, pid, how)
-
-
-def _say(pipe: int) -> None:
-    with suppress(BlockingIOError):  # nobody has read for a day
-        os.write(pipe, b".")
