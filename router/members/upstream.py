@@ -370,7 +370,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise _Unasked
+            raise _Stop
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -381,7 +381,7 @@ class Connection(asyncio.Protocol):
         if 100 <= status < 200:  # provisional: the answer proper follows
             return
         if not 200 <= status <= 599:
-            raise _BadStatus(status)
+            raise _Stop(status)
         self._head, self._status, self._head_complete = headers, status, True
         self._keeps = self._parser.should_keep_alive()
         if self._bodiless:
@@ -401,9 +401,5 @@ def keep_alive(connected: socket.socket) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class _BadStatus(Exception):
-    """A status that HTTP does not define: makes the parser stop."""
-
-
-class _Unasked(Exception):
-    """Another answer follows: makes the parser stop."""
+class _Stop(Exception):
+    """Makes the parser stop: the status is none that HTTP defines, or another answer follows."""

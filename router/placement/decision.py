@@ -80,13 +80,6 @@ class Decision(Struct, eq=False, gc=False):
         pull = None if self.chosen is None else self.question.pulls.get(self.chosen.slot)
         return () if pull is None else pull.neighbours
 
-    def own_sources(self) -> set[str]:
-        """The sources below its GPU from which the chosen replica would bring tokens."""
-        if self.chosen is None or not self.question.below:
-            return set()
-        rate = self.rates[self.candidates.index(self.chosen)]
-        return {source for _, source, _ in brought(self.question, self.chosen, rate, None)}
-
     @property
     def chosen_portions(self) -> tuple[Portion, ...]:
         """The prompt's tokens at the chosen replica by source, as they were when it was chosen."""
@@ -286,7 +279,9 @@ def predict(prompt: Prompt, decision: Decision, block_size: int, matches: Mappin
         return None
     found, slot = matches[block_size], chosen.slot
     most = (prompt.tokens - 1) // block_size  # the last token is always computed
-    levels = [level for source, level in found.below if source in decision.own_sources()]
+    rate = decision.rates[decision.candidates.index(chosen)] if found.below else 0.0
+    sources = {source for _, source, _ in brought(decision.question, chosen, rate, None)} if found.below else set()
+    levels = [level for source, level in found.below if source in sources]
     held = (found.lower, found.gpu, found.sure, *levels)
     lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
     blocks = max(gpu, *reached, 0)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
 from events.sockets.curve import shared_keys
-from router.config import Kubernetes, RouterConfig
+from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
@@ -25,13 +25,13 @@ from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.broken import Broken
 from router.members.counts import counts_of
+from router.members.discovery.collection import Cluster, Collection, Made
 from router.members.discovery.desired import CombinedDiscovery, Desired, Discovery, StaticReplicas
 from router.members.discovery.file import FileDiscovery
 from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
-from router.members.discovery.pool import objectives_of
+from router.members.discovery.pool import Objective, objectives_of, rewrites_of, rules_of
 from router.members.discovery.registry import RegistryDiscovery
-from router.members.discovery.rewrites import rewrites_of, rules_of
 from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
@@ -45,7 +45,7 @@ from router.prompts.tokenizers import Tokenizers
 from router.records.line_file import LineFile
 from router.records.request_log import RequestLog
 from router.tenants.admission import Admission
-from router.tenants.keys import Key, Priorities, parse_keys
+from router.tenants.keys import Key, parse_keys
 from router.tenants.usage import Selection
 from router.workers.colleagues import Colleagues, Told, about
 from router.workers.peer_links import Links
@@ -151,11 +151,17 @@ class Front:
             asyncio.create_task(self._look_at_files()),
             asyncio.create_task(self.dashboard.sampling.run()),
         ]
-        if (kubernetes := self.config.kubernetes) is not None:
-            if self.router.priorities is not None:
-                self._tasks.append(asyncio.create_task(follow_objectives(kubernetes, self.router.priorities)))
+        if (kubernetes := self.config.kubernetes) is not None and kubernetes.pool is not None:
+            about = kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group
+            if (priorities := self.router.priorities) is not None:
+
+                def use(found: Mapping[str, Objective]) -> None:
+                    priorities.of = {name: objective.priority for name, objective in found.items()}
+
+                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, objectives_of(*about), use)))
             if kubernetes.rewrites:
-                self._tasks.append(asyncio.create_task(follow_rewrites(kubernetes, self._use_rewrites)))
+                rewrites, apply = rewrites_of(*about), lambda found: self._use_rewrites(rules_of(found.values()))
+                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, rewrites, apply)))
         await self.router.ledger.save()  # what was used of the day's budgets before
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
@@ -403,17 +409,9 @@ def discoveries(config: RouterConfig) -> list[Discovery]:
     return found
 
 
-async def follow_objectives(kubernetes: Kubernetes, priorities: Priorities) -> None:
-    assert kubernetes.pool is not None, "its objectives are wanted"
-    objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
-    async with aclosing(KubernetesWatch(kubernetes.cluster, objectives).watch()) as updates:
+async def follow(
+    cluster: Cluster, collection: Collection[Any, Made], use: Callable[[Mapping[str, Made]], None]
+) -> None:
+    async with aclosing(KubernetesWatch(cluster, collection).watch()) as updates:
         async for found in updates:
-            priorities.of = {name: objective.priority for name, objective in found.items()}
-
-
-async def follow_rewrites(kubernetes: Kubernetes, use: Callable[[Rules], None]) -> None:
-    assert kubernetes.pool is not None, "its rewrites are wanted"
-    rewrites = rewrites_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
-    async with aclosing(KubernetesWatch(kubernetes.cluster, rewrites).watch()) as updates:
-        async for found in updates:
-            use(rules_of(found.values()))
+            use(found)

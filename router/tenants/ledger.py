@@ -18,8 +18,7 @@ from typing import TypeVar
 from router.tenants.charges import Account
 from router.tenants.limits import Use, day_number
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import NO_KEY, Counts, Row, Selection, Usage, day_of, merged
-from router.tenants.usage_file import Batch, UsageFile
+from router.tenants.usage import NO_KEY, Batch, Counts, Row, Selection, Usage, UsageFile, day_of, merged
 
 OTHER = "other"
 MOST_KEYS = 2**14  # those that come later are only counted among the others

@@ -10,7 +10,7 @@ from api.errors import ApiError
 from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
 from api.http.routes import Role, RouteTable
-from router.http.opening import Opening, Openings
+from router.http.opening import Openings
 from router.http.picker.exchange import PickedExchange
 from router.http.picker.stream import PICKS_BY_BODY, Mode, RequestHeaders
 from router.members.upstream import Header
@@ -49,29 +49,26 @@ class Gateway:
                 )
                 again = {"Retry-After": "1"}
                 raise ApiError(503, message, "service_unavailable", code="too_many_connections", headers=again)
-            opens = self._opening(asked, scope)
+            if not (asked.end or asked.request_mode in PICKS_BY_BODY):
+                mode = asked.request_mode
+                name = Mode(mode).name if mode in set(Mode) else str(mode)
+                why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
+                fix = "set FULL_DUPLEX_STREAMED or BUFFERED"
+                raise ApiError(500, f"{why}; {fix}", "server_error", code="body_not_sent")
+            target = parse_target(scope["raw_path"])
+            found = self._table.find(scope["method"], target.path)
+            # The usual spelling of its path.
+            scope["path"], scope["raw_path"], scope["query_string"] = found.text, raw_path(target.path), target.query
+            opens = None if found.route is None else self._openings.by_route.get(found.route)
+            if opens is None:
+                if found.route is None or found.who is not Role.CLIENT or not found.text.startswith("/v1/"):
+                    raise found.refusal(scope["method"])
+                opens = self._answer
         except ApiError as error:
             opens = self._openings.refused(error)
         exchange = PickedExchange(scope, opens, asked=asked, more_body=not asked.end)
         exchange.guard(exchange.begin)
         return exchange
-
-    def _opening(self, asked: RequestHeaders, scope: Scope) -> Opening:
-        """Find the handler; raise ApiError if there is none. The scope gets the usual spelling of its path."""
-        if not (asked.end or asked.request_mode in PICKS_BY_BODY):
-            mode = asked.request_mode
-            name = Mode(mode).name if mode in set(Mode) else str(mode)
-            why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
-            raise ApiError(500, f"{why}; set FULL_DUPLEX_STREAMED or BUFFERED", "server_error", code="body_not_sent")
-        target = parse_target(scope["raw_path"])
-        found = self._table.find(scope["method"], target.path)
-        scope["path"], scope["raw_path"], scope["query_string"] = found.text, raw_path(target.path), target.query
-        opens = None if found.route is None else self._openings.by_route.get(found.route)
-        if opens is not None:
-            return opens
-        if found.route is None or found.who is not Role.CLIENT or not found.text.startswith("/v1/"):
-            raise found.refusal(scope["method"])
-        return self._answer
 
     def _answer(self, exchange: Exchange) -> None:
         """Answer in place of a replica, which knows only its own models."""

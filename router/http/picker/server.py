@@ -55,25 +55,21 @@ class PickerServer:
         services = {SERVICE: {"Process": process}, HEALTH_SERVICE: {"Check": check, "Watch": watch}}
         handlers = [grpc.method_handlers_generic_handler(*service) for service in services.items()]
         self._server.add_generic_rpc_handlers(handlers)
-        self.address = f"{listen.rpartition(':')[0]}:{self._bind(listen)}"
+        try:
+            if config.tls_cert is None or config.tls_key is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                pair = Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes()
+                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
+        except RuntimeError:
+            raise OSError(f"cannot listen on {listen}; choose another --picker-listen") from None
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
         await self._server.start()
 
     async def close(self) -> None:
         await self._server.stop(END_S)
-
-    def _bind(self, listen: str) -> int:
-        config = self._config
-        try:
-            if config.tls_cert is None or config.tls_key is None:
-                port: int = self._server.add_insecure_port(listen)
-            else:
-                pair = Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes()
-                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
-        except RuntimeError:
-            raise OSError(f"cannot listen on {listen}; choose another --picker-listen") from None
-        return port
 
     async def _process(self, _: Any, context: Any) -> None:
         config, gateway = self._config, self._gateway

@@ -261,28 +261,22 @@ def check_sizes(raw: bytes) -> None:
     at = beside = fields = 0
     while at < len(raw):
         start, fields = at, fields + 1
-        number, at = _after_field(raw, at)
-        beside += 0 if number in BODIES else at - start
+        tag, at = _varint(raw, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(raw, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(raw, at)
+                at += size
+            case 5:
+                at += 4
+            case kind:
+                raise ValueError(f"the message has a field of the wire type {kind}")
+        beside += 0 if tag >> 3 in BODIES else at - start
         if beside > MOST_BESIDE_BYTES or fields > MOST_FIELDS:
             raise ValueError(f"the message has more than {MOST_BESIDE_BYTES:,} bytes beside a body; send less")
-
-
-def _after_field(raw: bytes, at: int) -> tuple[int, int]:
-    """The number of a field, and where the next one begins."""
-    tag, at = _varint(raw, at)
-    match tag & 7:
-        case 0:
-            _, at = _varint(raw, at)
-        case 1:
-            at += 8
-        case 2:
-            size, at = _varint(raw, at)
-            at += size
-        case 5:
-            at += 4
-        case kind:
-            raise ValueError(f"the message has a field of the wire type {kind}")
-    return tag >> 3, at
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:

@@ -23,7 +23,6 @@ from api.process.lifeline import die_with_parent
 from api.prompts.counting import Counted, check_counts
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer
-from router.prompts.canonical import peek_of
 from router.prompts.prefixes.recent import TEXT_BYTES
 from router.prompts.prompt import (
     APPROXIMATE,
@@ -34,6 +33,7 @@ from router.prompts.prompt import (
     beginning_of,
     forget_others,
     lenient,
+    peek_of,
     salted,
     unreadable,
 )

@@ -22,8 +22,7 @@ from router.tenants.keys import Key, digest_of
 from router.tenants.ledger import KeyTotals, Ledger
 from router.tenants.limits import DAY_S, Use
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import COUNTED, OTHERS, Counts, Row, Selection, Usage
-from router.tenants.usage_file import UsageFile
+from router.tenants.usage import COUNTED, OTHERS, Counts, Row, Selection, Usage, UsageFile
 
 ALL = Selection("0000-01-01", "9999-12-31")
 NOON_S = 20_000.5 * DAY_S
