@@ -20,7 +20,7 @@ from api.responses import CONTENT_TYPE as SSE_TYPE
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 
 TITLE = "warmroute router"
-# What replicas answer: the app never sees these requests (`opening.py`).
+# What replicas answer: the app never sees these requests (`front.py`).
 DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),

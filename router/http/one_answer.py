@@ -158,3 +158,14 @@ async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> Answer:
     await app(scope, receive, take)
     answer.body = bytes(body)
     return answer
+
+
+def scope_with(method: str, path: str, raw_path: bytes, **more: Any) -> Scope:
+    """A request as ASGI describes it."""
+    of_server = {"type": "http", "asgi": {"version": "3.0"}, "root_path": "", "server": None, "state": {}}
+    return {**of_server, "http_version": "1.1", "scheme": "http", "query_string": b"", "client": None} | {
+        "method": method,
+        "path": path,
+        "raw_path": raw_path,
+        **more,
+    }

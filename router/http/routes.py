@@ -34,7 +34,7 @@ def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **
     return Route(methods=methods, template=template, who=who, endpoint=endpoint, **more)
 
 
-# Past the app (`opening.py`): what replicas answer.
+# Past the app (`front.py`): what replicas answer.
 DIRECT_ROUTES = (
     _route(POST, "/v1/chat/completions", CLIENT, CHAT_COMPLETION),
     _route(POST, "/v1/completions", CLIENT, COMPLETION),

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,24 +40,18 @@ LOOK_EVERY_S = 0.1
 OFF = (401, 403, 404, 405, 501)  # of a route that the server does not have, or not for us
 
 
+@dataclass(eq=False)
 class Verification:
-    """Verifies shapes. `ask` is a POST to a replica on the router's own behalf; it raises Broken."""
+    """Verifies shapes. `_ask` is a POST to a replica on the router's own behalf; it raises Broken."""
 
-    def __init__(
-        self,
-        ask: Callable[[Server, str, bytes, float], Awaitable[Fetched]],
-        placement: Placement,
-        now_s: Callable[[], float],
-        shows_prompts: bool,
-    ) -> None:
-        self.asked = 0
-        self._ask = ask
-        self._placement = placement
-        self._now_s = now_s
-        self._shows_prompts = shows_prompts
-        self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._allowed = AT_A_STRETCH
-        self._allowed_at_s = 0.0
+    _ask: Callable[[Server, str, bytes, float], Awaitable[Fetched]]
+    _placement: Placement
+    _now_s: Callable[[], float]
+    _shows_prompts: bool
+    asked: int = 0
+    _under_way: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
+    _allowed: float = AT_A_STRETCH
+    _allowed_at_s: float = 0.0
 
     def sent(self, member: Member, model: ServedModel, prompt: Prompt, api: str, body: bytes) -> None:
         """Verify the request's shape at the replica that it was sent to, unless that is known or too much to ask."""
@@ -80,7 +75,7 @@ class Verification:
         if packed is None:
             return
         before = self._stored(member, prompt, packed)
-        self._begin(about, self._verify(member, model.tokens, shapes, prompt, packed, api, bytes(body), before))
+        self._begin(about, self._verify(member, model.tokens, prompt, packed, api, bytes(body), before))
 
     def _begin(self, about: tuple[str, str], asking: Coroutine[Any, Any, None]) -> None:
         task = self._under_way[about] = asyncio.get_running_loop().create_task(asking)
@@ -136,17 +131,10 @@ class Verification:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _verify(
-        self,
-        member: Member,
-        tokens: Tokens,
-        shapes: Shapes,
-        prompt: Prompt,
-        packed: bytes,
-        api: str,
-        body: bytes,
-        before: int,
+        self, member: Member, tokens: Tokens, prompt: Prompt, packed: bytes, api: str, body: bytes, before: int
     ) -> None:
-        name, process, odd = prompt.shape or "", member.server.process, partial(tokens.odd, prompt)
+        name, shapes, process, odd = prompt.shape, tokens.shapes, member.server.process, partial(tokens.odd, prompt)
+        assert name is not None and shapes is not None, "its shape is to be verified"
         try:
             theirs, unseen = await self._words(member, tokens, shapes, api, body)
         except Broken:  # its health checks will tell

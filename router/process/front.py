@@ -19,9 +19,8 @@ from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
 from router.http.app import answering, build_app, dashboard_of
 from router.http.at_replicas import expect_clear
-from router.http.front import front_protocol
+from router.http.front import Openings, front_protocol
 from router.http.one_answer import answer_of
-from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.broken import Broken
 from router.members.counts import counts_of
@@ -93,7 +92,16 @@ class Front:
         if config.model_rewrites_file is not None:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
             self._use_rewrites(self._watched_rewrites.look())
-        self.links = links_of(config, self.router)
+        self.links: Links | None = None
+        if config.peer_listen is not None:
+            peer_keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
+
+            def load_of(name: str) -> ReplicaLoad | None:
+                member = self.router.members.by_name.get(name)
+                return None if member is None else member.load
+
+            to_peers = config.peer_listen, config.peers, peer_keys
+            self.links = Links(self.router.placement, load_of, self.router.room, *to_peers)
         self.colleagues = None if place is None else Colleagues(place)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._taken_over: Desired = {}
@@ -333,18 +341,6 @@ class Front:
                 self._use_rewrites(self._watched_rewrites.look())
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
-
-
-def links_of(config: RouterConfig, router: Router) -> Links | None:
-    if config.peer_listen is None:
-        return None
-    keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
-
-    def load_of(name: str) -> ReplicaLoad | None:
-        member = router.members.by_name.get(name)
-        return None if member is None else member.load
-
-    return Links(router.placement, load_of, router.room, config.peer_listen, config.peers, keys)
 
 
 # ---- the router without its HTTP front

@@ -114,6 +114,11 @@ def keys_from_options(keys: Sequence[str], admin_key: str | None) -> list[Key]:
 # ---- the file
 
 
+def check_within(what: str, value: float, most: float) -> None:
+    if not 0 < value <= most:
+        raise ValueError(f"{what} is {value}; write a number above 0, at most {most}")
+
+
 class KeyTable(Limited, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """`[keys.NAME]` in the file."""
 
@@ -135,9 +140,8 @@ class KeyTable(Limited, forbid_unknown_fields=True, frozen=True, kw_only=True):
                 raise ValueError(f"the key of keys.{name} cannot be sent in a header; use visible ASCII characters")
             return digest_of(self.key)
         if not _DIGEST.fullmatch(digits := (self.key_sha256 or "").lower()):
-            raise ValueError(
-                f"key_sha256 of keys.{name} is not a SHA-256; write the 64 digits of `printf KEY | sha256sum`"
-            )
+            fix = "write the 64 digits of `printf KEY | sha256sum`"
+            raise ValueError(f"key_sha256 of keys.{name} is not a SHA-256; {fix}")
         return bytes.fromhex(digits)
 
     def check(self, name: str) -> None:
@@ -156,8 +160,7 @@ class KeyTable(Limited, forbid_unknown_fields=True, frozen=True, kw_only=True):
                     f"keys.{name} has a cached_token_weight but no tokens_per_minute or tokens_per_day, which are all "
                     "that it changes; add one of them, or leave it out"
                 )
-        if not 0 < self.weight <= MOST_WEIGHT:
-            raise ValueError(f"weight of keys.{name} is {self.weight}; write a number above 0, at most {MOST_WEIGHT}")
+        check_within(f"weight of keys.{name}", self.weight, MOST_WEIGHT)
         if self.tenant_header is not None and not _HEADER.fullmatch(self.tenant_header):
             raise ValueError(
                 f"tenant_header of keys.{name} is {self.tenant_header!r}; write the name of a header, such as x-tenant"
@@ -178,14 +181,9 @@ class ClassTable(Struct, forbid_unknown_fields=True):
         if name not in CLASS_NAMES:
             raise ValueError(f"classes.{name} is no class; write {_ONE_OF_THEM}")
         first_token_s = FIRST_TOKEN_S[name] if self.first_token_s is None else self.first_token_s
-        if not 0 < first_token_s <= MOST_FIRST_TOKEN_S:
-            raise ValueError(
-                f"first_token_s of classes.{name} is {first_token_s}; "
-                f"write a number above 0, at most {MOST_FIRST_TOKEN_S}"
-            )
+        check_within(f"first_token_s of classes.{name}", first_token_s, MOST_FIRST_TOKEN_S)
         weight = WEIGHTS[name] if self.weight is None else self.weight
-        if not 0 < weight <= MOST_WEIGHT:
-            raise ValueError(f"weight of classes.{name} is {weight}; write a number above 0, at most {MOST_WEIGHT}")
+        check_within(f"weight of classes.{name}", weight, MOST_WEIGHT)
         return ServiceClass(name, CLASS_NAMES.index(name), first_token_s, weight)
 
 

@@ -10,6 +10,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
 from time import time
@@ -59,25 +60,18 @@ SAVE_S = 1.0
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Ledger:
-    def __init__(
-        self,
-        file: UsageFile | None,
-        days: int,
-        shared: SharedLimits,
-        accounts: Callable[[], Mapping[str, Account]],
-        totals: KeyTotals,
-        wall: Callable[[], float] = time,
-    ) -> None:
-        """`days`: how many of them are kept. `accounts`: those of the keys with limits, by name."""
-        self.file = file
-        self._totals = totals
+    file: UsageFile | None
+    _days: int  # how many of them are kept
+    _shared: SharedLimits
+    _accounts: Callable[[], Mapping[str, Account]]  # of the keys with limits, by name
+    _totals: KeyTotals
+    _wall: Callable[[], float] = time
+
+    def __post_init__(self) -> None:
         self.problem: str | None = None  # with the file
-        self.since = day_of(wall())
-        self._days = days
-        self._shared = shared
-        self._accounts = accounts
-        self._wall = wall
+        self.since = day_of(self._wall())
         self._fresh = Usage()
         self._unsaved = Usage()
         self._writer = secrets.token_hex(8)

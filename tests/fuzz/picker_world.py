@@ -14,8 +14,8 @@ from api.http.connection import Limits
 from api.http.routes import RouteTable
 from router.config import RouterConfig
 from router.http.app import build_app
+from router.http.front import Openings
 from router.http.one_answer import answer_of
-from router.http.opening import Openings
 from router.http.picker.exchange import ByGateway
 from router.http.picker.gateway import Gateway
 from router.http.picker.wire import ProcessingRequest

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope
 
@@ -10,7 +11,8 @@ from api.errors import ApiError
 from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
 from api.http.routes import Role, RouteTable
-from router.http.opening import Openings
+from router.http.front import Openings
+from router.http.one_answer import scope_with
 from router.http.picker.exchange import PickedExchange
 from router.http.picker.stream import PICKS_BY_BODY, Mode, RequestHeaders
 from router.members.upstream import Header
@@ -23,20 +25,15 @@ log = logging.getLogger(__name__)
 MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 
+@dataclass(eq=False)
 class Gateway:
-    def __init__(
-        self,
-        table: RouteTable,
-        openings: Openings,
-        answer: Callable[[Scope, Receive], Awaitable[Answer]],
-        limits: Limits,
-    ) -> None:
-        """`openings`: of the transport ByGateway. `answer`: the app's, for what it answers to clients below /v1."""
-        self.limits = limits
-        self.streams = 0  # that are open
-        self._table = table
-        self._openings = openings
-        self._app_answer = answer
+    """`_openings`: of the transport ByGateway. `_app_answer`: for what the app answers to clients below /v1."""
+
+    _table: RouteTable
+    _openings: Openings
+    _app_answer: Callable[[Scope, Receive], Awaitable[Answer]]
+    limits: Limits
+    streams: int = 0  # that are open
 
     def open(self, asked: RequestHeaders) -> PickedExchange:
         """Begin a request; its outcome is there at once if it is refused by its headers."""
@@ -97,18 +94,11 @@ def scope_of(asked: RequestHeaders) -> Scope:
     target = pseudo.get(b":path", b"")
     forwarded = value_of(headers, b"x-forwarded-for") or b""  # the client as the gateway names it, for the access log
     client = forwarded.rpartition(b",")[2].strip()[:MOST_SHOWN].decode("latin-1")
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": pseudo.get(b":method", b"")[:MOST_SHOWN].decode("latin-1"),
-        "scheme": pseudo.get(b":scheme", b"http").decode("latin-1"),
-        "path": target[:MOST_SHOWN].decode("latin-1"),
-        "raw_path": target,
-        "root_path": "",
-        "query_string": b"",
-        "headers": headers,
-        "client": (client, 0),
-        "server": None,
-        "state": {},
-    }
+    return scope_with(
+        pseudo.get(b":method", b"")[:MOST_SHOWN].decode("latin-1"),
+        target[:MOST_SHOWN].decode("latin-1"),
+        target,
+        scheme=pseudo.get(b":scheme", b"http").decode("latin-1"),
+        headers=headers,
+        client=(client, 0),
+    )
