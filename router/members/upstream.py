@@ -96,10 +96,6 @@ class Sending(Struct, eq=False):
             self._end()
             listener.broke(broken)
 
-    def unconnected(self, reason: str, *, silent: bool = False, ours: bool = False) -> None:
-        """Fail, as no connection opens. If one had carried the request, that may have ended the replica."""
-        self.broke(Broken(reason, refused=not self._fresh_only, silent=silent, ours=ours))
-
     def _end(self) -> None:
         self.over = True
         self._upstream.sendings.pop(self, None)
@@ -175,13 +171,14 @@ class Upstream:
                     ssl=self._tls,
                     server_hostname=self.target.host if self._tls else None,
                 )
-        except TimeoutError:
-            sending.unconnected(f"no connection within {self._connect_timeout_s:g} s", silent=True)
-            return
         except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
-            reason = error.strerror if isinstance(error, OSError) else None
-            silent, ours = is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
-            sending.unconnected(f"no connection: {reason or error}", silent=silent, ours=ours)
+            is_late = isinstance(error, TimeoutError)
+            reason = f"no connection: {getattr(error, 'strerror', None) or error}"
+            if is_late:
+                reason = f"no connection within {self._connect_timeout_s:g} s"
+            silent, ours = is_late or is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
+            # If a connection had carried the request before, that may have ended the replica.
+            sending.broke(Broken(reason, refused=not sending._fresh_only, silent=silent, ours=ours))
             return
         if sending.over or self._closed:
             connection.abort()

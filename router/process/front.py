@@ -46,24 +46,10 @@ from router.records.request_log import RequestLog
 from router.tenants.admission import Admission
 from router.tenants.keys import Key, parse_keys
 from router.tenants.usage import Selection
+from router.workers import questions
 from router.workers.colleagues import Colleagues, Told, about
 from router.workers.peer_links import Links
 from router.workers.processes import Place
-from router.workers.questions import (
-    CHANGES,
-    DECIDED,
-    EXPECT_CLEAR,
-    FIGURES,
-    FORGET,
-    LEARN_AGAIN,
-    NOT_READY,
-    RECENT,
-    USAGE,
-    Changes,
-    Figures,
-    OfReplica,
-    RecentlyRouted,
-)
 
 if TYPE_CHECKING:
     from router.http.picker.server import PickerServer
@@ -160,15 +146,15 @@ class Front:
             asyncio.create_task(self.dashboard.sampling.run()),
         ]
         if (kubernetes := self.config.kubernetes) is not None and kubernetes.pool is not None:
-            about = kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group
+            of_pool = kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group
             if (priorities := self.router.priorities) is not None:
 
                 def use(found: Mapping[str, Objective]) -> None:
                     priorities.of = {name: objective.priority for name, objective in found.items()}
 
-                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, objectives_of(*about), use)))
+                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, objectives_of(*of_pool), use)))
             if kubernetes.rewrites:
-                rewrites, apply = rewrites_of(*about), lambda found: self._use_rewrites(rules_of(found.values()))
+                rewrites, apply = rewrites_of(*of_pool), lambda found: self._use_rewrites(rules_of(found.values()))
                 self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, rewrites, apply)))
         await self.router.ledger.save()  # what was used of the day's budgets before
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
@@ -206,7 +192,7 @@ class Front:
 
     async def _take_place(self, colleagues: Colleagues) -> None:
         """Take over what colleagues know; while they serve, wait until this worker would answer as they do."""
-        told = (await colleagues.told(CHANGES)).values()
+        told = (await colleagues.told(questions.CHANGES)).values()
         for changes in told:
             self._taken_over |= changes.found
             self.upkeep.catch_up(changes.added, changes.draining)
@@ -221,7 +207,7 @@ class Front:
                 log.warning("other workers serve until this one can read the keys and model rewrites")
             self.check()
             await asyncio.sleep(READY_LOOK_S)
-            told = (await colleagues.told(CHANGES)).values()
+            told = (await colleagues.told(questions.CHANGES)).values()
 
     def _apply(self, found: Desired) -> None:
         """Use these replicas; those of colleagues, too, until every source has named its own."""
@@ -294,35 +280,35 @@ class Front:
         """Answer a colleague: what this worker alone knows of the whole router."""
         members, history = self.router.members, self.router.history
         match told.question:
-            case FIGURES.name:
+            case questions.FIGURES.name:
                 of_replicas = {
-                    member.name: OfReplica(member.candidate.in_flight, counts_of(member, self.router.feeds))
+                    member.name: questions.OfReplica(member.candidate.in_flight, counts_of(member, self.router.feeds))
                     for member in members
                 }
-                return Figures(of_replicas, len(self.router.waiting), unserved_by(history.counts))
-            case CHANGES.name:
+                return questions.Figures(of_replicas, len(self.router.waiting), unserved_by(history.counts))
+            case questions.CHANGES.name:
                 draining = [name for name, server in members.servers.items() if server.health.draining]
                 serves = self._serving is not None and not self._lacks_rules
-                return Changes(serves, self.upkeep.wanted, self.upkeep.added, draining)
-            case NOT_READY.name:
+                return questions.Changes(serves, self.upkeep.wanted, self.upkeep.added, draining)
+            case questions.NOT_READY.name:
                 return self.router.lifecycle.not_ready() or ""
-            case RECENT.name:
-                return RecentlyRouted(history.recent.all(), history.retained.until_s(self.router.now_s()))
-            case DECIDED.name:
+            case questions.RECENT.name:
+                return questions.RecentlyRouted(history.recent.all(), history.retained.until_s(self.router.now_s()))
+            case questions.DECIDED.name:
                 return decided(history.decisions)
-            case USAGE.name:
+            case questions.USAGE.name:
                 await self.router.ledger.save()
                 return await self.router.ledger.unsaved(about(told, Selection))
-            case LEARN_AGAIN.name:
+            case questions.LEARN_AGAIN.name:
                 named = [members.servers[name] for name in about(told, list[str]) if name in members.servers]
                 for error in await asyncio.gather(*map(self.upkeep.learn_again, named), return_exceptions=True):
                     if error is not None and not isinstance(error, Broken):  # its health checks judge a broken one
                         raise error
                 return True
-            case FORGET.name:
+            case questions.FORGET.name:
                 members.forget(about(told, str))
                 return True
-            case EXPECT_CLEAR.name:
+            case questions.EXPECT_CLEAR.name:
                 for server in members.servers.values():
                     expect_clear(server, self.router.feeds, self.router.placement)
                 return True
