@@ -20,7 +20,7 @@ BUDGETS = {
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=29_836),
 }
 HELPERS_USED_ONCE = 0.525  # of the private ones
-IMPORTERS_OF_ROUTER = 3  # where it is assembled: the process, the app, and what its workers tell each other
+IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app
 
 
 @pytest.mark.parametrize("package", PACKAGES)

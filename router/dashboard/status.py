@@ -59,7 +59,7 @@ class Statuses(NamedTuple):
         candidate, spec, tallies = member.candidate, member.spec, member.tallies.values()
         feed = self.feeds.state(member.name)
         index = self.index_of(feed)
-        isolation = ("by salt" if member.profile.separates_salts else "unknown") if self.admission.uses_salts else None
+        isolation = ("by salt" if member.profile.separates_salts else "unknown") if self.admission.has_salts else None
         return ReplicaStatus(
             name=member.name,
             url=spec.url,

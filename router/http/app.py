@@ -27,7 +27,7 @@ from router.dashboard.status import Statuses
 from router.http.document import DIRECT, document
 from router.http.endpoints import Endpoints
 from router.http.metrics import Printed
-from router.http.one_answer import OneAnswer, answer_of
+from router.http.one_answer import answer_of, one_answer, scope_with
 from router.http.routes import APP_ROUTES
 from router.monitor.upkeep import Upkeep
 from router.records.access_log import encode, line_of
@@ -42,7 +42,7 @@ FROM_WORKER = "from_worker"  # in the scope of a request that another worker has
 
 @dataclass(slots=True, eq=False)
 class RouterGate:
-    """Admits each request before the app sees it, as `opening.py` does for requests that bypass the app."""
+    """Admits each request before the app sees it, as `front.py` does for requests that bypass the app."""
 
     app: ASGIApp
     table: RouteTable
@@ -90,8 +90,10 @@ class RouterGate:
 
         try:
             mark_admitted(scope, asked)
-            app = self.app if self.colleagues is None else OneAnswer(self.app, self.colleagues)
-            await app(scope, receive, count)
+            if self.colleagues is None:
+                await self.app(scope, receive, count)
+            else:
+                await one_answer(self.app, self.colleagues, scope, receive, count)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, count)
         finally:
@@ -157,23 +159,15 @@ def answering(app: ASGIApp) -> Answering:
         async def receive() -> Message:
             return {"type": "http.request", "body": asked.body, "more_body": False}
 
-        raw_path = asked.raw_path.decode("ascii")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": asked.method,
-            "scheme": "http",
-            "path": unquote(raw_path),
-            "raw_path": asked.raw_path,
-            "root_path": "",
-            "query_string": asked.query,
-            "headers": [*asked.headers, (b"content-length", b"%d" % len(asked.body))],
-            "client": None,
-            "server": None,
-            "state": {"admitted": Admitted("", admin=asked.sees_all)},
-            FROM_WORKER: True,
-        }
+        scope = scope_with(
+            asked.method,
+            unquote(asked.raw_path.decode("ascii")),
+            asked.raw_path,
+            query_string=asked.query,
+            headers=[*asked.headers, (b"content-length", b"%d" % len(asked.body))],
+            state={"admitted": Admitted("", admin=asked.sees_all)},
+        )
+        scope[FROM_WORKER] = True
         return await answer_of(app, scope, receive)
 
     return answer

@@ -6,7 +6,7 @@ The router doubts what is in a cache that may have been cleared, until events sh
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -68,11 +68,14 @@ async def say(server: Server, path: str, body: bytes, timeout_s: float) -> Said:
     return Said(answer.status, message, answer.body)
 
 
-def failure_of(statuses: Sequence[int | None], own: Sequence[int], message: str, code: str) -> tuple[int, Failure]:
-    """One status of those that failed: theirs, where all have the same one of these `own`, and else 502."""
-    status = statuses[0] or BAD_GATEWAY
-    if status not in own or any(one != status for one in statuses):
+def judged(found: Sequence[Any], failed: Sequence[Any], what: str, own: Sequence[int], code: str) -> tuple[int, Any]:
+    """The status of those that failed: theirs, where all have the same one of these `own`, and else 502; and why."""
+    if not failed:
+        return SUCCESS, None
+    status = failed[0].status or BAD_GATEWAY
+    if status not in own or any(one.status != status for one in failed):
         status = BAD_GATEWAY
+    message = f"{len(failed)} of {len(found)} replicas {what}; {failed[0].name} says: {failed[0].message}"
     return status, Failure(message, "server_error" if status == BAD_GATEWAY else "invalid_request_error", code)
 
 
@@ -118,7 +121,12 @@ async def change_adapter(
         raise invalid(f"the body does not name an adapter: {error}; {fix}") from error
     servers = list(members.servers.values())
     if load:
-        model = asked.model or _only_base(servers)
+        bases = sorted({one.models[0] for one in servers if one.models})
+        if not asked.model and not bases:
+            raise no_replica("no replica has reported its models yet")
+        if not asked.model and len(bases) > 1:
+            raise invalid(f"the router serves {len(bases)} base models; name the adapter's base as model", "model")
+        model = asked.model or bases[0]
         concerned = [one for one in servers if model in one.models and model not in one.adapters]
     else:
         concerned = [one for one in servers if asked.lora_name in one.adapters]
@@ -145,21 +153,9 @@ async def change_adapter(
         members.forget(asked.lora_name)
         if colleagues is not None:
             await colleagues.told(FORGET, asked.lora_name)
-    status, failure = SUCCESS, None
-    if failed := [one for one in found if one.has_it != load]:
-        what = f"{len(failed)} of {len(found)} replicas {'do not have' if load else 'still have'} the adapter"
-        message = f"{what}; {failed[0].name} says: {failed[0].message}"
-        status, failure = failure_of([one.status for one in failed], (400, 404), message, "adapter_not_changed")
+    failed, what = [one for one in found if one.has_it != load], "do not have" if load else "still have"
+    status, failure = judged(found, failed, f"{what} the adapter", (400, 404), "adapter_not_changed")
     return status, AdapterReport(asked.lora_name, model, found, failure)
-
-
-def _only_base(servers: Iterable[Server]) -> str:
-    bases = sorted({one.models[0] for one in servers if one.models})
-    if not bases:
-        raise no_replica("no replica has reported its models yet")
-    if len(bases) > 1:
-        raise invalid(f"the router serves {len(bases)} base models; name the adapter's base as model", "model")
-    return bases[0]
 
 
 # ---- caches
@@ -224,9 +220,6 @@ async def reset_caches(
         return ResetAtReplica(server.name, cleared, said.status, said.message)
 
     found = await at_all(servers, at)
-    status, failure = SUCCESS, None
-    if failed := [one for one in found if not one.cleared]:
-        message = f"{len(failed)} of {len(found)} replicas have not cleared their cache; {failed[0].name} says: "
-        statuses, own = [one.status for one in failed], (400, 404, 409)
-        status, failure = failure_of(statuses, own, message + failed[0].message, "cache_not_cleared")
+    failed, what = [one for one in found if not one.cleared], "have not cleared their cache"
+    status, failure = judged(found, failed, what, (400, 404, 409), "cache_not_cleared")
     return status, ResetReport(found, failure)

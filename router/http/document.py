@@ -1,7 +1,8 @@
 """The OpenAPI document of all routes, including those that bypass the app."""
 
 import copy
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from api.responses import CONTENT_TYPE as SSE_TYPE
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 
 TITLE = "warmroute router"
-# What replicas answer: the app never sees these requests (`opening.py`).
+# What replicas answer: the app never sees these requests (`front.py`).
 DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
@@ -42,12 +43,42 @@ ERRORS = {
     502: "The replica was lost while it answered",
     503: "No replica takes requests, or the router drains",
 }
-_ANY: dict[str, Any] = {"application/json": {}}
+_JSON: dict[str, Any] = {"application/json": {}}
 _TEXT = {"type": "string"}
-_LIMIT = {"name": "limit", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}}
-_API = {"name": "api", "in": "query", "required": False, "schema": {"enum": [*APIS]}}
 _ADAPTER = {"type": "object", "properties": {"lora_name": _TEXT, "lora_path": _TEXT}, "required": ["lora_name"]}
 _REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "required": ["url"]}
+# What routes of the app answer, by method and path; all others say that it is done.
+ANSWERS = {
+    ("GET", "/metrics"): "Prometheus text",
+    ("GET", "/usage"): "By day, key and model, or by some of these",
+    ("POST", "/replicas"): "Added",
+    ("POST", "/v1/load_lora_adapter"): "Which replicas have it",
+    ("POST", "/v1/unload_lora_adapter"): "Which replicas have it",
+    ("POST", "/reset_prefix_cache"): "Which replicas have cleared their caches",
+    ("POST", "/retain"): "Which replicas retain it",
+    ("GET", "/retain"): "What is retained, the last used first",
+    ("DELETE", "/retain/{id}"): "It has ended",
+    ("POST", "/explain"): "What would be decided",
+    ("GET", "/decisions"): "The newest first",
+    ("GET", "/decisions/{request_id:path}"): "One of them",
+    ("GET", "/prefixes"): "What saves most first",
+}
+CONTENT: dict[str, dict[str, Any]] = {"/metrics": {"text/plain": {}}, "/usage": {**_JSON, "text/csv": {}}}
+MODELS: dict[str, type[Struct]] = {"/v1/models": ModelList, "/v1/models/{model:path}": Model}
+TAKEN: dict[tuple[str, str], Callable[[], dict[str, Any]]] = {
+    ("POST", "/replicas"): lambda: _REPLICA,
+    ("POST", "/v1/load_lora_adapter"): lambda: _ADAPTER,
+    ("POST", "/v1/unload_lora_adapter"): lambda: _ADAPTER,
+    ("POST", "/retain"): lambda: schema.reference(RetainRequest),
+    ("POST", "/explain"): lambda: {"anyOf": [schema.reference(api.request_type) for api in APIS.values()]},
+}
+_LIMIT = {"limit": {"type": "integer", "minimum": 1}}
+QUERIES: dict[str, dict[str, Any]] = {
+    "/usage": dict.fromkeys(("from", "to", "key", "model", "by", "format"), _TEXT) | _LIMIT,
+    "/explain": {"api": {"enum": [*APIS]}},
+    "/decisions": _LIMIT,
+    "/prefixes": _LIMIT,
+}
 
 
 def direct(path: str) -> dict[str, Any]:
@@ -61,43 +92,19 @@ def direct(path: str) -> dict[str, Any]:
 
 def control(method: str, path: str) -> dict[str, Any]:
     """The operation of a route of the app."""
-    match method, path:
-        case _, "/v1/models":
-            found = schema.operation(None, ModelList)
-        case _, "/v1/models/{model:path}":
-            found = schema.operation(None, Model) | {"parameters": [_in_path("model")]}
-        case _, "/metrics":
-            found = _answers("Prometheus text", {"text/plain": {}})
-        case _, "/usage":
-            content: dict[str, Any] = {"application/json": {}, "text/csv": {}}
-            found = _answers("By day, key and model, or by some of these", content)
-            found["parameters"] = [*map(_in_query, ("from", "to", "key", "model", "by", "format")), _LIMIT]
-        case "POST", "/replicas":
-            found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
-        case _, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
-            found = _answers("Which replicas have it", _ANY) | {"requestBody": _body(_ADAPTER)}
-        case _, "/reset_prefix_cache":
-            found = _answers("Which replicas have cleared their caches", _ANY)
-        case "POST", "/retain":
-            asked: dict[str, Any] = schema.reference(RetainRequest)
-            found = _answers("Which replicas retain it", _ANY) | {"requestBody": _body(asked)}
-        case "GET", "/retain":
-            found = _answers("What is retained, the last used first", _ANY)
-        case _, "/retain/{id}":
-            found = _answers("It has ended", _ANY) | {"parameters": [_in_path("id")]}
-        case _, "/explain":
-            asked = {"anyOf": [schema.reference(api.request_type) for api in APIS.values()]}
-            found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked), "parameters": [_API]}
-        case _, "/decisions":
-            found = _answers("The newest first", _ANY) | {"parameters": [_LIMIT]}
-        case _, "/decisions/{request_id:path}":
-            found = _answers("One of them", _ANY) | {"parameters": [_in_path("request_id")]}
-        case _, "/prefixes":
-            found = _answers("What saves most first", _ANY) | {"parameters": [_LIMIT]}
-        case _:
-            found = _answers("Done", _ANY)
-            if "{name}" in path:
-                found["parameters"] = [_in_path("name")]
+    if (model := MODELS.get(path)) is not None:
+        found = schema.operation(None, model)
+    else:
+        described = {"description": ANSWERS.get((method, path), "Done"), "content": CONTENT.get(path, _JSON)}
+        found = {"responses": {"201" if (method, path) == ("POST", "/replicas") else "200": described}}
+    if (taken := TAKEN.get((method, path))) is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": taken()}}}
+    in_path = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"{(\w+)", path)]
+    in_query = [
+        {"name": name, "in": "query", "required": False, "schema": kind} for name, kind in QUERIES.get(path, {}).items()
+    ]
+    if parameters := in_path + in_query:
+        found["parameters"] = parameters
     return _with_errors(found)
 
 
@@ -125,19 +132,3 @@ def _with_errors(operation: dict[str, Any]) -> dict[str, Any]:
     for status, description in ERRORS.items():
         operation["responses"][str(status)] = {"description": description, "content": error}
     return operation
-
-
-def _answers(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
-    return {"responses": {str(status): {"description": description, "content": content}}}
-
-
-def _body(asked: dict[str, Any]) -> dict[str, Any]:
-    return {"required": True, "content": {"application/json": {"schema": asked}}}
-
-
-def _in_query(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": _TEXT}
-
-
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": _TEXT}

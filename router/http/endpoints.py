@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -38,7 +38,6 @@ from router.monitor.upkeep import Upkeep
 from router.proxy.exchange import too_large
 from router.proxy.services import Services
 from router.records.history import History
-from router.responses import ReplicaStatus
 from router.tenants.ledger import Ledger
 from router.workers.colleagues import Colleagues
 from router.workers.questions import NOT_READY
@@ -161,12 +160,12 @@ class Endpoints:
     async def drain(self, request: Request) -> Response:
         server = self._server(request)
         server.health.drain()
-        return json_response(self._status_of(request, server))
+        return self._status_of(request, server)
 
     async def undrain(self, request: Request) -> Response:
         server = self._server(request)
         server.health.undrain()
-        return json_response(self._status_of(request, server))
+        return self._status_of(request, server)
 
     async def resync(self, request: Request) -> Response:
         member = self._member(request)
@@ -175,29 +174,23 @@ class Endpoints:
 
     def _member(self, request: Request) -> Member:
         name = request.path_params["name"]
-        member = self._members.by_name.get(name)
-        if member is None:
-            raise self._no_replica(name)
-        return member
+        return self._members.by_name.get(name) or self._unknown(name)
 
     def _server(self, request: Request) -> Server:
         """The address of the replica; a name without its rank stands for all of its ranks."""
         name = request.path_params["name"]
-        server = self._members.server(name)
-        if server is None:
-            raise self._no_replica(name)
-        return server
+        return self._members.server(name) or self._unknown(name)
 
-    def _status_of(self, request: Request, server: Server) -> ReplicaStatus:
-        member = self._members.by_name.get(request.path_params["name"], server.members[0])
-        return self._statuses.one(member)
-
-    def _no_replica(self, name: str) -> ApiError:
+    def _unknown(self, name: str) -> NoReturn:
         names = self._members.by_name
         known = ", ".join(islice(names, MOST_NAMES)) or "none"
         more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
         message = f"there is no replica named {name[:100]!r}; there are: {known}{more}"
-        return ApiError(404, message, code="replica_not_found")
+        raise ApiError(404, message, code="replica_not_found")
+
+    def _status_of(self, request: Request, server: Server) -> Response:
+        member = self._members.by_name.get(request.path_params["name"], server.members[0])
+        return json_response(self._statuses.one(member))
 
     async def load_adapter(self, request: Request) -> Response:
         return await self._change_adapter(request, load=True)

@@ -16,7 +16,6 @@ from router.placement.cost import TAKES
 from router.placement.decision import Decision, predict
 from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE, Matches
-from router.placement.verdict import Verdict
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import Reading, is_quick
 from router.prompts.reading.messages import Found, Make
@@ -54,8 +53,9 @@ async def explained(
     peek, prompt = await read_prompt(services.members, services.reading, body, admitted, api_of(named, body))
     model = services.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
-    decision, matches = services.decide(model, prompt, None if session is None else session.key)
-    prefill = _prefill(services, model, prompt, decision, None if session is None else session.key)
+    session_key = None if session is None else session.key
+    decision, matches = services.decide(model, prompt, session_key)
+    prefill = _prefill(services, model, prompt, decision, session_key)
     decision, members = decision.at_rest(), list(model.members)
     size = APPROXIMATE
     if prompt.exact:  # the block size of most replicas
@@ -69,10 +69,10 @@ async def explained(
         model.tokens.is_verified_at(prompt, chosen.server.process)  # which notes in the prompt if it is not
         predicted = predict(prompt, decision, chosen.block_size, matches)
         exact = PredictedHit(prompt, decision, prediction=predicted, index_doubt=services.doubt(chosen)).exactness
-    verdicts = [
-        _told(verdict, _sure(matches, candidate.slot) * tokens)
-        async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))
-    ]
+    verdicts = []
+    async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True)):
+        verdict.sure_tokens = _sure(matches, candidate.slot) * tokens
+        verdicts.append(verdict)
     return Explanation(
         model=peek.model,
         policy=services.config.policy,
@@ -88,7 +88,7 @@ async def explained(
         index_exact=exact.index,
         prediction_exact=exact.prediction,
         why_inexact=exact.why_not,
-        session=None if session is None else session.key,
+        session=session_key,
         session_from=None if session is None else session.source,
         prefill=prefill,
     )
@@ -107,14 +107,10 @@ def _prefill(
         for verdict, member in zip(found.prefill.verdicts(), model.members, strict=True):
             if member.spec.role in TAKES["prefill"]:
                 verdict.why = why_not_from(member, generating, now_s) or verdict.why
-                candidates.append(_told(verdict, _sure(matches, member.slot) * (member.block_size or 1)))
+                verdict.sure_tokens = _sure(matches, member.slot) * (member.block_size or 1)
+                candidates.append(verdict)
     weighed = {name: getattr(found, name) for name in PrefillChoice.__struct_fields__ if name != "candidates"}
     return PrefillChoice(**weighed, candidates=candidates)
-
-
-def _told(verdict: Verdict, sure_tokens: float) -> Verdict:
-    verdict.sure_tokens = sure_tokens
-    return verdict
 
 
 def api_of(named: str | None, body: bytes) -> GenerationApi | None:
@@ -127,19 +123,18 @@ def api_of(named: str | None, body: bytes) -> GenerationApi | None:
         asked = _decode(body)
     except UNREADABLE:
         asked = _Asked()
-    found = APIS[named] if named is not None else _known_by_fields(asked)
+    if named is not None:
+        found = APIS[named]
+    elif asked.messages is None:
+        found = COMPLETIONS if asked.input is None else RESPONSES
+    else:
+        tools = asked.tools if isinstance(asked.tools, list) else []
+        has_schema = any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
+        found = MESSAGES if asked.system is not None or has_schema else CHAT
     if found is RESPONSES and asked.previous_response_id is not None:
         fix = "its conversation is at a replica, which is not asked here: send all items"
         raise invalid(f"previous_response_id is {quoted(asked.previous_response_id)}; {fix}", "previous_response_id")
     return found
-
-
-def _known_by_fields(asked: _Asked) -> GenerationApi:
-    if asked.messages is None:
-        return COMPLETIONS if asked.input is None else RESPONSES
-    tools = asked.tools if isinstance(asked.tools, list) else []
-    has_schema = any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
-    return MESSAGES if asked.system is not None or has_schema else CHAT
 
 
 async def read_prompt(

@@ -3,19 +3,158 @@
 All others are the app's (`app.py`). Limits are those of `api.http.connection`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.errors import ApiError
+from api.errors import ApiError, draining
 from api.http.connection import HttpProtocol, Limits
 from api.http.path import parse_target, raw_path
-from api.http.routes import RouteTable
-from router.http.exchange import HttpExchange
-from router.http.opening import Opening, Openings
+from api.http.routes import Route, RouteTable
+from router.proxy.exchange import Exchange
+from router.proxy.headers import DIRECT, Transport, value_of
+from router.proxy.reading import serve
+from router.proxy.request import Request
+from router.proxy.services import Services
 
 MOST_SHOWN = 256  # characters of a target that is none, in the access log
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+Opening: TypeAlias = Callable[[Exchange], None]
+
+
+class Openings:
+    """Begins the requests that bypass the app: each is admitted for its own route, and counted."""
+
+    def __init__(self, services: Services, routes: tuple[Route, ...], transport: Transport = DIRECT) -> None:
+        self._transport = transport
+        self.by_route: dict[Route, Opening] = {route: partial(self._begin, route) for route in routes}
+        self._services = services
+        self._cors = {origin.encode() for origin in services.config.cors_origins}
+
+    def refused(self, error: ApiError) -> Opening:
+        """A handler for a request with an invalid target."""
+
+        def refuse(exchange: Exchange) -> None:
+            self._services.history.turned_away(exchange.scope, error)
+            raise error
+
+        return refuse
+
+    def _begin(self, route: Route, exchange: Exchange) -> None:
+        services, scope, now_s = self._services, exchange.scope, self._services.now_s()
+        headers = scope["headers"]
+        if self._cors:
+            origin = value_of(headers, b"origin")
+            if origin is not None and (origin in self._cors or b"*" in self._cors):
+                exchange.extra = b"access-control-allow-origin: %b\r\nvary: origin\r\n" % origin
+        try:
+            if services.lifecycle.draining:
+                raise draining()
+            admitted = services.admission.admit(
+                headers,
+                route.who,
+                scope["client"],
+                now_s,
+                path=scope["path"],
+                http_version=scope["http_version"],
+            )
+        except ApiError as error:
+            services.history.turned_away(scope, error)
+            raise
+        exchange.extra += admitted.id_line
+        services.lifecycle.open_requests += 1
+        request = Request(services, exchange, admitted, now_s, route.endpoint, self._transport)
+        exchange.expect(partial(serve, request), services.config.max_body_bytes, services.bodies)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class HttpExchange(Exchange):
+    """A client's exchange over HTTP/1: what uvicorn calls a cycle, with the answer written to the connection."""
+
+    connection: "FrontConnection"
+    _head: bytes | None = None  # written with the first part of the body
+    _chunked: bool = False
+    _bodiless: bool = False
+
+    @property
+    def message_event(self) -> "HttpExchange":
+        """The event that uvicorn sets on a change: the exchange itself. As an attribute it would make a cycle."""
+        return self
+
+    def _let_body_come(self) -> None:
+        self.connection.transport.write(CONTINUE)
+
+    def _is_early(self) -> None:
+        self.connection.pause_if_early()
+
+    def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:
+        self.response_started = True
+        self.status = status
+        self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self._bodiless:
+            framing = b""
+        elif self.scope["http_version"] == "1.1":
+            self._chunked, framing = True, b"transfer-encoding: chunked\r\n"
+        else:
+            self.keep_alive, framing = False, b""
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        extra = self.extra if self.more_lines is None else self.extra + self.more_lines()
+        self._head = b"".join((line, headers, extra, framing, b"\r\n"))
+
+    def flush(self) -> None:
+        if self._head is not None and not self.disconnected:
+            self.connection.transport.write(self._head)
+            self._head = None
+
+    def send(self, body: bytes) -> None:
+        if self.disconnected or self._bodiless or not body:
+            return
+        self.sent_bytes += len(body)
+        if self._chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body)
+        if self._head is not None:
+            body, self._head = self._head + body, None
+        self.connection.transport.write(body)
+
+    def finish(self, body: bytes = b"") -> None:
+        if self.disconnected or self.response_complete:
+            return
+        if self._bodiless:
+            body = b""
+        self.sent_bytes += len(body)
+        if self._chunked:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        if self._head is not None:
+            body, self._head = self._head + body, None
+        if body:
+            self.connection.transport.write(body)
+        self._end()
+        if not self.keep_alive:
+            self.connection.close_after_answer(unread=self.more_body)
+        self.connection.on_response_complete()
+
+    def cut(self) -> None:
+        if not self.disconnected:
+            self.connection.transport.close()
+            self._end()
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
+
+    def abandon(self) -> None:
+        self.connection.transport.abort()  # closing would wait for it
 
 
 class FrontConnection(HttpProtocol):

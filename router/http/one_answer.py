@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
@@ -13,11 +14,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.http.endpoints import USUAL_DECISIONS, limit_of
 from router.responses import ReplicaList, RetainedAt, RetainedList
 from router.workers.colleagues import Answer, Asked, Colleagues
-from router.workers.metrics import metrics_of_all
 
 log = logging.getLogger(__name__)
 
 Merge: TypeAlias = Callable[[bytes, Mapping[int, bytes]], bytes]  # of a query's answers by worker, the own one first
+
+
+_FAMILY = re.compile(rb"^# HELP ", re.MULTILINE)
+
+
+def metrics_of_all(_: bytes, texts: Mapping[int, bytes]) -> bytes:
+    """The metrics of numbered workers as one text, in which each line has its worker's number.
+
+    Sums would fall when a worker ends, and what is computed from counters would take that for a restart of all.
+    """
+    heads: dict[bytes, bytes] = {}
+    lines: dict[bytes, list[bytes]] = {}
+    for number, text in sorted(texts.items()):
+        for family in _FAMILY.split(text)[1:]:
+            help_line, type_line, *rows = family.rstrip(b"\n").split(b"\n")
+            name = help_line.split(b" ", 1)[0]
+            heads.setdefault(name, b"# HELP " + help_line + b"\n" + type_line + b"\n")
+            for row in rows:
+                metric, brace, rest = row.partition(b"{")
+                if brace:
+                    lines.setdefault(name, []).append(b'%b{worker="%d",%b\n' % (metric, number, rest))
+                else:
+                    metric, _, value = row.partition(b" ")
+                    lines.setdefault(name, []).append(b'%b{worker="%d"} %b\n' % (metric, number, value))
+    return b"".join(heads[name] + b"".join(lines.get(name, ())) for name in heads)
 
 
 def _replicas(_: bytes, answers: Mapping[int, bytes]) -> bytes:
@@ -60,7 +85,7 @@ def _retained(_: bytes, answers: Mapping[int, bytes]) -> bytes:
 
 
 MERGED: Mapping[tuple[str, str], Merge] = {
-    ("GET", "/metrics"): lambda _, answers: metrics_of_all(answers),
+    ("GET", "/metrics"): metrics_of_all,
     ("GET", "/replicas"): _replicas,
     ("GET", "/decisions"): _decisions,
     ("GET", "/retain"): _retained,
@@ -77,70 +102,47 @@ REPEATED = {  # once it has succeeded here
 }
 
 
-class OneAnswer:
-    """Stands before the app of a router with several workers."""
+async def one_answer(app: ASGIApp, colleagues: Colleagues, scope: Scope, receive: Receive, send: Send) -> None:
+    """Have the app answer for all workers where the route asks for that; the caller has admitted the request."""
+    route = scope["method"], scope["state"]["asked"].route.template
+    body, merge = bytearray(), MERGED.get(route)
+    if route not in REPEATED and merge is None and route not in FIRST:
+        await app(scope, receive, send)
+        return
 
-    def __init__(self, app: ASGIApp, colleagues: Colleagues) -> None:
-        self._app = app
-        self._colleagues = colleagues
+    async def read() -> Message:
+        message = await receive()
+        body.extend(message.get("body", b""))
+        return message
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer for all workers where the route asks for that; its caller has admitted the request."""
-        route = scope["method"], scope["state"]["asked"].route.template
-        if route in REPEATED:
-            answer = await self._repeated(scope, receive)
-        elif (merge := MERGED.get(route)) is not None:
-            answer = await self._merged(scope, receive, merge)
-        elif route in FIRST:
-            answer = await self._first(scope, receive)
-        else:
-            await self._app(scope, receive, send)
-            return
-        headers = [(name, value) for name, value in answer.headers if name != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(answer.body)))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+    async def ask_others() -> dict[int, Answer]:
+        headers = [(name, value) for name, value in scope["headers"] if name == b"content-encoding"]
+        sees_all = scope["state"]["admitted"].admin
+        asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], headers, bytes(body), sees_all)
+        return await colleagues.ask(asked)
 
-    async def _merged(self, scope: Scope, receive: Receive, merge: Merge) -> Answer:
-        own, others = await asyncio.gather(answer_of(self._app, scope, receive), self._colleagues.ask(_asked(scope)))
-        if not is_success(own):
-            return own
-        bodies = {number: one.body for number, one in others.items() if is_success(one)}
-        own.body = merge(scope["query_string"], {self._colleagues.place.number: own.body, **bodies})
-        return own
-
-    async def _first(self, scope: Scope, receive: Receive) -> Answer:
-        own = await answer_of(self._app, scope, receive)
+    if merge is not None:
+        own, others = await asyncio.gather(answer_of(app, scope, receive), ask_others())
         if is_success(own):
-            return own
-        others = await self._colleagues.ask(_asked(scope))
-        return next(filter(is_success, others.values()), own)
-
-    async def _repeated(self, scope: Scope, receive: Receive) -> Answer:
-        body = bytearray()
-
-        async def read() -> Message:
-            message = await receive()
-            body.extend(message.get("body", b""))
-            return message
-
-        own = await answer_of(self._app, scope, read)
-        if is_success(own):
-            for number, one in (await self._colleagues.ask(_asked(scope, bytes(body)))).items():
+            bodies = {number: one.body for number, one in others.items() if is_success(one)}
+            own.body = merge(scope["query_string"], {colleagues.place.number: own.body, **bodies})
+    else:
+        own = await answer_of(app, scope, read)
+        if route in FIRST and not is_success(own):
+            own = next(filter(is_success, (await ask_others()).values()), own)
+        elif route in REPEATED and is_success(own):
+            for number, one in (await ask_others()).items():
                 if not is_success(one):
                     what = f"{scope['method']} {scope['path']}"
                     log.warning("worker %d refuses %s: %s", number, what, one.body.decode(errors="replace"))
-        return own
+    headers = [(name, value) for name, value in own.headers if name != b"content-length"]
+    headers.append((b"content-length", b"%d" % len(own.body)))
+    await send({"type": "http.response.start", "status": own.status, "headers": headers})
+    await send({"type": "http.response.body", "body": own.body})
 
 
 def is_success(answer: Answer) -> bool:
     return 200 <= answer.status < 300
-
-
-def _asked(scope: Scope, body: bytes = b"") -> Asked:
-    headers = [(name, value) for name, value in scope["headers"] if name == b"content-encoding"]
-    sees_all = scope["state"]["admitted"].admin
-    return Asked(scope["method"], scope["raw_path"], scope["query_string"], headers, body, sees_all)
 
 
 async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> Answer:
@@ -156,3 +158,14 @@ async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> Answer:
     await app(scope, receive, take)
     answer.body = bytes(body)
     return answer
+
+
+def scope_with(method: str, path: str, raw_path: bytes, **more: Any) -> Scope:
+    """A request as ASGI describes it."""
+    of_server = {"type": "http", "asgi": {"version": "3.0"}, "root_path": "", "server": None, "state": {}}
+    return {**of_server, "http_version": "1.1", "scheme": "http", "query_string": b"", "client": None} | {
+        "method": method,
+        "path": path,
+        "raw_path": raw_path,
+        **more,
+    }

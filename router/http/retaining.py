@@ -16,7 +16,6 @@ from api.responses import RetainedPrefix as RetainedAtReplica
 from router.http.at_replicas import BAD_GATEWAY, SUCCESS, Failure, at_all, say
 from router.http.explaining import read_prompt, runs_of
 from router.members.members import Member, Members
-from router.placement.placement import Placement
 from router.prompts.prefixes.retained import Full, RetainedPrefix, RetainedPrefixes
 from router.prompts.prompt import Prompt
 from router.proxy.services import Services
@@ -40,7 +39,13 @@ async def retain(services: Services, retained: RetainedPrefixes, body: bytes) ->
     """Ask the replicas that hold most of the prompt to retain it, or no longer; return a status and their answers."""
     asked = read(body, RetainAsked)
     prompt = await _prompt_of(services, asked)
-    holders = _holders(services.members, services.placement, asked.model, prompt)[: asked.replicas]
+    held: list[tuple[int, Member]] = []  # replicas of ours that hold something of it
+    for member in services.members.model(asked.model).members:
+        if member.profile.retains and (size := member.block_size):
+            runs = runs_of(services.placement.index_of(size).holders(prompt.keys(size))).get(member.slot, [])
+            if runs and not runs[0][0]:
+                held.append((runs[0][1] + 1, member))
+    holders = [member for _, member in sorted(held, key=lambda one: (-one[0], one[1].name))][: asked.replicas]
     packed = prompt.packed[0]
     size = holders[0].block_size if holders else 0
     keys = prompt.keys(size) if size else []
@@ -132,18 +137,6 @@ async def _prompt_of(services: Services, asked: RetainAsked) -> Prompt:
     if not prompt.exact:
         raise invalid(f"the tokens of {quoted(asked.model)} are not known here: {prompt.why_not}", "model")
     return prompt
-
-
-def _holders(members: Members, placement: Placement, model: str, prompt: Prompt) -> list[Member]:
-    """Replicas of ours that hold something of the prompt, those that hold most first."""
-    held: list[tuple[int, Member]] = []
-    for member in members.model(model).members:
-        size = member.block_size
-        if member.profile.retains and size:
-            runs = runs_of(placement.index_of(size).holders(prompt.keys(size))).get(member.slot, [])
-            if runs and not runs[0][0]:
-                held.append((runs[0][1] + 1, member))
-    return [member for _, member in sorted(held, key=lambda one: (-one[0], one[1].name))]
 
 
 async def _ask_all(

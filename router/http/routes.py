@@ -7,33 +7,34 @@ at is for administrators (decision 0022).
 from collections.abc import Iterable
 from typing import Any
 
+from api.generation_apis import CHAT, COMPLETIONS
 from api.http.documents import FILES, OPENAPI
 from api.http.routes import Role, Route, RouteTable
 from router.http.endpoints import Endpoints
-from router.http.opening import (
-    BATCH,
-    CHAT_COMPLETION,
-    COMPLETION,
-    COMPUTES,
-    MESSAGES,
-    OF_MODEL,
-    OF_RESPONSE,
-    RESPONSES,
-    UNKNOWN,
-    WITHOUT_CACHE,
-)
+from router.proxy.flow import RequestType
 
 GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
 PAGE = ("GET", "HEAD")
 ANY = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 ANYONE, CLIENT, READER, ADMINISTRATOR = Role
 
+# The types of requests that replicas answer.
+CHAT_COMPLETION, COMPLETION = (RequestType(api.name, generation=api) for api in (CHAT, COMPLETIONS))
+MESSAGES, RESPONSES, BATCH = [RequestType(api, caches=True) for api in ("messages", "responses", "batch")]
+# A body that may be a prompt must be JSON if the key has a cache salt. Engines keep the KV of what they embed, score or
+# classify too: how long that takes tells what others have sent.
+COMPUTES = RequestType(caches=True, only_computes=True)
+UNKNOWN = RequestType(caches=True)  # its effects are not known, so it goes to one replica
+OF_RESPONSE = RequestType(caches=True, of_response=True)
+OF_MODEL = RequestType(only_computes=True, query_names_model=True)
+WITHOUT_CACHE = RequestType(only_computes=True)  # a body of any kind
+
 
 def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **more: bool) -> Route:
     return Route(methods=methods, template=template, who=who, endpoint=endpoint, **more)
 
 
-# Past the app (`opening.py`): what replicas answer.
+# Past the app (`front.py`): what replicas answer.
 DIRECT_ROUTES = (
     _route(POST, "/v1/chat/completions", CLIENT, CHAT_COMPLETION),
     _route(POST, "/v1/completions", CLIENT, COMPLETION),

@@ -3,9 +3,8 @@
 import asyncio
 import csv
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, timedelta
-from functools import partial
 from heapq import nlargest
 from itertools import chain
 from time import time
@@ -52,19 +51,21 @@ async def usage_answer(
     left_out = max(0, len(rows) - limit)
     if left_out:
         rows = nlargest(limit, rows, key=lambda row: row.counts.tokens)
-    write: Callable[[], bytes] = partial(as_csv, rows, wanted.by)
-    if kind == "json":
-        about: dict[str, object] = {
-            "from": wanted.first,
-            "to": wanted.last,
-            "kept_in": "memory" if ledger.file is None else "file",
-            "since": ledger.since.isoformat() if ledger.file is None else None,
-            "problem": ledger.problem if admitted.admin else None,
-            "left_out": left_out,
-        }
-        write = partial(as_json, about, rows, wanted.by)
-    body = await asyncio.to_thread(write)
-    return Response(body, media_type="application/json" if kind == "json" else "text/csv; charset=utf-8")
+    if kind == "csv":
+        return Response(await asyncio.to_thread(as_csv, rows, wanted.by), media_type="text/csv; charset=utf-8")
+    about: dict[str, object] = {
+        "from": wanted.first,
+        "to": wanted.last,
+        "kept_in": "memory" if ledger.file is None else "file",
+        "since": ledger.since.isoformat() if ledger.file is None else None,
+        "problem": ledger.problem if admitted.admin else None,
+        "left_out": left_out,
+    }
+
+    def as_json() -> bytes:
+        return msgspec.json.encode(about | {"usage": [_place(row, wanted.by) | asdict(row.counts) for row in rows]})
+
+    return Response(await asyncio.to_thread(as_json), media_type="application/json")
 
 
 def selection(query: QueryParams, admitted: Admitted, today: date) -> Selection:
@@ -98,11 +99,6 @@ def _day(query: QueryParams, name: str, usual: date) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise invalid(f"{name} is {quoted(text)}; write a day such as {usual}", name) from None
-
-
-def as_json(about: dict[str, object], rows: Sequence[Row], by: Collection[str] = PLACE) -> bytes:
-    usage = [_place(row, by) | asdict(row.counts) for row in rows]
-    return msgspec.json.encode({**about, "usage": usage})
 
 
 def as_csv(rows: Sequence[Row], by: Collection[str] = PLACE) -> bytes:

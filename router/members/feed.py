@@ -202,8 +202,14 @@ class ReplicaFeed:
             self._stored += len(change.keys)
             self._recent.add(change.keys, stored=True)
             size = change.event.block_size
-            if size not in self._block_sizes or self._sizes_are_old:
-                self._sized(size)
+            is_known = size in self._block_sizes and not self._sizes_are_old
+            if not is_known and 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
+                if self._sizes_are_old:
+                    self._block_sizes.clear()
+                    self._sizes_are_old = False
+                if len(self._block_sizes) < MOST_SIZES:
+                    self._block_sizes.add(size)
+                    self._on_sizes()
         elif isinstance(change, Removed):
             self._removed += len(change.keys)
             self._recent.add(change.keys, stored=False)
@@ -213,16 +219,6 @@ class ReplicaFeed:
                 self._losses = self._losses_of_stream()
             else:
                 self._on_sizes()
-
-    def _sized(self, size: int) -> None:
-        if not 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
-            return
-        if self._sizes_are_old:
-            self._block_sizes.clear()
-            self._sizes_are_old = False
-        if len(self._block_sizes) < MOST_SIZES:
-            self._block_sizes.add(size)
-            self._on_sizes()
 
     def _acted(self, action: Action, _batch: EventBatch | None) -> None:
         if isinstance(action, Apply):

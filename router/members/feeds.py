@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,25 +18,21 @@ STOOD_STILL = "the router stood still: events of that time have not been read"
 RESYNC = "the replica's reported cached tokens differ from its events"
 
 
+@dataclass(eq=False)
 class Feeds:
     """All feeds and their subscriber; create and use it on the thread of the event loop.
 
-    `on_status` may add and remove replicas, the one it was called for included. `on_sizes` gets the name of a replica
+    `_on_status` may add and remove replicas, the one it was called for included. `_on_sizes` gets the name of a replica
     whose blocks turn out to have another size; it is called while a batch is being applied.
     """
 
-    def __init__(
-        self,
-        index: PrefixIndex,
-        on_status: Callable[[str, Status], None],
-        on_sizes: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._index = index
-        self._on_status = on_status
-        self._on_sizes = on_sizes
-        self._clock = clock
-        self._subscriber = Subscriber(clock)
+    _index: PrefixIndex
+    _on_status: Callable[[str, Status], None]
+    _on_sizes: Callable[[str], None] = lambda _: None
+    _clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._subscriber = Subscriber(self._clock)
         self._feeds: dict[str, ReplicaFeed] = {}
         self._finding: set[str] = set()  # replicas whose reused blocks are to be taken
 

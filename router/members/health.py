@@ -102,7 +102,14 @@ class Health:
         self._last_fault = reason
         enough = refused or self._faults >= self.config.faults_to_open
         if self.reached and (self.breaker == "half-open" or (self.breaker == "closed" and enough)):
-            self._open(now_s, silent)
+            config, wait_s = self.config, self.config.backoff_s
+            if not silent:
+                wait_s = min(config.most_backoff_s, config.backoff_s * 2**self._openings)
+                self._openings = min(self._openings + 1, 30)
+            self._opened_by_silence = silent
+            self._retry_at_s = now_s + wait_s * self._rng.uniform(1 - config.jitter, 1)
+            self.breaker = "open"
+            self._closed_since_s = None
         self.tick(now_s)
 
     def probed(self, ok: bool, reason: str, now_s: float, *, silent: bool = False) -> None:
@@ -132,11 +139,11 @@ class Health:
         if self._heard_s is not None and (pause_s := now_s - self._heard_s) < LONGEST_PAUSE_S:
             self._longest_pause_s = max(pause_s, self._longest_pause_s * PAUSE_KEPT)
         self._heard_s = now_s
-        if self.silent_s and self.breaker != "closed" and self._opened_by_silence:
-            self._works(now_s)
-        elif self.silent_s:
-            self._retry_at_s = now_s
         if self.silent_s:
+            if self.breaker != "closed" and self._opened_by_silence:
+                self._works(now_s)
+            else:
+                self._retry_at_s = now_s
             self.tick(now_s)
 
     def excuse(self, gap_s: float, now_s: float) -> None:
@@ -173,42 +180,22 @@ class Health:
         if self._heard_s is not None:
             silent_s = now_s - self._heard_s
             self.silent_s = silent_s if silent_s > self.patience_s else 0.0
-        self.slowness = self._slow_start(now_s)
+        closed_since_s, slow_start_s = self._closed_since_s, self.config.slow_start_s
+        self.slowness = 1.0
+        if self.breaker != "closed":
+            self.slowness = SLOWEST
+        elif closed_since_s is not None and now_s < closed_since_s + slow_start_s:
+            self.slowness = SLOWEST ** (1 - (now_s - closed_since_s) / slow_start_s)
+        elif closed_since_s is not None and now_s - closed_since_s >= STEADY_S:
+            self._closed_since_s, self._openings = None, 0
         if self._refusals:
             self._forget_refusals(now_s)
             self.slowness *= 2.0**self._refusals
         self.publish()
 
-    def _slow_start(self, now_s: float) -> float:
-        """Cost factor while the breaker is not closed, and for a short time after."""
-        if self.breaker != "closed":
-            return SLOWEST
-        if self._closed_since_s is None:
-            return 1.0
-        closed_s, slow_start_s = now_s - self._closed_since_s, self.config.slow_start_s
-        if closed_s < slow_start_s:
-            slowness: float = SLOWEST ** (1 - closed_s / slow_start_s)
-            return slowness
-        if closed_s >= STEADY_S:
-            self._closed_since_s, self._openings = None, 0
-        return 1.0
-
     def _forget_refusals(self, now_s: float) -> None:
         self._refusals = max(0.0, self._refusals - (now_s - self._refusals_s))
         self._refusals_s = now_s
-
-    # ---- the breaker
-
-    def _open(self, now_s: float, silent: bool) -> None:
-        config = self.config
-        wait_s = config.backoff_s
-        if not silent:
-            wait_s = min(config.most_backoff_s, config.backoff_s * 2**self._openings)
-            self._openings = min(self._openings + 1, 30)
-        self._opened_by_silence = silent
-        self._retry_at_s = now_s + wait_s * self._rng.uniform(1 - config.jitter, 1)
-        self.breaker = "open"
-        self._closed_since_s = None
 
     def _works(self, now_s: float) -> None:
         self._faults, self._last_fault = 0, ""

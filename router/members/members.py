@@ -226,11 +226,6 @@ class ServedModel:
         """Tell whether no other engine serves it."""
         return all(member.profile.takes_envelope for member in self.members)
 
-    def leave(self) -> None:
-        """Remove all replicas, as none serves the model any more."""
-        self.members = []
-        self.arrange()
-
     def arrange(self) -> None:
         self.candidates = [member.candidate for member in self.members]
         lengths = [one.max_model_len for one in self.candidates if one.max_model_len is not None]
@@ -341,8 +336,9 @@ class Members:
                 for member in served.members:
                     member.server.verified = None
         for name in self.models.keys() - models.keys():
-            self._gone[name] = self.models[name]
-            self._gone[name].leave()
+            gone = self._gone[name] = self.models[name]
+            gone.members = []
+            gone.arrange()
         for name in models:
             self._gone.pop(name, None)
         _keep_newest(self._gone, MOST_GONE)  # each has a tokenizer

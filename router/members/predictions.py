@@ -107,17 +107,6 @@ class Difference(Struct, frozen=True, gc=False):
     ended_s: float
     due_s: float
 
-    @property
-    def is_awaited(self) -> bool:
-        """True if only blocks are missing that another request was about to store, or that were to be brought.
-
-        More blocks than predicted may have come from a neighbour.
-        """
-        prediction = self.prediction
-        if self.reported_blocks > prediction.blocks:
-            return prediction.pulls
-        return prediction.claimed_blocks - prediction.brought_blocks <= self.reported_blocks < prediction.blocks
-
     def judge(self, *, explained: bool = False) -> None:
         """Note whether the claim in it was true."""
         claimed = self.prediction.claimed_blocks
@@ -172,9 +161,14 @@ class Predictions:
             if self._open[0].due_s > now_s:
                 return
             one = self._open.popleft()
-            blocks, reported = one.prediction.blocks, one.reported_blocks
+            prediction, reported = one.prediction, one.reported_blocks
+            blocks = prediction.blocks
             changed: bool | None = True
-            if not one.is_awaited:
+            if reported > blocks:
+                is_awaited = prediction.pulls  # more blocks than predicted may have come from a neighbour
+            else:  # only blocks are missing that another request was about to store, or that were to be brought
+                is_awaited = prediction.claimed_blocks - prediction.brought_blocks <= reported < blocks
+            if not is_awaited:
                 changed = self._feeds.has_changed(one.name, one.since, one.keys, stored=reported > blocks)
             if changed:
                 one.accuracy.compare(blocks, reported, explained=True)
@@ -184,7 +178,7 @@ class Predictions:
             elif self._feeds.is_settled(one.name, one.ended_s):
                 one.judge()
                 same = one.accuracy.compare(blocks, reported)
-                if not same and one.prediction.sure and one.prediction.alone:
+                if not same and prediction.sure and prediction.alone:
                     self._on_wrong(one.name)
             elif now_s - one.ended_s <= JUDGED_WITHIN_S:
                 self._open.append(replace(one, due_s=now_s + JUDGED_AFTER_S))

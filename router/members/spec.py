@@ -129,45 +129,38 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return default
         key = environment.get(self.api_key_env)
         if not key:
-            raise BadSpec(
-                f"{self.name}: api_key_env is {self.api_key_env!r}, which is not set; export it, or name another"
-            )
+            why = f"api_key_env is {self.api_key_env!r}, which is not set; export it, or name another"
+            raise BadSpec(f"{self.name}: {why}")
         return key
 
     def check(self) -> None:
         """Raise BadSpec for a spec that could never work."""
+
+        def bad(what: str) -> BadSpec:
+            return BadSpec(f"{self.name}: {what}")
+
         if not _NAME.fullmatch(self.name):
-            raise BadSpec(
-                f"the name {self.name!r} is not usable; take up to 128 letters, digits, and any of _ . : @ -, "
-                "but not . or .. alone"
-            )
+            fix = "take up to 128 letters, digits, and any of _ . : @ -, but not . or .. alone"
+            raise BadSpec(f"the name {self.name!r} is not usable; {fix}")
         for model in (self.model or "", *self.adapters):
             if not _MODEL_NAME.fullmatch(model):
-                raise BadSpec(
-                    f"{self.name}: the model's name {model!r} has characters that cannot be printed; rename it"
-                )
+                raise bad(f"the model's name {model!r} has characters that cannot be printed; rename it")
         for field in ("block_size", "max_model_len"):
             if (number := getattr(self, field)) is not None and not 0 < number < 2**31:
-                raise BadSpec(f"{self.name}: {field} is {number}; write a whole number above 0, or leave it out")
+                raise bad(f"{field} is {number}; write a whole number above 0, or leave it out")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            raise BadSpec(
-                f"{self.name}: api_key_env is not a variable's name; write the name of the variable, not the key itself"
-            )
+            raise bad("api_key_env is not a variable's name; write the name of the variable, not the key itself")
         if (self.curve_server is None) != (self.curve_secret is None):
-            raise BadSpec(
-                f"{self.name}: curve_server and curve_secret belong together: the file of the replica's public key, "
-                "and the file of your own secret key"
-            )
+            files = "the file of the replica's public key, and the file of your own secret key"
+            raise bad(f"curve_server and curve_secret belong together: {files}")
         other = [field for field in SOCKETS[1:] if getattr(self, field) is not None]
         if other and (self.events is None or self.events == OFF):
             said = f"events is {self.events!r}" if self.events else "events is missing"
-            raise BadSpec(
-                f"{self.name}: {other[0]} without events ({said}); name that endpoint too: events=tcp://HOST:PORT"
-            )
+            raise bad(f"{other[0]} without events ({said}); name that endpoint too: events=tcp://HOST:PORT")
         for field in SOCKETS:
             endpoint = getattr(self, field)
             if endpoint is not None and (tcp := TCP.fullmatch(endpoint)) and tcp[1] in WILDCARDS:
-                raise BadSpec(f"{self.name}: {field} is {endpoint!r}, a bind address; give the publisher's host")
+                raise bad(f"{field} is {endpoint!r}, a bind address; give the publisher's host")
         if self.events is not None and self.events != OFF:
             try:
                 Source(self.name, self.events, self.replay, self.status, self.snapshot).check()

@@ -96,10 +96,6 @@ class Sending(Struct, eq=False):
             self._end()
             listener.broke(broken)
 
-    def unconnected(self, reason: str, *, silent: bool = False, ours: bool = False) -> None:
-        """Fail, as no connection opens. If one had carried the request, that may have ended the replica."""
-        self.broke(Broken(reason, refused=not self._fresh_only, silent=silent, ours=ours))
-
     def _end(self) -> None:
         self.over = True
         self._upstream.sendings.pop(self, None)
@@ -175,13 +171,14 @@ class Upstream:
                     ssl=self._tls,
                     server_hostname=self.target.host if self._tls else None,
                 )
-        except TimeoutError:
-            sending.unconnected(f"no connection within {self._connect_timeout_s:g} s", silent=True)
-            return
         except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
-            reason = error.strerror if isinstance(error, OSError) else None
-            silent, ours = is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
-            sending.unconnected(f"no connection: {reason or error}", silent=silent, ours=ours)
+            is_late = isinstance(error, TimeoutError)
+            reason = f"no connection: {getattr(error, 'strerror', None) or error}"
+            if is_late:
+                reason = f"no connection within {self._connect_timeout_s:g} s"
+            silent, ours = is_late or is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
+            # If a connection had carried the request before, that may have ended the replica.
+            sending.broke(Broken(reason, refused=not sending._fresh_only, silent=silent, ours=ours))
             return
         if sending.over or self._closed:
             connection.abort()
@@ -370,7 +367,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise _Unasked
+            raise _Stop
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -381,7 +378,7 @@ class Connection(asyncio.Protocol):
         if 100 <= status < 200:  # provisional: the answer proper follows
             return
         if not 200 <= status <= 599:
-            raise _BadStatus(status)
+            raise _Stop(status)
         self._head, self._status, self._head_complete = headers, status, True
         self._keeps = self._parser.should_keep_alive()
         if self._bodiless:
@@ -401,9 +398,5 @@ def keep_alive(connected: socket.socket) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class _BadStatus(Exception):
-    """A status that HTTP does not define: makes the parser stop."""
-
-
-class _Unasked(Exception):
-    """Another answer follows: makes the parser stop."""
+class _Stop(Exception):
+    """Makes the parser stop: the status is none that HTTP defines, or another answer follows."""

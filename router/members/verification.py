@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,24 +40,18 @@ LOOK_EVERY_S = 0.1
 OFF = (401, 403, 404, 405, 501)  # of a route that the server does not have, or not for us
 
 
+@dataclass(eq=False)
 class Verification:
-    """Verifies shapes. `ask` is a POST to a replica on the router's own behalf; it raises Broken."""
+    """Verifies shapes. `_ask` is a POST to a replica on the router's own behalf; it raises Broken."""
 
-    def __init__(
-        self,
-        ask: Callable[[Server, str, bytes, float], Awaitable[Fetched]],
-        placement: Placement,
-        now_s: Callable[[], float],
-        shows_prompts: bool,
-    ) -> None:
-        self.asked = 0
-        self._ask = ask
-        self._placement = placement
-        self._now_s = now_s
-        self._shows_prompts = shows_prompts
-        self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._allowed = AT_A_STRETCH
-        self._allowed_at_s = 0.0
+    _ask: Callable[[Server, str, bytes, float], Awaitable[Fetched]]
+    _placement: Placement
+    _now_s: Callable[[], float]
+    _shows_prompts: bool
+    asked: int = 0
+    _under_way: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
+    _allowed: float = AT_A_STRETCH
+    _allowed_at_s: float = 0.0
 
     def sent(self, member: Member, model: ServedModel, prompt: Prompt, api: str, body: bytes) -> None:
         """Verify the request's shape at the replica that it was sent to, unless that is known or too much to ask."""
@@ -80,7 +75,7 @@ class Verification:
         if packed is None:
             return
         before = self._stored(member, prompt, packed)
-        self._begin(about, self._verify(member, model.tokens, shapes, prompt, packed, api, bytes(body), before))
+        self._begin(about, self._verify(member, model.tokens, prompt, packed, api, bytes(body), before))
 
     def _begin(self, about: tuple[str, str], asking: Coroutine[Any, Any, None]) -> None:
         task = self._under_way[about] = asyncio.get_running_loop().create_task(asking)
@@ -136,17 +131,10 @@ class Verification:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _verify(
-        self,
-        member: Member,
-        tokens: Tokens,
-        shapes: Shapes,
-        prompt: Prompt,
-        packed: bytes,
-        api: str,
-        body: bytes,
-        before: int,
+        self, member: Member, tokens: Tokens, prompt: Prompt, packed: bytes, api: str, body: bytes, before: int
     ) -> None:
-        name, process, odd = prompt.shape or "", member.server.process, partial(tokens.odd, prompt)
+        name, shapes, process, odd = prompt.shape, tokens.shapes, member.server.process, partial(tokens.odd, prompt)
+        assert name is not None and shapes is not None, "its shape is to be verified"
         try:
             theirs, unseen = await self._words(member, tokens, shapes, api, body)
         except Broken:  # its health checks will tell
@@ -162,9 +150,17 @@ class Verification:
             found = difference(member.name, unpack_ids(packed), theirs, self._text_of(tokens))
             if found is not None:
                 self._differs(shapes, name, process, odd, found)
-        elif (
-            unseen is None or await self._is_stored(member, prompt, packed, before)
-        ) and member.server.process == process:
+            return
+        if unseen is not None:  # the engine has to store all full blocks of these tokens, some of them only now
+            size, until_s = member.block_size, self._now_s() + STORED_WITHIN_S
+            blocks = 0 if size == APPROXIMATE else (len(packed) // TOKEN_BYTES - 1) // size
+            if before >= blocks:
+                return
+            while self._stored(member, prompt, packed) < blocks:
+                await asyncio.sleep(LOOK_EVERY_S)
+                if self._now_s() >= until_s or member.block_size != size:
+                    return
+        if member.server.process == process:
             shapes.verified(name, process, odd)
             log.debug("%s: verified: %r", member.name, name)
 
@@ -239,16 +235,3 @@ class Verification:
         ahead = partial(extend_keys_ahead, root, packed, size)
         matches = self._placement.index.match(block_keys(packed, size, root), 1 << member.slot, ahead=ahead)
         return matches.sure.get(member.slot, 0)
-
-    async def _is_stored(self, member: Member, prompt: Prompt, packed: bytes, before: int) -> bool:
-        """Return whether the engine stores all full blocks of these tokens, some of them only now."""
-        size = member.block_size
-        blocks = 0 if size == APPROXIMATE else (len(packed) // TOKEN_BYTES - 1) // size
-        if before >= blocks:
-            return False
-        until_s = self._now_s() + STORED_WITHIN_S
-        while self._now_s() < until_s and member.block_size == size:
-            if self._stored(member, prompt, packed) >= blocks:
-                return True
-            await asyncio.sleep(LOOK_EVERY_S)
-        return False

@@ -95,13 +95,6 @@ class Learning:
             self._forget_process(server)
             server.verified, server.renders = None, True
             server.process = f"{server.name} #{next(self._processes)}"
-        self.take_over(server, facts)
-        self.members.arrange()
-        if facts.loading:
-            raise BadSpec(LOADING)
-
-    def take_over(self, server: Server, facts: Facts) -> None:
-        """Make the server's members those of its ranks, described as the replica does."""
         self.arrange(server, facts.ranks)
         known = {member.why_no_events for member in server.members}
         for why in dict.fromkeys(rank.why_no_events for rank in facts.ranks):
@@ -114,6 +107,9 @@ class Learning:
             self.placement.offers(member.load, facts.kv_read, facts.kv_layout)
             if not facts.loading:
                 self._follow(member, facts.total_blocks)
+        self.members.arrange()
+        if facts.loading:
+            raise BadSpec(LOADING)
 
     def arrange(self, server: Server, ranks: tuple[Rank, ...]) -> None:
         """Let the server have one member for each rank; those that it has already keep all that is known of them."""
@@ -192,7 +188,7 @@ class Learning:
                 model.tokens.shapes.forget(server.process)
 
     def warn_of_salts(self, server: Server) -> None:
-        if server.name not in self._said_unsalted and self.admission.uses_salts and not server.profile.separates_salts:
+        if server.name not in self._said_unsalted and self.admission.has_salts and not server.profile.separates_salts:
             self._said_unsalted.add(server.name)
             log.warning(
                 "%s: API keys are in use, but its engine (%s) may ignore the salts that separate their caches",

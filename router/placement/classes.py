@@ -119,7 +119,11 @@ class Objectives:
         foreseen_s = wait_s + own_s
         if service.level >= pressure.refused_from:
             return Outlook(foreseen_s, max(CALM_S, expected_s - own_s))
-        is_refused = late_s > 0 and (is_own_fault or self._must_bear_it(pressure, service.level, now_s))
+        below = range(service.level + 1, pressure.refused_from)
+        must_bear_it = service.level == len(NAMES) - 1 or (  # it has been late for a while, and nobody is below
+            now_s >= pressure.since_s + STEP_S and not any(pressure.is_there(level, now_s) for level in below)
+        )
+        is_refused = late_s > 0 and (is_own_fault or must_bear_it)
         return Outlook(foreseen_s, late_s if is_refused else None)
 
     def came(self, model: str, service: ServiceClass, foreseen_s: float, first_token_s: float) -> None:
@@ -128,15 +132,6 @@ class Objectives:
             stretch = self._of(model).stretch
             found = min(MOST_STRETCH, max(1.0, first_token_s / foreseen_s))
             stretch[service.level] += WEIGHT * (found - stretch[service.level])
-
-    @staticmethod
-    def _must_bear_it(pressure: _Pressure, level: int, now_s: float) -> bool:
-        """Tell whether late prompts of this class are refused: they have been late for a while, and none is below."""
-        if level == len(NAMES) - 1:
-            return True
-        if now_s < pressure.since_s + STEP_S:
-            return False
-        return not any(pressure.is_there(below, now_s) for below in range(level + 1, pressure.refused_from))
 
     def _of(self, model: str) -> _Pressure:
         found = self._models.get(model)

@@ -39,7 +39,7 @@ Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
 
 
 class Decision(Struct, eq=False, gc=False):
-    """A choice. Its figures hold for the moment of choosing: call `explain` before the load has changed."""
+    """A choice. Its figures hold for the moment of choosing: ask for the `verdicts` before the load has changed."""
 
     policy: str
     question: Question
@@ -79,13 +79,6 @@ class Decision(Struct, eq=False, gc=False):
         """The replicas that the chosen one may read from; the best is first."""
         pull = None if self.chosen is None else self.question.pulls.get(self.chosen.slot)
         return () if pull is None else pull.neighbours
-
-    def own_sources(self) -> set[str]:
-        """The sources below its GPU from which the chosen replica would bring tokens."""
-        if self.chosen is None or not self.question.below:
-            return set()
-        rate = self.rates[self.candidates.index(self.chosen)]
-        return {source for _, source, _ in brought(self.question, self.chosen, rate, None)}
 
     @property
     def chosen_portions(self) -> tuple[Portion, ...]:
@@ -141,15 +134,23 @@ class Decision(Struct, eq=False, gc=False):
         harm_s = min(cost_s - compute_s, harm_s)
         return CostParts(compute_s, cost_s - compute_s - harm_s, harm_s)
 
-    def explain(self) -> list[Verdict]:
-        return list(self.verdicts())
-
     def verdicts(self) -> Iterator[Verdict]:
+        """Explain the choice, replica by replica."""
         winner, question, effects = self.chosen, self.question, self.effects
         for index, (one, harm_s) in enumerate(zip(self.candidates, self.harms_s() or repeat(0.0), strict=False)):
             cost_s, obstacle = self.costs[index], self.obstacle(one)
             if one is winner:
-                why = f"chosen: {_why_chosen(self, index)}"
+                match self.policy:
+                    case "round-robin":
+                        why = "chosen: its turn"
+                    case "session" if question.session is not None:
+                        why = "chosen: the session's place on the ring"
+                    case "prefix":
+                        why = f"chosen: holds {question.reached(one.slot):,.0f} tokens"
+                    case policy:
+                        is_lowest = policy != "random" and cost_s == min(self.costs)
+                        by_lot = "by lot" if policy == "random" else "by lot among near-equals"
+                        why = f"chosen: {'lowest cost' if is_lowest else by_lot}"
             elif obstacle is not None:
                 why = obstacle
             else:
@@ -197,20 +198,6 @@ class Decision(Struct, eq=False, gc=False):
         if (more := len(self.candidates) - MOST_TOLD) > 0:
             reasons += f"; and {more:,} more"
         return f"none of {len(self.candidates)} replicas can take the request: {reasons}"
-
-
-def _why_chosen(decision: Decision, index: int) -> str:
-    match decision.policy:
-        case "round-robin":
-            return "its turn"
-        case "random":
-            return "by lot"
-        case "session" if decision.question.session is not None:
-            return "the session's place on the ring"
-        case "prefix":
-            return f"holds {decision.question.reached(decision.candidates[index].slot):,.0f} tokens"
-    best = min(decision.costs)
-    return "lowest cost" if decision.costs[index] == best else "by lot among near-equals"
 
 
 def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
@@ -292,7 +279,9 @@ def predict(prompt: Prompt, decision: Decision, block_size: int, matches: Mappin
         return None
     found, slot = matches[block_size], chosen.slot
     most = (prompt.tokens - 1) // block_size  # the last token is always computed
-    levels = [level for source, level in found.below if source in decision.own_sources()]
+    rate = decision.rates[decision.candidates.index(chosen)] if found.below else 0.0
+    sources = {source for _, source, _ in brought(decision.question, chosen, rate, None)} if found.below else set()
+    levels = [level for source, level in found.below if source in sources]
     held = (found.lower, found.gpu, found.sure, *levels)
     lower, gpu, sure, *reached = (min(blocks.get(slot, 0), most) for blocks in held)
     blocks = max(gpu, *reached, 0)

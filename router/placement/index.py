@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
 from heapq import heappop, heappush
-from itertools import chain, filterfalse, groupby, repeat
+from itertools import filterfalse, groupby, repeat
 from operator import or_
 from typing import TypeAlias
 
@@ -50,14 +50,15 @@ class PrefixIndex:
     """The index; a slot is its small number for a replica, and freed slots are used again."""
 
     def __init__(self) -> None:
-        self._media: dict[str, Holders] = {GPU: Holders()}  # others only while a slot holds a block there
-        self._lower: list[tuple[str, Holders]] = []  # the others with their sources, the cheapest first
-        self._groups: dict[tuple[str, int], Holders] = {}  # beyond the first, likewise
+        self._gpu = Holders()  # of the first group
+        # By medium and group, others only while a slot holds a block there.
+        self.pools: dict[tuple[str, int], Holders] = {(GPU, 0): self._gpu}
+        self._lower: list[tuple[str, Holders]] = []  # other media of the first group by source, the cheapest first
         self._layouts: dict[Layout, int] = {}  # masks of the slots that have one
         self._grouped = 0  # all of these
         self._blocks: dict[int, dict[tuple[str, int], int]] = {}  # slot -> medium and group -> blocks
         self._free: list[int] = []
-        self.optimistic = Optimistic(self._media[GPU].masks)
+        self.optimistic = Optimistic(self._gpu.masks)
 
     # ---- replicas
 
@@ -102,10 +103,8 @@ class PrefixIndex:
         for medium, group, keys in held:
             self.remove(slot, keys, medium, group)
         if any(self._blocks[slot].values()):
-            for medium in list(self._media):
-                self.remove(slot, self._media[medium].of(slot), medium)
-            for medium, group in list(self._groups):
-                self.remove(slot, self._groups[medium, group].of(slot), medium, group)
+            for (medium, group), holders in list(self.pools.items()):
+                self.remove(slot, holders.of(slot), medium, group)
         self._blocks[slot].clear()
 
     def lookahead(self, slot: int) -> int:
@@ -138,37 +137,29 @@ class PrefixIndex:
 
     def intern(self, keys: list[int]) -> list[int]:
         """The same keys, as the objects that other replicas use already: this halves the memory of a shared block."""
-        return self._media[GPU].intern(keys)
+        return self._gpu.intern(keys)
 
     def _add(self, slot: int, keys: Collection[int], medium: str, group: int = 0) -> None:
-        blocks = self._blocks[slot]
-        holders = self._groups.get((medium, group)) if group else self._media.get(medium)
+        blocks, pool = self._blocks[slot], (medium, group)
+        holders = self.pools.get(pool)
         if holders is None:
-            holders = Holders()
-            if group:
-                self._groups[medium, group] = holders
-            else:
-                self._media[medium] = holders
-                self._sort_media()
-        pool = medium, group
+            holders = self.pools[pool] = Holders()
+            self._sort_lower()
         blocks[pool] = blocks.get(pool, 0) + holders.add(slot, keys)
 
     def remove(self, slot: int, keys: Iterable[int], medium: str = GPU, group: int = 0) -> None:
-        holders = self._groups.get((medium, group)) if group else self._media.get(medium)
+        blocks, pool = self._blocks[slot], (medium, group)
+        holders = self.pools.get(pool)
         if holders is None:
             return
-        blocks = self._blocks[slot]
-        pool = medium, group
         blocks[pool] = blocks.get(pool, 0) - holders.discard(slot, keys)
-        if not holders:
-            if group:
-                del self._groups[medium, group]
-            elif medium != GPU:
-                del self._media[medium]
-                self._sort_media()
+        if not holders and holders is not self._gpu:
+            del self.pools[pool]
+            self._sort_lower()
 
-    def _sort_media(self) -> None:
-        lower = [(source_of(medium), holders) for medium, holders in self._media.items() if medium != GPU]
+    def _sort_lower(self) -> None:
+        plain = (one for one in self.pools.items() if not one[0][1] and one[1] is not self._gpu)
+        lower = [(source_of(medium), holders) for (medium, _), holders in plain]
         self._lower = sorted(lower, key=lambda one: OWN_SOURCES.index(one[0]))
 
     # ---- questions
@@ -189,7 +180,7 @@ class PrefixIndex:
         """
         if self._grouped & slots:
             return self._match_grouped(keys, slots, usable, ahead, readers)
-        held = confirmed = _masks(self._media[GPU].masks, keys)
+        held = confirmed = _masks(self._gpu.masks, keys)
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
         if more:
@@ -227,7 +218,13 @@ class PrefixIndex:
         plain = slots & ~self._grouped
         found = self.match(keys, plain, readers=readers & plain) if plain else Matches({}, {})
         gpu, sure = dict(found.gpu), dict(found.sure)
-        plain_levels, media = dict(found.below), self._media_by_source()
+        plain_levels = dict(found.below)
+        lower = {medium for medium, _ in self.pools} - {GPU}
+        media: dict[str, list[str]] = {}  # by source, with those of all cheaper ones, in any group
+        so_far = [GPU]
+        for source in OWN_SOURCES:
+            if own_media := [medium for medium in lower if source_of(medium) == source]:
+                media[source] = so_far = [*so_far, *own_media]
         levels = {source: dict(plain_levels.get(source, {})) for source in media}
         for layout, mask in self._layouts.items():
             own = mask & slots
@@ -250,30 +247,20 @@ class PrefixIndex:
                 below.append((source, reached))
         return Matches(gpu, sure, tuple(below), found.readable)
 
-    def _media_by_source(self) -> dict[str, list[str]]:
-        """The media of each source with those of all cheaper ones, in any group."""
-        lower = ({medium for medium, _ in self._groups} | self._media.keys()) - {GPU}
-        media, so_far = {}, [GPU]
-        for source in OWN_SOURCES:
-            if own := [medium for medium in lower if source_of(medium) == source]:
-                media[source] = so_far = [*so_far, *own]
-        return media
-
     def _masks_of(
         self, media: Iterable[str], group: int, keys: Sequence[int], more: dict[int, int] | None = None
     ) -> list[int]:
         """The masks of these keys in a group, in any of the media, and of those held by `more`."""
         found = [0] * len(keys) if more is None else _masks(more, keys)
         for medium in media:
-            holders = self._groups.get((medium, group)) if group else self._media.get(medium)
-            if holders is not None:
+            if (holders := self.pools.get((medium, group))) is not None:
                 found = list(map(or_, found, _masks(holders.masks, keys)))
         return found
 
     def holders(self, keys: Sequence[int]) -> list[int]:
         """For each block, the mask of its holders in any medium and group, by events alone."""
         held = [0] * len(keys)
-        for holders in chain(self._media.values(), self._groups.values()):
+        for holders in self.pools.values():
             held = list(map(or_, held, _masks(holders.masks, keys)))
         return held
 
@@ -300,22 +287,17 @@ class PrefixIndex:
 
     def bytes_used(self) -> int:
         """An estimate, without the resolvers' memory."""
-        return sum(holders.bytes_used() for holders in chain(self._media.values(), self._groups.values()))
+        return sum(holders.bytes_used() for holders in self.pools.values())
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken; optimistic entries have a check of their own."""
         assert sorted([*self._blocks, *self._free]) == list(range(len(self._blocks) + len(self._free))), (
             f"slots {sorted(self._blocks)} are in use and {sorted(self._free)} free"
         )
-        counts: dict[tuple[str, int], Counter[int]] = {}
-        for (medium, group), holders in [
-            *(((medium, 0), own) for medium, own in self._media.items()),
-            *self._groups.items(),
-        ]:
-            assert holders or (medium, group) == (GPU, 0), f"nobody holds anything in group {group} of {medium}"
-            assert 0 not in holders.masks.values(), f"{medium}: a key that nobody holds"
-            counts[medium, group] = Counter(holders.counts())
-        for pool, found in counts.items():
+        for pool, holders in self.pools.items():
+            assert holders or holders is self._gpu, f"nobody holds anything in {pool}"
+            assert 0 not in holders.masks.values(), f"{pool}: a key that nobody holds"
+            found = Counter(holders.counts())
             counted = {slot: blocks[pool] for slot, blocks in self._blocks.items() if blocks.get(pool)}
             assert found == counted, f"{pool}: {found} blocks by slot, {counted} counted"
         assert self._grouped == sum(self._layouts.values()), "a slot with two layouts"

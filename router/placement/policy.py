@@ -172,11 +172,6 @@ def _longest_prefix(decision: Decision, rng: Draws, _: Ring | None) -> int:
     return _cheapest(decision, rng, None, costs)
 
 
-def _next_in_turn(decision: Decision, _: Draws, __: Ring | None) -> int:
-    able = _able(decision)
-    return able[decision.question.turn % len(able)]
-
-
 def _by_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     """The first replica within the load bound on the session's walk of the ring; without a session, by cost."""
     session = decision.question.session
@@ -199,7 +194,7 @@ POLICIES: dict[str, Callable[[Decision, Draws, Ring | None], int]] = {
     "cost": _cheapest,
     "prefix": _longest_prefix,
     "least-loaded": _cheapest,  # of costs that leave the prompt out
-    "round-robin": _next_in_turn,
+    "round-robin": lambda decision, _, __: (able := _able(decision))[decision.question.turn % len(able)],
     "random": lambda decision, rng, _: rng.choice(_able(decision)),
     "session": _by_session,
 }

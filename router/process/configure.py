@@ -17,7 +17,7 @@ from router.members.discovery.collection import Cluster, in_cluster
 from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.discovery.pool import check_name
-from router.members.spec import ReplicaSpec, by_name, parse_replica
+from router.members.spec import by_name, parse_replica
 from router.members.watched_file import WatchedFile
 from router.process.settings import TABLE
 from router.prompts.model_rewrites import parse_rewrites
@@ -38,9 +38,15 @@ def config_of(given: Mapping[str, Any]) -> RouterConfig:
     values = usual | dict(given)
     _check_together(values)
     _check_files(values)
+    with _unusable("--replica"):
+        replicas = tuple(map(parse_replica, values["replica"]))
+        by_name(replicas)
+        for spec in replicas:
+            spec.source()
+            spec.api_key(os.environ)
     return RouterConfig(
         **nested_fields(TABLE, values),
-        replicas=_replicas(values["replica"]),
+        replicas=replicas,
         kubernetes=_kubernetes(values),
         model_dirs=(folders := _model_dirs(values["model_dir"])),
         chat_templates=_chat_templates(values["chat_template"], folders),
@@ -127,16 +133,6 @@ def _check_files(values: Mapping[str, Any]) -> None:
     if values["peer_keys"] is not None:
         with _unusable("--peer-keys"):
             load_curve(values["peer_keys"])
-
-
-def _replicas(texts: Sequence[str]) -> tuple[ReplicaSpec, ...]:
-    with _unusable("--replica"):
-        specs = [parse_replica(text) for text in texts]
-        by_name(specs)
-        for spec in specs:
-            spec.source()
-            spec.api_key(os.environ)
-    return tuple(specs)
 
 
 def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:

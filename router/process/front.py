@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,24 @@ from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import connection_limits, http_server
 from events.sockets.curve import shared_keys
-from router.config import Kubernetes, RouterConfig
+from router.config import RouterConfig
 from router.core import Router
+from router.dashboard.broadcast import decided
+from router.dashboard.sampling import unserved_by
 from router.http.app import answering, build_app, dashboard_of
-from router.http.front import front_protocol
+from router.http.at_replicas import expect_clear
+from router.http.front import Openings, front_protocol
 from router.http.one_answer import answer_of
-from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
+from router.members.broken import Broken
+from router.members.counts import counts_of
+from router.members.discovery.collection import Cluster, Collection, Made
 from router.members.discovery.desired import CombinedDiscovery, Desired, Discovery, StaticReplicas
 from router.members.discovery.file import FileDiscovery
 from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
-from router.members.discovery.pool import objectives_of
+from router.members.discovery.pool import Objective, objectives_of, rewrites_of, rules_of
 from router.members.discovery.registry import RegistryDiscovery
-from router.members.discovery.rewrites import rewrites_of, rules_of
 from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
@@ -35,17 +39,17 @@ from router.monitor.learning import Learning
 from router.monitor.upkeep import Upkeep
 from router.placement.load import ReplicaLoad
 from router.placement.placement import Placement
-from router.process.telling import answer_question
 from router.prompts.model_rewrites import Rules, parse_rewrites
 from router.prompts.tokenizers import Tokenizers
 from router.records.line_file import LineFile
 from router.records.request_log import RequestLog
 from router.tenants.admission import Admission
-from router.tenants.keys import Key, Priorities, parse_keys
-from router.workers.colleagues import Colleagues, Told
+from router.tenants.keys import Key, parse_keys
+from router.tenants.usage import Selection
+from router.workers import questions
+from router.workers.colleagues import Colleagues, Told, about
 from router.workers.peer_links import Links
 from router.workers.processes import Place
-from router.workers.questions import CHANGES
 
 if TYPE_CHECKING:
     from router.http.picker.server import PickerServer
@@ -74,7 +78,16 @@ class Front:
         if config.model_rewrites_file is not None:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
             self._use_rewrites(self._watched_rewrites.look())
-        self.links = links_of(config, self.router)
+        self.links: Links | None = None
+        if config.peer_listen is not None:
+            peer_keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
+
+            def load_of(name: str) -> ReplicaLoad | None:
+                member = self.router.members.by_name.get(name)
+                return None if member is None else member.load
+
+            to_peers = config.peer_listen, config.peers, peer_keys
+            self.links = Links(self.router.placement, load_of, self.router.room, *to_peers)
         self.colleagues = None if place is None else Colleagues(place)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._taken_over: Desired = {}
@@ -132,11 +145,17 @@ class Front:
             asyncio.create_task(self._look_at_files()),
             asyncio.create_task(self.dashboard.sampling.run()),
         ]
-        if (kubernetes := self.config.kubernetes) is not None:
-            if self.router.priorities is not None:
-                self._tasks.append(asyncio.create_task(follow_objectives(kubernetes, self.router.priorities)))
+        if (kubernetes := self.config.kubernetes) is not None and kubernetes.pool is not None:
+            of_pool = kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group
+            if (priorities := self.router.priorities) is not None:
+
+                def use(found: Mapping[str, Objective]) -> None:
+                    priorities.of = {name: objective.priority for name, objective in found.items()}
+
+                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, objectives_of(*of_pool), use)))
             if kubernetes.rewrites:
-                self._tasks.append(asyncio.create_task(follow_rewrites(kubernetes, self._use_rewrites)))
+                rewrites, apply = rewrites_of(*of_pool), lambda found: self._use_rewrites(rules_of(found.values()))
+                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, rewrites, apply)))
         await self.router.ledger.save()  # what was used of the day's budgets before
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
@@ -173,7 +192,7 @@ class Front:
 
     async def _take_place(self, colleagues: Colleagues) -> None:
         """Take over what colleagues know; while they serve, wait until this worker would answer as they do."""
-        told = (await colleagues.told(CHANGES)).values()
+        told = (await colleagues.told(questions.CHANGES)).values()
         for changes in told:
             self._taken_over |= changes.found
             self.upkeep.catch_up(changes.added, changes.draining)
@@ -188,7 +207,7 @@ class Front:
                 log.warning("other workers serve until this one can read the keys and model rewrites")
             self.check()
             await asyncio.sleep(READY_LOOK_S)
-            told = (await colleagues.told(CHANGES)).values()
+            told = (await colleagues.told(questions.CHANGES)).values()
 
     def _apply(self, found: Desired) -> None:
         """Use these replicas; those of colleagues, too, until every source has named its own."""
@@ -258,8 +277,42 @@ class Front:
             self.router.model_rewrites, self.router.lifecycle.awaits_rewrites = rules, False
 
     async def _tell(self, told: Told) -> Any:
-        serves = self._serving is not None and not self._lacks_rules
-        return await answer_question(self.router, self.upkeep, told, serves=serves)
+        """Answer a colleague: what this worker alone knows of the whole router."""
+        members, history = self.router.members, self.router.history
+        match told.question:
+            case questions.FIGURES.name:
+                of_replicas = {
+                    member.name: questions.OfReplica(member.candidate.in_flight, counts_of(member, self.router.feeds))
+                    for member in members
+                }
+                return questions.Figures(of_replicas, len(self.router.waiting), unserved_by(history.counts))
+            case questions.CHANGES.name:
+                draining = [name for name, server in members.servers.items() if server.health.draining]
+                serves = self._serving is not None and not self._lacks_rules
+                return questions.Changes(serves, self.upkeep.wanted, self.upkeep.added, draining)
+            case questions.NOT_READY.name:
+                return self.router.lifecycle.not_ready() or ""
+            case questions.RECENT.name:
+                return questions.RecentlyRouted(history.recent.all(), history.retained.until_s(self.router.now_s()))
+            case questions.DECIDED.name:
+                return decided(history.decisions)
+            case questions.USAGE.name:
+                await self.router.ledger.save()
+                return await self.router.ledger.unsaved(about(told, Selection))
+            case questions.LEARN_AGAIN.name:
+                named = [members.servers[name] for name in about(told, list[str]) if name in members.servers]
+                for error in await asyncio.gather(*map(self.upkeep.learn_again, named), return_exceptions=True):
+                    if error is not None and not isinstance(error, Broken):  # its health checks judge a broken one
+                        raise error
+                return True
+            case questions.FORGET.name:
+                members.forget(about(told, str))
+                return True
+            case questions.EXPECT_CLEAR.name:
+                for server in members.servers.values():
+                    expect_clear(server, self.router.feeds, self.router.placement)
+                return True
+        raise ValueError(f"another worker asks {told.question!r}, which this one does not know")
 
     @property
     def _lacks_rules(self) -> bool:
@@ -274,19 +327,6 @@ class Front:
                 self._use_rewrites(self._watched_rewrites.look())
             if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
                 self.router.admission.use(keys)
-
-
-def links_of(config: RouterConfig, router: Router) -> Links | None:
-    if config.peer_listen is None:
-        return None
-    keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
-    by_name = router.members.by_name
-
-    def load_of(name: str) -> ReplicaLoad | None:
-        member = by_name.get(name)
-        return None if member is None else member.load
-
-    return Links(router.placement, load_of, router.room, config.peer_listen, config.peers, keys)
 
 
 # ---- the router without its HTTP front
@@ -351,17 +391,9 @@ def discoveries(config: RouterConfig) -> list[Discovery]:
     return found
 
 
-async def follow_objectives(kubernetes: Kubernetes, priorities: Priorities) -> None:
-    assert kubernetes.pool is not None, "its objectives are wanted"
-    objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
-    async with aclosing(KubernetesWatch(kubernetes.cluster, objectives).watch()) as updates:
+async def follow(
+    cluster: Cluster, collection: Collection[Any, Made], use: Callable[[Mapping[str, Made]], None]
+) -> None:
+    async with aclosing(KubernetesWatch(cluster, collection).watch()) as updates:
         async for found in updates:
-            priorities.of = {name: objective.priority for name, objective in found.items()}
-
-
-async def follow_rewrites(kubernetes: Kubernetes, use: Callable[[Rules], None]) -> None:
-    assert kubernetes.pool is not None, "its rewrites are wanted"
-    rewrites = rewrites_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
-    async with aclosing(KubernetesWatch(kubernetes.cluster, rewrites).watch()) as updates:
-        async for found in updates:
-            use(rules_of(found.values()))
+            use(found)

@@ -19,7 +19,7 @@ from api.process.allocator import map_large_blocks
 from api.process.cpus import usable_cpus
 from router.config import RouterConfig
 from router.process.front import Front
-from router.tenants.usage_file import prepare
+from router.tenants.usage import prepare
 from router.workers.peer_names import parse_endpoint
 from router.workers.processes import BEAT_S, Place, Processes
 

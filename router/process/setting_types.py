@@ -1,5 +1,6 @@
 """Values that a router's settings take beside those of `api.process.settings`, also for commands that ask a router."""
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,58 +39,45 @@ class Origin(Url):
         return origin
 
 
-class ClientPath(click.ParamType[str]):
-    name = "path"
+class Checked(click.ParamType[str]):
+    """Text that `check` looks at, which raises ValueError."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        path = str(value)
-        try:
-            usual = raw_path(parse_path(path.encode())).decode() == path
-        except ApiError:
-            usual = False
-        if not (usual and path.startswith("/v1/")):
-            self.fail(f"{path!r} is not a path below /v1/; write it like /v1/videos.", param, ctx)
-        return path
-
-
-class Endpoint(click.ParamType[str]):
-    """An endpoint of a ZeroMQ socket."""
-
-    name = "endpoint"
+    def __init__(self, name: str, check: Callable[[str], object]) -> None:
+        self.name = name
+        self._check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            parse_endpoint(str(value))
+            self._check(str(value))
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
         return str(value)
 
 
-class Address(click.ParamType[str]):
-    """The address of a listening socket."""
-
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
-            self.fail(f"{value!r} is no address to listen at; write 127.0.0.1:9002 or [::]:9002.", param, ctx)
-        return str(value)
+def check_client_path(path: str) -> None:
+    try:
+        usual = raw_path(parse_path(path.encode())).decode() == path
+    except ApiError:
+        usual = False
+    if not (usual and path.startswith("/v1/")):
+        raise ValueError(f"{path!r} is not a path below /v1/; write it like /v1/videos")
 
 
-class Secret(click.ParamType[str]):
-    """A key that fits into a header; it is never quoted."""
+def check_address(text: str) -> None:
+    """Check the address of a listening socket."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{text!r} is no address to listen at; write 127.0.0.1:9002 or [::]:9002")
 
-    name = "key"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if not text or not all("!" <= letter <= "~" for letter in text):
-            self.fail("The key is empty or has characters that are invalid in a header; use visible ASCII.", param, ctx)
-        return text
+def check_secret(text: str) -> None:
+    """Check a key that has to fit into a header; it is never quoted."""
+    if not text or not all("!" <= letter <= "~" for letter in text):
+        raise ValueError("The key is empty or has characters that are invalid in a header; use visible ASCII")
 
 
 URL = Url()
-ENDPOINT = Endpoint()
-ADDRESS = Address()
-SECRET = Secret()
+CLIENT_PATH = Checked("path", check_client_path)
+ENDPOINT = Checked("endpoint", parse_endpoint)
+ADDRESS = Checked("address", check_address)
+SECRET = Checked("key", check_secret)

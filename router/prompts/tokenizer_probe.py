@@ -1,6 +1,7 @@
 """Checks that our tokenizer is the replica's: the requests for its `POST /tokenize`, and the verdict on its answers."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,24 +67,23 @@ def probes(model: str, prompts: Prompts, engine: PromptBuilder | None = None) ->
     """
     conversations = _CONVERSATIONS if engine is None else (*_CONVERSATIONS, *_MORE)
     asked: list[dict[str, Any]] = [{"prompt": _TEXT}, {"prompt": _TEXT * 3, "add_special_tokens": False}]
-    made = (_probe(prompts, engine, {"model": model, **fields}) for fields in (*asked, *conversations))
-    return [probe for probe in made if probe is not None]
-
-
-def _probe(prompts: Prompts, engine: PromptBuilder | None, fields: dict[str, Any]) -> Probe | None:
-    body, chat = msgspec.json.encode(fields), "messages" in fields
-    shape = dated_s = None
-    try:
-        if engine is None:
-            expected = prompts.tokenize(read(body, TokenizeRequest))
-        else:
-            made = engine.read("chat" if chat else "completions", body)
-            shape, dated_s, [text] = made.shape, made.dated_s, made.texts
-            special = made.special_tokens
-            expected = text if isinstance(text, list) else prompts.tokenizer.encode(text, add_special_tokens=special)
-    except ApiError:
-        return None
-    return Probe(body, expected, f"{len(fields['messages'])} messages" if chat else "a prompt", shape, dated_s)
+    found = []
+    for fields in ({"model": model, **one} for one in (*asked, *conversations)):
+        body, chat = msgspec.json.encode(fields), "messages" in fields
+        shape = dated_s = None
+        try:
+            if engine is None:
+                expected = prompts.tokenize(read(body, TokenizeRequest))
+            else:
+                made = engine.read("chat" if chat else "completions", body)
+                shape, dated_s, [text] = made.shape, made.dated_s, made.texts
+                encode = partial(prompts.tokenizer.encode, add_special_tokens=made.special_tokens)
+                expected = text if isinstance(text, list) else encode(text)
+        except ApiError:
+            continue
+        what = f"{len(fields['messages'])} messages" if chat else "a prompt"
+        found.append(Probe(body, expected, what, shape, dated_s))
+    return found
 
 
 def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> ProbeResult:

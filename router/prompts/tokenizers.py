@@ -45,7 +45,13 @@ class Tokenizers:
         about = model, engine, tokenizer
         tokens = self._known.get(about)
         if tokens is None:
-            strict, folder = profile_of(engine).takes_envelope, self._folder(model)
+            strict = profile_of(engine).takes_envelope
+            # The folder given for the model; else one given as `--model-dir DIR` that has its name, or is the only one.
+            unnamed = [folder for name, folder in self._folders.items() if name == folder]
+            alike = [folder for folder in unnamed if Path(folder).name == model.rpartition("/")[2]]
+            folder = self._folders.get(model) or next(iter(alike), None)
+            if folder is None and len(self._folders) == 1 and unnamed:
+                folder = unnamed[0]
             found: Tokenizer | None = None
             if folder is not None:
                 found = self._read[folder]
@@ -63,13 +69,3 @@ class Tokenizers:
             self._known[about] = tokens
             self._newest.append(tokens)
         return tokens
-
-    def _folder(self, model: str) -> str | None:
-        """The folder given for the model; else one given as `--model-dir DIR` that has its name, or is the only one."""
-        if model in self._folders:
-            return self._folders[model]
-        unnamed = [folder for name, folder in self._folders.items() if name == folder]
-        named_like_it = [folder for folder in unnamed if Path(folder).name == model.rpartition("/")[2]]
-        if named_like_it:
-            return named_like_it[0]
-        return unnamed[0] if len(self._folders) == 1 and unnamed else None

@@ -128,9 +128,6 @@ class Tokens:
         """Return whether drafting is fast enough for the event loop; `Draft.is_quick` covers the rest of the work."""
         return len(body) <= (QUICK_BODY_BYTES if self.why_not is None else QUICK_APPROXIMATE_BYTES)
 
-    def prompt(self, api: str, body: bytes, peek: Peek, lora: str | None = None, salt: str | None = None) -> Prompt:
-        return self.draft(api, body, peek, lora, salt).finish()
-
     def draft(
         self,
         api: str,
@@ -315,15 +312,15 @@ class Encoding(Struct):
             return self.tokens.refused(self.named, invalid(f"{param} is empty; send at least one token", param))
         prompt = self.tokens.made(self.named, packed, self.asked)
         if prompt.exact and self.asked.retaining is not None:
-            prompt.retain = retained(self.asked.retaining, prompt.tokens, partial(self._tokens_before, packed[0]))
-        return prompt
 
-    def _tokens_before(self, packed: bytes, point: Breakpoint) -> int:
-        """Count the prompt's tokens that stand before a breakpoint."""
-        found = self.ended[point]
-        if isinstance(found, str):
-            return tokens_within(self.prompts.tokenizer, unpack_ids(packed), found)
-        return common_packed(packed, self._packed(found))
+            def tokens_before(point: Breakpoint) -> int:
+                found = self.ended[point]
+                if isinstance(found, str):
+                    return tokens_within(self.prompts.tokenizer, unpack_ids(packed[0]), found)
+                return common_packed(packed[0], self._packed(found))
+
+            prompt.retain = retained(self.asked.retaining, prompt.tokens, tokens_before)
+        return prompt
 
     def _packed(self, found: Found) -> bytes:
         if isinstance(found, str):

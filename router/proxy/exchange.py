@@ -1,7 +1,7 @@
 """One request as its path through the router sees it: the body as it arrives, and the answer to be given.
 
 No task runs it: events are method calls. `serve` is called with the exchange when the whole body is there. The other
-end is a client's connection (`router.http.exchange`) or a gateway that forwards by itself (`router.http.picker`).
+end is a client's connection (`router.http.front`) or a gateway that forwards by itself (`router.http.picker`).
 """
 
 import asyncio

@@ -17,17 +17,18 @@ from api.openai_responses.named import NamedResponses, may_name, named_in
 from api.reading import media_type
 from api.tokens.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
-from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.model_rewrites import NO_RULES, Rules, rewritten
 from router.prompts.prompt import (
     APPROXIMATE,
     BYTES_PER_TOKEN,
+    MOST_TEXT_BYTES,
     UNREADABLE,
     Peek,
     Prompt,
     by_text,
     forget_others,
     object_salted,
+    peek_of,
     read_peek,
 )
 from router.prompts.reading.client import is_quick

@@ -70,11 +70,6 @@ class Admission:
         self._numbers = itertools.count(1)
         self.use(keys)
 
-    @property
-    def uses_salts(self) -> bool:
-        """Return whether a key wants its prompts apart from others in the caches."""
-        return any(key.salt is not None for key in self.keys)
-
     def use(self, keys: Iterable[Key]) -> None:
         """Replace the keys; what keys of the same name have used is kept."""
         self.keys = Keys(keys)
@@ -123,8 +118,16 @@ class Admission:
         if key is None and self._demand_key and who is not ANYONE:
             raise unauthorized()
         if who is not CLIENT:
-            local = not self._admin_exists and is_local(headers, client[0] if client else None, http_version)
-            admitted.admin = self._is_admin(key, who, path, local=local)
+            if self._admin_exists:
+                admitted.admin = key is not None and key.admin
+                refused = "needs the admin key; send that one as 'Authorization: Bearer KEY'"
+            else:
+                admitted.admin = is_local(headers, client[0] if client else None, http_version)
+                refused = "is only for clients on the router's own machine; start it with --admin-key"
+            if not admitted.admin and who is Role.ADMINISTRATOR:
+                if self._admin_exists and key is None:
+                    raise unauthorized()
+                raise ApiError(403, f"{path} {refused}", code="admin_key_required")
             if who is ANYONE:
                 return admitted
         elif key is not None and (account := self.accounts.get(key.name)) is not None:
@@ -163,26 +166,6 @@ class Admission:
     def has_salts(self) -> bool:
         """Tell whether some clients' caches and responses are kept apart from those of others."""
         return any(key.salt is not None for key in self.keys)
-
-    # ---- parts
-
-    def _is_admin(self, key: Key | None, who: Role, path: str, *, local: bool) -> bool:
-        """Return whether the client is an administrator; raise ApiError if it has to be one and is not."""
-        if self._admin_exists:
-            if key is not None and key.admin:
-                return True
-            refused = "needs the admin key; send that one as 'Authorization: Bearer KEY'"
-        else:
-            if local:
-                return True
-            refused = "is only for clients on the router's own machine; start it with --admin-key"
-        if who in (ANYONE, Role.READER):
-            return False
-        raise (
-            unauthorized()
-            if self._admin_exists and key is None
-            else ApiError(403, f"{path} {refused}", code="admin_key_required")
-        )
 
 
 # ---- parts of a request

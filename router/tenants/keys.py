@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -23,10 +22,6 @@ from router.placement.classes import NAMES as CLASS_NAMES
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 CACHED_TOKEN_WEIGHT = 0.1  # about what providers charge for a cached token
-LIMITS = (
-    *("requests_per_minute", "max_in_flight", "tokens_per_minute", "computed_tokens_per_minute"),
-    *("cached_tokens_per_minute", "generated_tokens_per_minute", "requests_per_day", "tokens_per_day"),
-)
 LARGEST = 1e15
 MOST_WEIGHT = 1000
 MOST_FIRST_TOKEN_S = 3600
@@ -34,21 +29,27 @@ _ONE_OF_THEM = f"{', '.join(CLASS_NAMES[:-1])} or {CLASS_NAMES[-1]}"
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
-class Key(Struct, frozen=True, kw_only=True):
-    name: str  # for logs and metrics
-    digest: bytes  # SHA-256 of the key
-    salt: str | None = None  # None: it shares the cache with all others
+class Limited(Struct, frozen=True, kw_only=True):
     requests_per_minute: float | None = None
     max_in_flight: int | None = None
-    admin: bool = False
     # Prompt tokens computed and tokens generated count as one each, cached ones by their weight:
     tokens_per_minute: float | None = None
-    cached_token_weight: float = CACHED_TOKEN_WEIGHT
     computed_tokens_per_minute: float | None = None
     cached_tokens_per_minute: float | None = None
     generated_tokens_per_minute: float | None = None
     requests_per_day: float | None = None
     tokens_per_day: float | None = None
+
+
+LIMITS = Limited.__struct_fields__
+
+
+class Key(Limited, frozen=True, kw_only=True):
+    name: str  # for logs and metrics
+    digest: bytes  # SHA-256 of the key
+    salt: str | None = None  # None: it shares the cache with all others
+    admin: bool = False
+    cached_token_weight: float = CACHED_TOKEN_WEIGHT
     weight: float = 1.0  # its share of the replicas where requests wait, beside other keys' weights
     tenant_header: bytes | None = None  # names whoever the request is for, each of whom has a share of this weight
     classes: tuple[ServiceClass, ...] = ()  # that its requests may have, its own first; none: no key has classes
@@ -113,23 +114,20 @@ def keys_from_options(keys: Sequence[str], admin_key: str | None) -> list[Key]:
 # ---- the file
 
 
-class KeyTable(Struct, forbid_unknown_fields=True):
+def check_within(what: str, value: float, most: float) -> None:
+    if not 0 < value <= most:
+        raise ValueError(f"{what} is {value}; write a number above 0, at most {most}")
+
+
+class KeyTable(Limited, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """`[keys.NAME]` in the file."""
 
     key: str | None = None
     key_sha256: str | None = None
     group: str | None = None  # the keys of a group share their cache
     salt: bool = True
-    requests_per_minute: float | None = None
-    max_in_flight: int | None = None
     admin: bool = False
-    tokens_per_minute: float | None = None
     cached_token_weight: float | None = None
-    computed_tokens_per_minute: float | None = None
-    cached_tokens_per_minute: float | None = None
-    generated_tokens_per_minute: float | None = None
-    requests_per_day: float | None = None
-    tokens_per_day: float | None = None
     weight: float = 1.0
     tenant_header: str | None = None
     service_class: str | None = field(name="class", default=None)
@@ -142,9 +140,8 @@ class KeyTable(Struct, forbid_unknown_fields=True):
                 raise ValueError(f"the key of keys.{name} cannot be sent in a header; use visible ASCII characters")
             return digest_of(self.key)
         if not _DIGEST.fullmatch(digits := (self.key_sha256 or "").lower()):
-            raise ValueError(
-                f"key_sha256 of keys.{name} is not a SHA-256; write the 64 digits of `printf KEY | sha256sum`"
-            )
+            fix = "write the 64 digits of `printf KEY | sha256sum`"
+            raise ValueError(f"key_sha256 of keys.{name} is not a SHA-256; {fix}")
         return bytes.fromhex(digits)
 
     def check(self, name: str) -> None:
@@ -163,8 +160,7 @@ class KeyTable(Struct, forbid_unknown_fields=True):
                     f"keys.{name} has a cached_token_weight but no tokens_per_minute or tokens_per_day, which are all "
                     "that it changes; add one of them, or leave it out"
                 )
-        if not 0 < self.weight <= MOST_WEIGHT:
-            raise ValueError(f"weight of keys.{name} is {self.weight}; write a number above 0, at most {MOST_WEIGHT}")
+        check_within(f"weight of keys.{name}", self.weight, MOST_WEIGHT)
         if self.tenant_header is not None and not _HEADER.fullmatch(self.tenant_header):
             raise ValueError(
                 f"tenant_header of keys.{name} is {self.tenant_header!r}; write the name of a header, such as x-tenant"
@@ -185,14 +181,9 @@ class ClassTable(Struct, forbid_unknown_fields=True):
         if name not in CLASS_NAMES:
             raise ValueError(f"classes.{name} is no class; write {_ONE_OF_THEM}")
         first_token_s = FIRST_TOKEN_S[name] if self.first_token_s is None else self.first_token_s
-        if not 0 < first_token_s <= MOST_FIRST_TOKEN_S:
-            raise ValueError(
-                f"first_token_s of classes.{name} is {first_token_s}; "
-                f"write a number above 0, at most {MOST_FIRST_TOKEN_S}"
-            )
+        check_within(f"first_token_s of classes.{name}", first_token_s, MOST_FIRST_TOKEN_S)
         weight = WEIGHTS[name] if self.weight is None else self.weight
-        if not 0 < weight <= MOST_WEIGHT:
-            raise ValueError(f"weight of classes.{name} is {weight}; write a number above 0, at most {MOST_WEIGHT}")
+        check_within(f"weight of classes.{name}", weight, MOST_WEIGHT)
         return ServiceClass(name, CLASS_NAMES.index(name), first_token_s, weight)
 
 
@@ -277,7 +268,7 @@ def _explained(error: msgspec.ValidationError) -> str:
     if unknown is None:
         return f"{where}: {said[:1].lower()}{said[1:]}"
     table = ClassTable if where.startswith("classes") else KeyTable if where != "the file" else KeysFile
-    known: Any = table.__struct_encode_fields__
+    known = sorted(table.__struct_encode_fields__, key=LIMITS.__contains__)
     near = get_close_matches(unknown[1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys there are {', '.join(known)}"
     return f"{where}: {unknown[1]!r} is not known; {hint}"

@@ -10,6 +10,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
 from time import time
@@ -18,8 +19,7 @@ from typing import TypeVar
 from router.tenants.charges import Account
 from router.tenants.limits import Use, day_number
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import NO_KEY, Counts, Row, Selection, Usage, day_of, merged
-from router.tenants.usage_file import Batch, UsageFile
+from router.tenants.usage import NO_KEY, Batch, Counts, Row, Selection, Usage, UsageFile, day_of, merged
 
 OTHER = "other"
 MOST_KEYS = 2**14  # those that come later are only counted among the others
@@ -60,25 +60,18 @@ SAVE_S = 1.0
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Ledger:
-    def __init__(
-        self,
-        file: UsageFile | None,
-        days: int,
-        shared: SharedLimits,
-        accounts: Callable[[], Mapping[str, Account]],
-        totals: KeyTotals,
-        wall: Callable[[], float] = time,
-    ) -> None:
-        """`days`: how many of them are kept. `accounts`: those of the keys with limits, by name."""
-        self.file = file
-        self._totals = totals
+    file: UsageFile | None
+    _days: int  # how many of them are kept
+    _shared: SharedLimits
+    _accounts: Callable[[], Mapping[str, Account]]  # of the keys with limits, by name
+    _totals: KeyTotals
+    _wall: Callable[[], float] = time
+
+    def __post_init__(self) -> None:
         self.problem: str | None = None  # with the file
-        self.since = day_of(wall())
-        self._days = days
-        self._shared = shared
-        self._accounts = accounts
-        self._wall = wall
+        self.since = day_of(self._wall())
         self._fresh = Usage()
         self._unsaved = Usage()
         self._writer = secrets.token_hex(8)
@@ -88,9 +81,6 @@ class Ledger:
         self._day: int | None = None  # at the last save
         self._saving = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "usage")
-
-    def add(self, key: str, model: str, counts: Counts) -> None:
-        self.counts(key, model).add(counts)
 
     def counts(self, key: str, model: str) -> Counts:
         """The counts of today, to be added to before anything is awaited."""
@@ -129,7 +119,20 @@ class Ledger:
 
         Whoever waits for it may be cancelled, as at SIGTERM: what has been taken out is saved all the same.
         """
-        await asyncio.shield(asyncio.ensure_future(self._save_in_turn()))
+
+        async def in_turn() -> None:
+            async with self._saving:
+                self._gather()
+                today = day_number(self._wall())
+                if self.file is not None:
+                    await self._save(self.file, today)
+                    return
+                self._shared.touched.clear()
+                if self._forgets(today):
+                    self._unsaved.forget(today, self._days)
+                self._day = today
+
+        await asyncio.shield(asyncio.ensure_future(in_turn()))
 
     async def close(self) -> None:
         await self.save()
@@ -138,18 +141,6 @@ class Ledger:
         self._thread.shutdown()
 
     # ---- parts
-
-    async def _save_in_turn(self) -> None:
-        async with self._saving:
-            self._gather()
-            today = day_number(self._wall())
-            if self.file is not None:
-                await self._save(self.file, today)
-                return
-            self._shared.touched.clear()
-            if self._forgets(today):
-                self._unsaved.forget(today, self._days)
-            self._day = today
 
     def _forgets(self, today: int) -> bool:
         """Tell whether old days are to go: at the start and at midnight, but not when the clock jumps."""

@@ -1,7 +1,7 @@
 """The other workers of the same router, asked through sockets in a folder that only this user may enter.
 
 A worker that is asked about the whole router asks its colleagues, too (`router/http/one_answer.py`). They answer a
-client's request by their own app, and questions of workers alone by `router/process/telling.py`. One that does not
+client's request by their own app, and questions of workers alone by `router/process/front.py`. One that does not
 answer in time is left out.
 """
 

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from msgspec import Struct, field
 
 from router.placement.load import Placed, ReplicaLoad
-from router.placement.outbox import PeerBatch, PeerRequest
+from router.placement.outbox import PeerBatch
 from router.placement.placement import Placement
 
 SILENT_S = 3.0  # without a batch: the peer is gone, and its requests are forgotten
@@ -62,11 +62,22 @@ class Inbox:
         if batch.sent and isfinite(batch.at_s):
             self._turns.delayed(at_s - batch.at_s)
         for request in batch.sent:
-            self._sent(batch.router, peer, request, now_s)
+            whole = len(request.keys) // KEY_BYTES * KEY_BYTES
+            load, keys = self._load_of(request.replica), array("Q", request.keys[:whole]).tolist()
+            is_bounded = len(peer.requests) < MOST_RUNNING and peer.keys + len(keys) <= MOST_KEYS
+            is_sane = 0.0 <= request.awaited_s <= MOST_AWAITED_S and 0.0 <= request.age_s < inf
+            is_sane = is_sane and abs(request.priority_s or 0.0) <= MOST_PRIORITY_S  # NaN is not
+            if load is None or request.id in peer.requests or not (is_bounded and is_sane):
+                self.counts.ignored += 1
+                continue
+            self.counts.requests += 1
+            placed = peer.requests[request.id] = self._placement.sent_by_peer(load, request, keys, now_s)
+            peer.keys += placed.awaited_keys
+            self._turns.heard(batch.router, request.age_s, request.uncached_tokens, now_s)
         for request_id in batch.begun:
-            if (placed := peer.requests.get(request_id)) is not None:
-                peer.keys -= placed.awaited_keys
-                self._placement.begun(placed, now_s)
+            if (begun := peer.requests.get(request_id)) is not None:
+                peer.keys -= begun.awaited_keys
+                self._placement.begun(begun, now_s)
         has_room = self._ended(peer, batch.ended, now_s)
         if batch.running is not None:
             unheard = peer.requests.keys() - batch.running
@@ -87,21 +98,6 @@ class Inbox:
     def _count_peers(self) -> None:
         self._turns.peers = len(self.peers)
         self._turns.before = sum(router < self._own for router in self.peers)
-
-    def _sent(self, router: int, peer: Peer, request: PeerRequest, now_s: float) -> None:
-        whole = len(request.keys) // KEY_BYTES * KEY_BYTES
-        load, keys = self._load_of(request.replica), array("Q", request.keys[:whole]).tolist()
-        is_known = load is not None and request.id not in peer.requests
-        is_bounded = len(peer.requests) < MOST_RUNNING and peer.keys + len(keys) <= MOST_KEYS
-        is_sane = 0.0 <= request.awaited_s <= MOST_AWAITED_S and 0.0 <= request.age_s < inf
-        is_sane = is_sane and abs(request.priority_s or 0.0) <= MOST_PRIORITY_S  # NaN is not
-        if load is None or not (is_known and is_bounded and is_sane):
-            self.counts.ignored += 1
-            return
-        self.counts.requests += 1
-        placed = peer.requests[request.id] = self._placement.sent_by_peer(load, request, keys, now_s)
-        peer.keys += placed.awaited_keys
-        self._turns.heard(router, request.age_s, request.uncached_tokens, now_s)
 
     def _ended(self, peer: Peer, request_ids: Iterable[int], now_s: float) -> bool:
         found = False

@@ -41,19 +41,17 @@ class Names:
     async def endpoints(self) -> frozenset[str]:
         for peer in self._found:
             try:
-                self._found[peer] = await _addresses_of(peer)
+                place = parse_endpoint(peer)
+                if place is None:
+                    self._found[peer] = frozenset({peer})
+                else:
+                    found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_STREAM)
+                    hosts = {str(address[0]) for *_, address in found}
+                    at_port = (f"tcp://{f'[{host}]' if ':' in host else host}:{place[1]}" for host in hosts)
+                    self._found[peer] = frozenset(at_port)
                 self._unknown.discard(peer)
             except OSError as error:
                 if peer not in self._unknown:
                     self._unknown.add(peer)
                     log.warning("the peer %s is not found: %s", peer, error)
         return frozenset().union(*self._found.values())
-
-
-async def _addresses_of(peer: str) -> frozenset[str]:
-    place = parse_endpoint(peer)
-    if place is None:
-        return frozenset({peer})
-    found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_STREAM)
-    hosts = {str(address[0]) for *_, address in found}
-    return frozenset(f"tcp://{f'[{host}]' if ':' in host else host}:{place[1]}" for host in hosts)

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple, NoReturn, TypeAlias
@@ -51,18 +52,18 @@ class Place(NamedTuple):
 Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
-    def __init__(self, number: int, listener: socket.socket) -> None:
-        self.number = number
-        self.listener = listener
-        self.hand: socket.socket | None = None  # to hand it connections
-        self.pid = 0  # 0: it does not run
-        self.started_s = 0.0
-        self.starts = 0
-        self.say: int | None = None  # the end of a pipe: it says that it listens, and lives
-        self.heard_s = 0.0
-        self.listens = False
-        self.is_watched = False  # its connections are taken for it
+    number: int
+    listener: socket.socket
+    hand: socket.socket | None = None  # to hand it connections
+    pid: int = 0  # 0: it does not run
+    started_s: float = 0.0
+    starts: int = 0
+    say: int | None = None  # the end of a pipe: it says that it listens, and lives
+    heard_s: float = 0.0
+    listens: bool = False
+    is_watched: bool = False  # its connections are taken for it
 
 
 class Processes:
@@ -182,7 +183,12 @@ class Processes:
             self._usage.begin(worker.number)
             place = Place(worker.number, self._count, self._folder, handed, self._usage, worker.starts > 0)
             os.set_blocking(say, False)
-            status = self._serve(place, worker.listener, lambda: _say(say))
+
+            def say_alive() -> None:
+                with suppress(BlockingIOError):  # nobody has read for a day
+                    os.write(say, b".")
+
+            status = self._serve(place, worker.listener, say_alive)
         except KeyboardInterrupt:
             pass
         except BaseException:
@@ -254,21 +260,15 @@ class Processes:
                                 self._ended(ended, os.waitstatus_to_exitcode(status))
             elif key.fileobj is worker.listener:
                 self._hand_over(worker)
-            else:
-                self._heard(worker)
-
-    def _heard(self, worker: Worker) -> None:
-        """It listens, lives, or has ended."""
-        if worker.say is None:  # its end was reported first, by a signal
-            return
-        if not os.read(worker.say, MOST_BEATS):
-            self._hang_up(worker)
-            return
-        worker.heard_s = time.monotonic()
-        if not worker.listens:
-            worker.listens = True
-            if worker.starts > 1:
-                log.info("worker %d serves again, as process %d", worker.number, worker.pid)
+            elif worker.say is not None:  # else its end was reported first, by a signal
+                if not os.read(worker.say, MOST_BEATS):
+                    self._hang_up(worker)
+                    continue
+                worker.heard_s = time.monotonic()
+                if not worker.listens:
+                    worker.listens = True
+                    if worker.starts > 1:
+                        log.info("worker %d serves again, as process %d", worker.number, worker.pid)
 
     def _hang_up(self, worker: Worker) -> None:
         if worker.say is not None:
@@ -301,8 +301,3 @@ class Processes:
             return
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         log.warning("worker %d (process %d) has ended %s; another one takes its place", worker.number, pid, how)
-
-
-def _say(pipe: int) -> None:
-    with suppress(BlockingIOError):  # nobody has read for a day
-        os.write(pipe, b".")

@@ -116,7 +116,7 @@ def choosing(policy: str, count: int, kind: str) -> Callable[[], object]:
 def explaining() -> Callable[[], object]:
     candidates, question = replicas_of("busy", 64)
     decision = choose("cost", question, candidates, random.Random(2))
-    return lambda: [decision.explain() for _ in range(100)]
+    return lambda: [list(decision.verdicts()) for _ in range(100)]
 
 
 def deciding(layout: Layout | None = None) -> Callable[[], object]:

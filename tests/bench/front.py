@@ -20,8 +20,7 @@ from api.http.server import http_server
 from router.config import RouterConfig
 from router.core import Router
 from router.http.app import build_app
-from router.http.front import front_protocol
-from router.http.opening import Openings
+from router.http.front import Openings, front_protocol
 from router.http.routes import FORWARDED, TABLE
 from router.members.facts import Facts, Rank
 from router.members.feeds import Feeds

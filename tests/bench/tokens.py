@@ -153,9 +153,9 @@ def exactly(name: str, prompts: Prompts, sent: bytes, rounds: int) -> None:
     tokens, without = Tokens("m", prompts, compare_every=10**9), uncached(prompts)
     row(f"{name}: checking it", repeated(lambda: read(sent, ChatRequest), rounds), "us")
     row(f"{name}: rendering it", repeated(lambda: prompts.render(asked), rounds, 50), "us")
-    row(f"{name}: all of it, no cache", repeated(lambda: without.prompt("chat", sent, peek), rounds, 10), "us")
-    row(f"{name}: all of it, known", repeated(lambda: tokens.prompt("chat", sent, peek), rounds, 50), "us")
-    made = tokens.prompt("chat", sent, peek)
+    row(f"{name}: all of it, no cache", repeated(lambda: without.draft("chat", sent, peek).finish(), rounds, 10), "us")
+    row(f"{name}: all of it, known", repeated(lambda: tokens.draft("chat", sent, peek).finish(), rounds, 50), "us")
+    made = tokens.draft("chat", sent, peek).finish()
     keys = repeated(lambda: block_keys(made.packed[0], BLOCK, 1), rounds)
     row(f"{name}: the keys of its {made.tokens:,} tokens", keys, "us")
 
@@ -174,7 +174,7 @@ def growing(prompts: Prompts, words: Sequence[str], chance: random.Random, round
             talks = [conversation(words, chance) for _ in range(CONVERSATIONS)]
             sent = [body(talk[: 2 * turn + 1]) for talk in talks for turn in range(TURNS)]
             asked = [(one, read_peek(one)) for one in sent]
-            return lambda: [tokens.prompt("chat", one, peek) for one, peek in asked]
+            return lambda: [tokens.draft("chat", one, peek).finish() for one, peek in asked]
 
         return prepared
 

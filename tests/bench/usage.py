@@ -83,7 +83,7 @@ def remembered() -> Usage:
     chance, usage = random.Random(1), Usage()
     for ago in range(DAYS):
         for name in NAMES:
-            usage.add(time.time() - ago * DAY_S, name, "m", counted(chance, 0.1))
+            usage.counts(time.time() - ago * DAY_S, name, "m").add(counted(chance, 0.1))
     return usage
 
 

@@ -6,8 +6,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from router.tenants.usage import Counts, Row, day_of
-from router.tenants.usage_file import Batch, UsageFile
+from router.tenants.usage import Batch, Counts, Row, UsageFile, day_of
 
 KEYS = ("support-bot", "code-review", "search", "translations", "nightly-evals", "alice", "bob", "")
 MODELS = ("llama-3.3-70b", "qwen3-8b")

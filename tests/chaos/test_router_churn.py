@@ -145,7 +145,7 @@ class Churn:
         upkeep, index = self.running.upkeep, self.running.router.placement.index
         await until(lambda: not self._by_name and not upkeep._leaving, "all have left")
         index.check()
-        assert not any(holders.masks for holders in (*index._media.values(), index.optimistic.holders))
+        assert not any(holders.masks for holders in (*index.pools.values(), index.optimistic.holders))
         assert not index._blocks, "a slot of the index is still in use"
         async with self._http() as http:
             assert f'"r{self.cycles - 1}"' not in (await http.get("/metrics")).text

@@ -153,7 +153,7 @@ async def routed(recordings: list[tuple[str, Path]], **config: Any) -> AsyncIter
 def indexed(running: Front, name: str) -> dict[tuple[str, int], set[int]]:
     """The keys of a replica by medium and group."""
     slot, index = running.router.members.by_name[name].slot, running.router.placement.index
-    places = {(medium, 0): holders for medium, holders in index._media.items()} | index._groups
+    places = index.pools
     return {place: keys for place, holders in places.items() if (keys := set(holders.of(slot)))}
 
 
@@ -193,7 +193,7 @@ async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
             assert state is not None and state.reason == oracle.inexact, story.name
         running.router.placement.index.check()
         print(", ".join(f"{story.name}: {len(story.payloads)} batches" for story in told))
-        assert not told or len(running.router.placement.index._media["GPU"]) > 20
+        assert not told or len(running.router.placement.index.pools["GPU", 0]) > 20
 
 
 async def test_the_index_holds_what_frames_from_the_wire_mean(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class World:
 
     def indexed(self, number: int) -> set[int]:
         index, slot = self.router.placement.index, self.router.members.by_name[f"r{number}"].slot
-        held = index._media[GPU].of(slot)
+        held = index.pools[GPU, 0].of(slot)
         assert index.blocks(slot).get(GPU, 0) == len(held)
         return set(held)
 

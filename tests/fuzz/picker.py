@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct, field
 
 from router.http.picker.conversation import Conversation
-from router.http.picker.schema import ProcessingRequest
+from router.http.picker.wire import ProcessingRequest
 from tests.fuzz.decode import GROWTH_MIB, Failure, peak_mib
 from tests.fuzz.picker_world import (
     ANSWER_PARTS,

@@ -14,11 +14,11 @@ from api.http.connection import Limits
 from api.http.routes import RouteTable
 from router.config import RouterConfig
 from router.http.app import build_app
+from router.http.front import Openings
 from router.http.one_answer import answer_of
-from router.http.opening import Openings
 from router.http.picker.exchange import ByGateway
 from router.http.picker.gateway import Gateway
-from router.http.picker.schema import ProcessingRequest
+from router.http.picker.wire import ProcessingRequest
 from router.http.routes import FORWARDED, ROUTES
 from router.members.facts import Rank, foreign_facts, native_facts
 from router.members.health import Health, HealthConfig
@@ -77,7 +77,8 @@ class World:
         if facts is None:
             facts = foreign_facts(spec, json.dumps(listed).encode())
             facts = msgspec.structs.replace(facts, ranks=(Rank(facts.spec),))
-        self._learning.take_over(server, facts)
+        server.facts, server.profile, server.learned, server.process = facts, facts.profile, True, f"{spec.name} #1"
+        server.members[0].describe(facts, facts.ranks[0])
 
     @property
     def members(self) -> list[Member]:

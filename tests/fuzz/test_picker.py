@@ -4,8 +4,7 @@ import pytest
 
 from router.http.picker.exchange import PickedExchange
 from router.http.picker.gateway import Gateway
-from router.http.picker.messages import Outcome, Pick, Reply
-from router.http.picker.stream import PickerStream
+from router.http.picker.stream import Outcome, Pick, PickerStream, Reply
 from tests.fuzz import picker
 from tests.fuzz.decode import Failure
 from tests.fuzz.picker import BLOCK, Report, Sequences, fuzz

@@ -91,5 +91,5 @@ async def test_whether_prompts_are_exact_does_not_depend_on_which_engine_came_fi
             model = running.router.members.models[MODEL]
             assert len(model.members) == 2 and not model.tokens.strict and model.tokens.engine is not None
             await until(lambda: model.tokens.shapes.silent is not None, "no replica says its tokens")
-            prompt = model.tokens.prompt("chat", body, read_peek(body))
+            prompt = model.tokens.draft("chat", body, read_peek(body)).finish()
             assert prompt.exact and prompt.doubt == model.tokens.shapes.silent

@@ -253,7 +253,7 @@ def test_where_it_is_to_be_refused_replica_and_router_refuse_it(tokenizer: HfTok
     sent = json.dumps({"model": "m"} | fields).encode()
     for strict in (True, False):  # a router whose replicas are native, and one whose replicas are not
         with pytest.raises(ApiError, match=r"spells the special token '<\|im_") as refused:
-            Tokens("m", prompts, strict=strict).prompt("chat", sent, read_peek(sent))
+            Tokens("m", prompts, strict=strict).draft("chat", sent, read_peek(sent)).finish()
         assert (refused.value.status, refused.value.code) == (400, CODE)
     with pytest.raises(ApiError, match="spells the special token"):
         prompts.chat(request(**fields))
@@ -276,7 +276,7 @@ def test_what_is_not_refused_has_the_same_tokens_either_way(tokenizer: HfTokeniz
     parsing, refusing = Prompts(tokenizer), Prompts(tokenizer, special_tokens_in_text="refuse")
     ids = parsing.chat(request(**body))
     assert refusing.chat(request(**body)) == ids
-    assert Tokens("m", refusing).prompt("chat", sent, read_peek(sent)).packed == [pack_tokens(ids)]
+    assert Tokens("m", refusing).draft("chat", sent, read_peek(sent)).finish().packed == [pack_tokens(ids)]
 
 
 def test_a_prompt_of_a_completion_is_the_clients_own_template(tokenizer: HfTokenizer) -> None:

@@ -162,7 +162,7 @@ def add(
     if theirs is None:
         outcome.refused += 1
         return
-    prompt = tokens.prompt(api, body, read_peek(body))
+    prompt = tokens.draft(api, body, read_peek(body)).finish()
     packed = prompt.packed[0] if prompt.exact else prompt.unverified
     if packed is None:
         outcome.not_followed[prompt.why_not or ""] += 1

@@ -11,8 +11,17 @@ from api.errors import ApiError
 from router.http.picker import wire
 from router.http.picker.exchange import PickedExchange, moved, refusal
 from router.http.picker.gateway import Gateway
-from router.http.picker.messages import Message, Mode, Outcome, Refusal, Reply, RequestHeaders, ResponseHeaders
-from router.http.picker.stream import OutOfOrder, Phase, PickerStream
+from router.http.picker.stream import (
+    Mode,
+    Outcome,
+    OutOfOrder,
+    Phase,
+    PickerStream,
+    Refusal,
+    Reply,
+    RequestHeaders,
+    ResponseHeaders,
+)
 from router.proxy.request import Request
 
 LATER_S = 1.0  # than the router gives an answer up, and counts that against the replica
@@ -81,44 +90,37 @@ class Conversation:
             return None
         message = wire.read(read)
         replies = self._stream.receive(message)
-        exchange = self._hear(message)
-        if isinstance(message, ResponseHeaders):
-            replies[0].mutation = exchange.changed_in_answer(message.headers)
-        return replies
-
-    def _hear(self, message: Message) -> PickedExchange:
         if isinstance(message, RequestHeaders):
             self._body_until_s = asyncio.get_running_loop().time() + self._gateway.limits.whole_body_s
             self._exchange = self._gateway.open(message)
-            return self._exchange
+            return replies
         exchange = self._exchange
         if exchange is None:
             raise OutOfOrder(f"{type(message).__name__} came before the request's headers")
-        request = exchange.answerer
-        if isinstance(message, ResponseHeaders) and message.served is not None and isinstance(request, Request):
-            exchange.guard(moved, request, message.served)
-        exchange.hear(message)
-        return exchange
+        if isinstance(message, ResponseHeaders):
+            if message.served is not None and isinstance(exchange.answerer, Request):
+                exchange.guard(moved, exchange.answerer, message.served)
+            exchange.hear(message)
+            replies[0].mutation = exchange.changed_in_answer(message.headers)
+        else:
+            exchange.hear(message)
+        return replies
 
     # ---- time
 
     def _extend(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self._stream.phase is Phase.ASKING:
-            self._deadline.reschedule(self._asking_until(now_s))
-        else:
-            limits = self._gateway.limits
+        limits, exchange, now_s = self._gateway.limits, self._exchange, asyncio.get_running_loop().time()
+        if self._stream.phase is not Phase.ASKING:
             self._deadline.reschedule(now_s + self._limits_s.get(self._stream.phase, limits.body_s))
-
-    def _asking_until(self, now_s: float) -> float:
-        """When the body has to go on, or be complete; one that the gateway buffers comes at once."""
-        limits, exchange = self._gateway.limits, self._exchange
+            return
+        # The body has to go on, or be complete; one that the gateway buffers comes at once.
         is_buffered = exchange is not None and exchange.asked.request_mode == Mode.BUFFERED
         if is_buffered or now_s + limits.body_s > self._body_until_s:
             self._too_slow = f"was not complete within {limits.whole_body_s:g} s"
-            return self._body_until_s
-        self._too_slow = f"stopped for {limits.body_s:g} s"
-        return now_s + limits.body_s
+            self._deadline.reschedule(self._body_until_s)
+        else:
+            self._too_slow = f"stopped for {limits.body_s:g} s"
+            self._deadline.reschedule(now_s + limits.body_s)
 
     async def _refuse(self, error: ApiError) -> None:
         """Refuse a request that is not decided, lest the gateway let it pass."""

@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from starlette.types import Scope
-
 from api.errors import ApiError, internal, quoted
 from api.native import PRIORITY_HEADER
-from router.http.picker.messages import (
+from router.http.picker.stream import (
     Message,
     Mode,
     Mutation,
@@ -59,7 +57,14 @@ class PickedExchange(Exchange):
             case RequestTrailers():
                 self._take_body(b"", end=True)
             case ResponseHeaders():
-                self._answered(message)
+                attempt = self.attempt
+                if attempt is None or attempt.sending is None:  # the gateway answers by itself
+                    self.leave()
+                    return
+                attempt.member.upstream.spoken = True
+                attempt.sending.answered(message.status, list(message.headers))
+                if message.end or self.asked.response_mode == Mode.NONE:
+                    self._received(b"", end=True)
             case ResponseBody(body, end):
                 self._received(body, end=end)
             case ResponseTrailers():
@@ -77,16 +82,6 @@ class PickedExchange(Exchange):
                 self.body += body
             self.more_body = not end
             self.set()
-
-    def _answered(self, message: ResponseHeaders) -> None:
-        attempt = self.attempt
-        if attempt is None or attempt.sending is None:  # the gateway answers by itself
-            self.leave()
-            return
-        attempt.member.upstream.spoken = True
-        attempt.sending.answered(message.status, list(message.headers))
-        if message.end or self.asked.response_mode == Mode.NONE:
-            self._received(b"", end=True)
 
     def _received(self, body: bytes, *, end: bool) -> None:
         attempt = self.attempt
@@ -107,8 +102,10 @@ class PickedExchange(Exchange):
     def pick(self, attempt: Attempt, endpoints: list[str], lines: bytes, body: bytes) -> None:
         """Name the replica: with these header lines and this body it gets what this router itself would send."""
         self.attempt = attempt
-        path = (b":path", request_target(self.scope))
-        mutation = difference(self.asked.headers, [path, *headers_in(lines)])
+        # The usual spelling, which was admitted: a replica might read another one differently.
+        path, query = self.scope["raw_path"], self.scope["query_string"]
+        target = (b":path", b"%b?%b" % (path, query) if query else path)
+        mutation = difference(self.asked.headers, [target, *headers_in(lines)])
         is_changed = b"content-encoding" in mutation.removed or self._is_replaced or body != self._given
         self._decide(Pick(endpoints, mutation, body, is_changed))
 
@@ -179,13 +176,6 @@ def headers_in(lines: bytes) -> Iterator[Header]:
             yield name.lower(), value
 
 
-def request_target(scope: Scope) -> bytes:
-    """The usual spelling, which was admitted: a replica might read another one differently."""
-    query: bytes = scope["query_string"]
-    path: bytes = scope["raw_path"]
-    return b"%b?%b" % (path, query) if query else path
-
-
 def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
     """The changes that make the given headers the wanted ones; a gateway's own, and those of frames, are left alone."""
     before, after = _by_name(given), _by_name(wanted)
@@ -220,7 +210,13 @@ class ByGateway(Transport):
         subset = picked(exchange).asked.subset
         if subset is None:
             return NONE_TRIED
-        return frozenset(one.name for one in self._members if not _is_in(subset, one))
+        beyond = set[str]()
+        for member in self._members:
+            at, reached_at = member.upstream.target, member.upstream.reached_at
+            host = reached_at.rpartition(":")[0].strip("[]")
+            if subset.isdisjoint((at.authority, at.host, reached_at, host)):
+                beyond.add(member.name)
+        return frozenset(beyond)
 
     def send(
         self,
@@ -238,7 +234,9 @@ class ByGateway(Transport):
         member = attempt.member
         endpoint = endpoint_of(member)
         if endpoint is None:
-            raise no_address(member)
+            host = quoted(member.upstream.target.host)
+            why = f"the replica {member.name} is at {host}, whose IP address is not known yet; try again"
+            raise ApiError(503, why, "service_unavailable", code="no_address")
         attempt.sending = member.upstream.watch(attempt)
         if attempt.placed.priority_s is not None:
             more += PRIORITY_LINE % attempt.placed.priority_s
@@ -274,12 +272,6 @@ def endpoint_of(member: Member) -> str | None:
     return member.upstream.reached_at or None
 
 
-def no_address(member: Member) -> ApiError:
-    host = member.upstream.target.host
-    why = f"the replica {member.name} is at {quoted(host)}, whose IP address is not known yet; try again"
-    return ApiError(503, why, "service_unavailable", code="no_address")
-
-
 def fallbacks(decision: Decision, member: Member, members: Members) -> list[str]:
     """The next best replicas, for a gateway that retries: those to which the same headers may go."""
     chosen, found = endpoint_of(member), list[str]()
@@ -290,9 +282,3 @@ def fallbacks(decision: Decision, member: Member, members: Members) -> list[str]
             if endpoint is not None and endpoint not in (chosen, *found):
                 found.append(endpoint)
     return found
-
-
-def _is_in(subset: frozenset[str], member: Member) -> bool:
-    upstream = member.upstream
-    host = upstream.reached_at.rpartition(":")[0].strip("[]")
-    return not subset.isdisjoint((upstream.target.authority, upstream.target.host, upstream.reached_at, host))

@@ -3,53 +3,37 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope
 
 from api.errors import ApiError
 from api.http.connection import Limits
 from api.http.path import parse_target, raw_path
-from api.http.routes import Role, Route, RouteTable
+from api.http.routes import Role, RouteTable
+from router.http.front import Openings
+from router.http.one_answer import scope_with
 from router.http.picker.exchange import PickedExchange
-from router.http.picker.messages import PICKS_BY_BODY, Mode, RequestHeaders
+from router.http.picker.stream import PICKS_BY_BODY, Mode, RequestHeaders
 from router.members.upstream import Header
 from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
-
-if TYPE_CHECKING:
-    from router.workers.colleagues import Answer
+from router.workers.colleagues import Answer
 
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 
-Opening: TypeAlias = Callable[[Exchange], None]
-
-
-class Openings(Protocol):
-    """Begins requests of clients, too (`router.http.opening`)."""
-
-    by_route: dict[Route, Opening]
-
-    def refused(self, error: ApiError) -> Opening: ...
-
-
+@dataclass(eq=False)
 class Gateway:
-    def __init__(
-        self,
-        table: RouteTable,
-        openings: Openings,
-        answer: Callable[[Scope, Receive], Awaitable["Answer"]],
-        limits: Limits,
-    ) -> None:
-        """`openings`: of the transport ByGateway. `answer`: the app's, for what it answers to clients below /v1."""
-        self.limits = limits
-        self.streams = 0  # that are open
-        self._table = table
-        self._openings = openings
-        self._app_answer = answer
+    """`_openings`: of the transport ByGateway. `_app_answer`: for what the app answers to clients below /v1."""
+
+    _table: RouteTable
+    _openings: Openings
+    _app_answer: Callable[[Scope, Receive], Awaitable[Answer]]
+    limits: Limits
+    streams: int = 0  # that are open
 
     def open(self, asked: RequestHeaders) -> PickedExchange:
         """Begin a request; its outcome is there at once if it is refused by its headers."""
@@ -62,37 +46,37 @@ class Gateway:
                 )
                 again = {"Retry-After": "1"}
                 raise ApiError(503, message, "service_unavailable", code="too_many_connections", headers=again)
-            opens = self._opening(asked, scope)
+            if not (asked.end or asked.request_mode in PICKS_BY_BODY):
+                mode = asked.request_mode
+                name = Mode(mode).name if mode in set(Mode) else str(mode)
+                why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
+                fix = "set FULL_DUPLEX_STREAMED or BUFFERED"
+                raise ApiError(500, f"{why}; {fix}", "server_error", code="body_not_sent")
+            target = parse_target(scope["raw_path"])
+            found = self._table.find(scope["method"], target.path)
+            # The usual spelling of its path.
+            scope["path"], scope["raw_path"], scope["query_string"] = found.text, raw_path(target.path), target.query
+            opens = None if found.route is None else self._openings.by_route.get(found.route)
+            if opens is None:
+                if found.route is None or found.who is not Role.CLIENT or not found.text.startswith("/v1/"):
+                    raise found.refusal(scope["method"])
+                opens = self._answer
         except ApiError as error:
             opens = self._openings.refused(error)
         exchange = PickedExchange(scope, opens, asked=asked, more_body=not asked.end)
         exchange.guard(exchange.begin)
         return exchange
 
-    def _opening(self, asked: RequestHeaders, scope: Scope) -> Opening:
-        """Find the handler; raise ApiError if there is none. The scope gets the usual spelling of its path."""
-        if not (asked.end or asked.request_mode in PICKS_BY_BODY):
-            mode = asked.request_mode
-            name = Mode(mode).name if mode in set(Mode) else str(mode)
-            why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
-            raise ApiError(500, f"{why}; set FULL_DUPLEX_STREAMED or BUFFERED", "server_error", code="body_not_sent")
-        target = parse_target(scope["raw_path"])
-        found = self._table.find(scope["method"], target.path)
-        scope["path"], scope["raw_path"], scope["query_string"] = found.text, raw_path(target.path), target.query
-        opens = None if found.route is None else self._openings.by_route.get(found.route)
-        if opens is not None:
-            return opens
-        if found.route is None or found.who is not Role.CLIENT or not found.text.startswith("/v1/"):
-            raise found.refusal(scope["method"])
-        return self._answer
-
     def _answer(self, exchange: Exchange) -> None:
         """Answer in place of a replica, which knows only its own models."""
         exchange.aside = asyncio.get_running_loop().create_task(self._ask_app(exchange))
 
     async def _ask_app(self, exchange: Exchange) -> None:
+        async def no_body() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
         try:
-            answer = await self._app_answer(exchange.scope, _no_body)
+            answer = await self._app_answer(exchange.scope, no_body)
         except Exception:
             log.exception("A request of a gateway failed")
             exchange.aside = None
@@ -103,10 +87,6 @@ class Gateway:
         exchange.answer(answer.status, b"".join(b"%b: %b\r\n" % header for header in kept), answer.body)
 
 
-async def _no_body() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
-
-
 def scope_of(asked: RequestHeaders) -> Scope:
     """The request as ASGI describes it. Its client is never local: a gateway stands between."""
     pseudo = {name: value for name, value in asked.headers if name.startswith(b":")}
@@ -114,18 +94,11 @@ def scope_of(asked: RequestHeaders) -> Scope:
     target = pseudo.get(b":path", b"")
     forwarded = value_of(headers, b"x-forwarded-for") or b""  # the client as the gateway names it, for the access log
     client = forwarded.rpartition(b",")[2].strip()[:MOST_SHOWN].decode("latin-1")
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": pseudo.get(b":method", b"")[:MOST_SHOWN].decode("latin-1"),
-        "scheme": pseudo.get(b":scheme", b"http").decode("latin-1"),
-        "path": target[:MOST_SHOWN].decode("latin-1"),
-        "raw_path": target,
-        "root_path": "",
-        "query_string": b"",
-        "headers": headers,
-        "client": (client, 0),
-        "server": None,
-        "state": {},
-    }
+    return scope_with(
+        pseudo.get(b":method", b"")[:MOST_SHOWN].decode("latin-1"),
+        target[:MOST_SHOWN].decode("latin-1"),
+        target,
+        scheme=pseudo.get(b":scheme", b"http").decode("latin-1"),
+        headers=headers,
+        client=(client, 0),
+    )

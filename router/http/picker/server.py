@@ -10,14 +10,14 @@ import grpc
 from router.config import RouterConfig
 from router.http.picker.conversation import Conversation
 from router.http.picker.gateway import Gateway
-from router.http.picker.schema import (
+from router.http.picker.wire import (
     HEALTH_SERVICE,
+    MOST_BESIDE_BYTES,
     SERVICE,
     HealthCheckRequest,
     HealthCheckResponse,
     ProcessingResponse,
 )
-from router.http.picker.wire import MOST_BESIDE_BYTES
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 WATCH_LOOK_S = 0.25
@@ -38,41 +38,38 @@ class PickerServer:
         limits = gateway.limits
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
-            options=_options(config.max_body_bytes + MOST_BESIDE_BYTES),
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", config.max_body_bytes + MOST_BESIDE_BYTES),
+                ("grpc.max_send_message_length", config.max_body_bytes + MOST_BESIDE_BYTES),
+                ("grpc.keepalive_time_ms", PING_MS),
+                ("grpc.keepalive_timeout_ms", PONG_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_MS),
+            ],
         )
-        self._server.add_generic_rpc_handlers(self._handlers())
-        self.address = f"{listen.rpartition(':')[0]}:{self._bind(listen)}"
+        process = grpc.stream_stream_rpc_method_handler(self._process, None, ProcessingResponse.SerializeToString)
+        health = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        check = grpc.unary_unary_rpc_method_handler(self._check, *health)
+        watch = grpc.unary_stream_rpc_method_handler(self._watch, *health)
+        services = {SERVICE: {"Process": process}, HEALTH_SERVICE: {"Check": check, "Watch": watch}}
+        handlers = [grpc.method_handlers_generic_handler(*service) for service in services.items()]
+        self._server.add_generic_rpc_handlers(handlers)
+        try:
+            if config.tls_cert is None or config.tls_key is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                pair = Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes()
+                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
+        except RuntimeError:
+            raise OSError(f"cannot listen on {listen}; choose another --picker-listen") from None
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
         await self._server.start()
 
     async def close(self) -> None:
         await self._server.stop(END_S)
-
-    def _bind(self, listen: str) -> int:
-        config = self._config
-        try:
-            if config.tls_cert is None or config.tls_key is None:
-                port: int = self._server.add_insecure_port(listen)
-            else:
-                pair = Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes()
-                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
-        except RuntimeError:
-            raise OSError(f"cannot listen on {listen}; choose another --picker-listen") from None
-        return port
-
-    def _handlers(self) -> tuple[Any, ...]:
-        process = grpc.stream_stream_rpc_method_handler(self._process, None, ProcessingResponse.SerializeToString)
-        check = grpc.unary_unary_rpc_method_handler(
-            self._check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
-        )
-        watch = grpc.unary_stream_rpc_method_handler(
-            self._watch, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
-        )
-        return (
-            grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
-            grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check, "Watch": watch}),
-        )
 
     async def _process(self, _: Any, context: Any) -> None:
         config, gateway = self._config, self._gateway
@@ -110,15 +107,3 @@ class PickerServer:
         if service not in ("", READINESS, SERVICE):
             return SERVICE_UNKNOWN
         return SERVING if self._is_ready() else NOT_SERVING
-
-
-def _options(most_bytes: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", most_bytes),
-        ("grpc.max_send_message_length", most_bytes),
-        ("grpc.keepalive_time_ms", PING_MS),
-        ("grpc.keepalive_timeout_ms", PONG_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_MS),
-    ]

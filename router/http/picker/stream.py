@@ -1,4 +1,4 @@
-r"""One gateway's stream as a state machine: the order of its messages, and the replies that each one needs.
+r"""One gateway's stream as a state machine: its messages, without protobuf, and the replies that each one needs.
 
     new -> asking -> deciding -> picked -> answering -> over
               \________\________________________/        a refusal, or an answer of the gateway's own
@@ -10,26 +10,116 @@ is known; a refusal may come as soon as the headers have.
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import chain
+from typing import TypeAlias
 
-from router.http.picker.messages import (
-    UNCHANGED,
-    Message,
-    Mode,
-    Mutation,
-    Outcome,
-    Pick,
-    Refusal,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-)
+from msgspec import Struct
+
+from router.members.upstream import Header
 
 ENDPOINT = b"x-gateway-destination-endpoint"
 PART_BYTES = 62_000  # of a body that streams back; Envoy takes 64 KiB
+
+
+class Mode(IntEnum):
+    """How a gateway sends bodies (`BodySendMode`)."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+
+
+PICKS_BY_BODY = (Mode.BUFFERED, Mode.FULL_DUPLEX_STREAMED)  # others send a request on before its body has come
+
+
+# ---- from the gateway
+
+
+class RequestHeaders(Struct, frozen=True):
+    headers: Sequence[Header]  # pseudo-headers included
+    end: bool = False  # there is no body
+    request_mode: int = Mode.FULL_DUPLEX_STREAMED
+    response_mode: int = Mode.FULL_DUPLEX_STREAMED
+    subset: frozenset[str] | None = None  # addresses to choose from; None: all
+
+
+class RequestBody(Struct, frozen=True):
+    body: bytes
+    end: bool = False
+
+
+class RequestTrailers(Struct, frozen=True):
+    names: Sequence[bytes] = ()
+
+
+class ResponseHeaders(Struct, frozen=True):
+    status: int
+    headers: Sequence[Header] = ()
+    end: bool = False
+    served: str | None = None  # the address that has answered, if the gateway tells
+
+
+class ResponseBody(Struct, frozen=True):
+    body: bytes
+    end: bool = False
+
+
+class ResponseTrailers(Struct, frozen=True):
+    pass
+
+
+Message: TypeAlias = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
+
+
+# ---- of the router
+
+
+class Mutation(Struct, frozen=True):
+    """Changes of headers."""
+
+    changed: Sequence[Header] = ()
+    removed: Sequence[bytes] = ()
+
+
+UNCHANGED = Mutation()
+
+
+class Pick(Struct, frozen=True):
+    """The choice for a request."""
+
+    endpoints: Sequence[str]  # the best is first; the others are for retries
+    mutation: Mutation = UNCHANGED
+    body: bytes | bytearray = b""  # as the replica should get it; nobody changes it
+    is_changed: bool = False  # it differs from what came
+
+
+class Refusal(Struct, frozen=True):
+    """The answer to a request that goes nowhere, or that the router answers by itself."""
+
+    status: int
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+
+
+Outcome: TypeAlias = Pick | Refusal
+
+
+# ---- to the gateway
+
+
+class Reply(Struct):
+    """The answer to one message, or a part of it."""
+
+    about: str  # the field of Envoy's ProcessingResponse
+    mutation: Mutation = UNCHANGED
+    endpoints: str = ""
+    part: bytes | None = None  # of a body that streams
+    end: bool = False  # it is the last
+    whole: bytes | None = None  # in place of a buffered body
+
+
+# ---- the stream
 
 
 class OutOfOrder(Exception):
@@ -113,7 +203,10 @@ class PickerStream:
         changed = [*outcome.mutation.changed, (ENDPOINT, endpoints.encode())]
         removed = [name for name in outcome.mutation.removed if name != ENDPOINT]  # a client may have named it
         if self._request_mode == Mode.BUFFERED and self._has_body:
-            return [self._whole(outcome, Mutation(changed, removed), endpoints)]
+            if outcome.is_changed:
+                changed.append((b"content-length", b"%d" % len(outcome.body)))
+            whole = bytes(outcome.body) if outcome.is_changed else None
+            return [Reply("request_body", Mutation(changed, removed), endpoints, whole=whole)]
         if self._trailers is not None:
             removed.append(b"content-length")  # the body may have another one now
         elif self._has_body:
@@ -122,12 +215,6 @@ class PickerStream:
         return chain((Reply("request_headers", mutation, endpoints),), self._streamed(outcome.body))
 
     # ---- the request
-
-    def _whole(self, pick: Pick, mutation: Mutation, endpoints: str) -> Reply:
-        if pick.is_changed:
-            length = b"content-length", b"%d" % len(pick.body)
-            mutation = Mutation([*mutation.changed, length], mutation.removed)
-        return Reply("request_body", mutation, endpoints, whole=bytes(pick.body) if pick.is_changed else None)
 
     def _streamed(self, body: bytes | bytearray) -> Iterator[Reply]:
         if self._has_body:

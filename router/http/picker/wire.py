@@ -1,13 +1,21 @@
-"""Translates between protobuf messages and our own; a message that cannot be read is refused by a ValueError."""
+"""Translates between protobuf messages and our own; a message that cannot be read is refused by a ValueError.
+
+Envoy's messages of external processing (envoy.service.ext_proc.v3) are described here as far as a picker reads and
+writes them, with Envoy's numbers and types; other fields are skipped. Packages that hold all of Envoy's messages put
+folders such as `opentelemetry` and `google` into site-packages, where they hide those of others.
+"""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from google.protobuf import descriptor_pool, message_factory, struct_pb2
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Described
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from router.http.picker.messages import (
+from router.http.picker.stream import (
     Message,
     Mode,
     Mutation,
@@ -20,8 +28,98 @@ from router.http.picker.messages import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from router.http.picker.schema import MESSAGES, ProcessingRequest, ProcessingResponse
 from router.members.upstream import Header
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+PACKAGE = "warmroute.picker"
+STRUCT = "google.protobuf.Struct"
+
+# By message: its fields as (number, type); `*` marks those that are repeated.
+MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
+    "HeaderMap": {"headers": (1, "*HeaderValue")},
+    "HeaderValueOption": {"header": (1, "HeaderValue"), "append_action": (3, "int32")},
+    "HeaderMutation": {"set_headers": (1, "*HeaderValueOption"), "remove_headers": (2, "*string")},
+    "Namespace": {"key": (1, "string"), "value": (2, STRUCT)},  # an entry of a map
+    "Metadata": {"filter_metadata": (1, "*Namespace")},
+    "ProtocolConfiguration": {"request_body_mode": (1, "int32"), "response_body_mode": (2, "int32")},
+    "HttpHeaders": {"headers": (1, "HeaderMap"), "end_of_stream": (3, "bool")},
+    "HttpBody": {"body": (1, "bytes"), "end_of_stream": (2, "bool")},
+    "HttpTrailers": {"trailers": (1, "HeaderMap")},
+    "ProcessingRequest": {
+        "request_headers": (2, "HttpHeaders"),
+        "response_headers": (3, "HttpHeaders"),
+        "request_body": (4, "HttpBody"),
+        "response_body": (5, "HttpBody"),
+        "request_trailers": (6, "HttpTrailers"),
+        "response_trailers": (7, "HttpTrailers"),
+        "metadata_context": (8, "Metadata"),
+        "protocol_config": (11, "ProtocolConfiguration"),
+    },
+    "BodyMutation": {"body": (1, "bytes"), "streamed_response": (3, "HttpBody")},
+    "CommonResponse": {
+        "header_mutation": (2, "HeaderMutation"),
+        "body_mutation": (3, "BodyMutation"),
+        "clear_route_cache": (5, "bool"),
+    },
+    "PartResponse": {"response": (1, "CommonResponse")},  # of headers or a body
+    "TrailersResponse": {"header_mutation": (1, "HeaderMutation")},
+    "HttpStatus": {"code": (1, "int32")},
+    "ImmediateResponse": {
+        "status": (1, "HttpStatus"),
+        "headers": (2, "HeaderMutation"),
+        "body": (3, "bytes"),
+        "details": (5, "string"),
+    },
+    "ProcessingResponse": {
+        "request_headers": (1, "PartResponse"),
+        "response_headers": (2, "PartResponse"),
+        "request_body": (3, "PartResponse"),
+        "response_body": (4, "PartResponse"),
+        "request_trailers": (5, "TrailersResponse"),
+        "response_trailers": (6, "TrailersResponse"),
+        "immediate_response": (7, "ImmediateResponse"),
+        "dynamic_metadata": (8, STRUCT),
+    },
+    "HealthCheckRequest": {"service": (1, "string")},
+    "HealthCheckResponse": {"status": (1, "int32")},
+}
+SCALARS = {
+    "string": Described.TYPE_STRING,
+    "bytes": Described.TYPE_BYTES,
+    "bool": Described.TYPE_BOOL,
+    "int32": Described.TYPE_INT32,  # enums, too: new values of theirs are no errors
+}
+
+
+def _classes() -> dict[str, Any]:
+    file = FileDescriptorProto(name="warmroute/picker.proto", package=PACKAGE, syntax="proto3")
+    file.dependency.append(struct_pb2.DESCRIPTOR.name)
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            described, kind_of_one = message.field.add(name=field, number=number), kind.lstrip("*")
+            described.label = Described.LABEL_REPEATED if kind.startswith("*") else Described.LABEL_OPTIONAL
+            if kind_of_one in SCALARS:
+                described.type = SCALARS[kind_of_one]
+            else:
+                described.type = Described.TYPE_MESSAGE
+                described.type_name = f".{STRUCT}" if kind_of_one == STRUCT else f".{PACKAGE}.{kind_of_one}"
+    pool = descriptor_pool.DescriptorPool()  # of our own: nobody else's messages can have the same names
+    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    find = pool.FindMessageTypeByName
+    return {name: message_factory.GetMessageClass(find(f"{PACKAGE}.{name}")) for name in MESSAGES}
+
+
+CLASSES = _classes()
+ProcessingRequest: Any = CLASSES["ProcessingRequest"]
+ProcessingResponse: Any = CLASSES["ProcessingResponse"]
+HealthCheckRequest: Any = CLASSES["HealthCheckRequest"]
+HealthCheckResponse: Any = CLASSES["HealthCheckResponse"]
+
+# ---- from the gateway
 
 LB = "envoy.lb"
 ENDPOINT = "x-gateway-destination-endpoint"
@@ -163,28 +261,22 @@ def check_sizes(raw: bytes) -> None:
     at = beside = fields = 0
     while at < len(raw):
         start, fields = at, fields + 1
-        number, at = _after_field(raw, at)
-        beside += 0 if number in BODIES else at - start
+        tag, at = _varint(raw, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(raw, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(raw, at)
+                at += size
+            case 5:
+                at += 4
+            case kind:
+                raise ValueError(f"the message has a field of the wire type {kind}")
+        beside += 0 if tag >> 3 in BODIES else at - start
         if beside > MOST_BESIDE_BYTES or fields > MOST_FIELDS:
             raise ValueError(f"the message has more than {MOST_BESIDE_BYTES:,} bytes beside a body; send less")
-
-
-def _after_field(raw: bytes, at: int) -> tuple[int, int]:
-    """The number of a field, and where the next one begins."""
-    tag, at = _varint(raw, at)
-    match tag & 7:
-        case 0:
-            _, at = _varint(raw, at)
-        case 1:
-            at += 8
-        case 2:
-            size, at = _varint(raw, at)
-            at += size
-        case 5:
-            at += 4
-        case kind:
-            raise ValueError(f"the message has a field of the wire type {kind}")
-    return tag >> 3, at
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class Cluster(Struct, frozen=True):
     url: str
     namespace: str
-    token_file: str | None = None  # read for each request: Kubernetes renews it every hour
+    token_file: str | None = None  # read for each request
     ca_file: str | None = None
 
 

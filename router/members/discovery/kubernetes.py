@@ -104,13 +104,13 @@ class KubernetesWatch(Source, Generic[Made]):
                 await self._list(client)
                 self._listed = True
                 yield self._collection.desired()
-            more = {
-                "watch": "1",
-                "allowWatchBookmarks": "true",
-                "resourceVersion": self._collection.resource_version,
-                "timeoutSeconds": str(self._watch_s),
-            }
-            async with client.stream("GET", self._url, params=self._params(more), headers=self._headers()) as response:
+            asked = self._asked(
+                watch="1",
+                allowWatchBookmarks="true",
+                resourceVersion=self._collection.resource_version,
+                timeoutSeconds=str(self._watch_s),
+            )
+            async with client.stream("GET", **asked) as response:
                 await self._check(response)
                 self._recovered()
                 self._backoff.reset()
@@ -130,8 +130,7 @@ class KubernetesWatch(Source, Generic[Made]):
         more = {"limit": str(PAGE)}
         timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         while True:
-            params = self._params(more)
-            response = await client.get(self._url, params=params, headers=self._headers(), timeout=timeout)
+            response = await client.get(**self._asked(**more), timeout=timeout)
             await self._check(response)
             try:
                 pages.append(self._collection.page(response.content))
@@ -142,21 +141,16 @@ class KubernetesWatch(Source, Generic[Made]):
                 self._collection.listed(pages)
                 return
 
-    @property
-    def _url(self) -> str:
-        return self._cluster.url.rstrip("/") + self._collection.kind.path(self._cluster.namespace)
-
-    def _params(self, more: dict[str, str]) -> dict[str, str]:
-        return {self._collection.kind.selects_by: self._collection.selector} | more
-
-    def _headers(self) -> dict[str, str]:
-        file = self._cluster.token_file
-        if file is None:
-            return {}
-        token = Path(file).read_bytes().strip()
-        if not TOKEN.fullmatch(token):
-            raise ApiServerError(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
-        return {"Authorization": f"Bearer {token.decode()}"}
+    def _asked(self, **more: str) -> dict[str, Any]:
+        """A request's URL, parameters and headers; Kubernetes renews the token's file every hour."""
+        kind, file, headers = self._collection.kind, self._cluster.token_file, dict[str, str]()
+        if file is not None:
+            token = Path(file).read_bytes().strip()
+            if not TOKEN.fullmatch(token):
+                raise ApiServerError(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
+            headers["Authorization"] = f"Bearer {token.decode()}"
+        url = self._cluster.url.rstrip("/") + kind.path(self._cluster.namespace)
+        return {"url": url, "params": {kind.selects_by: self._collection.selector} | more, "headers": headers}
 
     async def _check(self, response: httpx2.Response) -> None:
         status = response.status_code

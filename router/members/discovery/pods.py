@@ -1,7 +1,7 @@
 """Replicas from Kubernetes pods, chosen by labels, without a service in between."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -58,13 +58,10 @@ class Pod(Struct):
 
 
 def pods_of(namespace: str, selector: str, http_ports: Sequence[int] = ()) -> Collection[Pod, ReplicaSpec]:
-    """`http_ports`: those of HTTP of all pods, a replica each, whatever the pods say themselves."""
-    kind = KIND._replace(make=at_ports(http_ports)) if http_ports else KIND
-    return Collection(kind, f"pods {namespace}/{selector}", selector)
+    """`http_ports`: those of HTTP of all pods, a replica each, whatever the pods say themselves.
 
-
-def at_ports(http_ports: Sequence[int]) -> Callable[[Pod, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]:
-    """Make a replica of each port of a pod: ranks, as vLLM counts them, whose sockets' ports follow each other, too."""
+    They are ranks, as vLLM counts them, whose sockets' ports follow each other, too.
+    """
 
     def replicas(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
         at_each = [replicas_in(pod, values | {HTTP_PORT: str(port)}, rank) for rank, port in enumerate(http_ports)]
@@ -73,7 +70,8 @@ def at_ports(http_ports: Sequence[int]) -> Callable[[Pod, Values], tuple[Sequenc
             found = [replace(spec, name=f"{spec.name}-{spec.url.rpartition(':')[2]}") for spec in found]
         return found, list(dict.fromkeys(problem for _, problems in at_each for problem in problems))
 
-    return replicas
+    kind = KIND._replace(make=replicas) if http_ports else KIND
+    return Collection(kind, f"pods {namespace}/{selector}", selector)
 
 
 def replicas_in(pod: Pod, values: Values, rank: int = 0) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:

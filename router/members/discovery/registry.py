@@ -48,12 +48,23 @@ class RegistryDiscovery(Discovery):
         async with httpx2.AsyncClient(timeout=timeout, trust_env=False) as client:
             while True:
                 try:
-                    answer = await self._ask(client)
+                    after = {} if self._version is None else {"after": str(self._version)}
+                    params = {"wait": f"{self._wait_s:g}"} | after
+                    response = await client.get(f"{self.where}/members", params=params)
+                    if response.status_code != 200:
+                        raise RegistryError(f"status {response.status_code}")
+                    answer = _decode(response.content)
                     desired, refused = desired_from(answer.members, latest or {})
                     if refused and not desired:
                         raise RegistryError(f"all its replicas are invalid: {refused[0]}")
-                except RegistryError as error:
-                    self._failed(str(error))
+                except (RegistryError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+                    why = str(error) or type(error).__name__
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    why = f"its response cannot be read: {error}"
+                else:
+                    why = ""
+                if why:
+                    self._failed(why)
                     self._version = None  # a restarted registry may count from anywhere
                     await asyncio.sleep(self._backoff.next_s())
                     continue
@@ -69,19 +80,6 @@ class RegistryDiscovery(Discovery):
                 elif answer.version == self._version:
                     await asyncio.sleep(PAUSE_S)
                 self._version = answer.version
-
-    async def _ask(self, client: httpx2.AsyncClient) -> Members:
-        params = {"wait": f"{self._wait_s:g}"} | ({} if self._version is None else {"after": str(self._version)})
-        try:
-            response = await client.get(f"{self.where}/members", params=params)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise RegistryError(str(error) or type(error).__name__) from error
-        if response.status_code != 200:
-            raise RegistryError(f"status {response.status_code}")
-        try:
-            return _decode(response.content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RegistryError(f"its response cannot be read: {error}") from error
 
 
 def desired_from(members: list[Any], latest: Desired) -> tuple[Desired, list[str]]:

@@ -122,15 +122,16 @@ class _Lane:
                 await self._turn.acquire()
         except TimeoutError:
             return Refused.of(queue_full(f"other large bodies came first for {self._wait_s:g} s; try again", 1))
-        # It is read to its end even if its client leaves: a process that is ended has to be started again.
-        return await asyncio.shield(asyncio.create_task(self._in_turn(body, about, want)))
 
-    async def _in_turn(self, body: bytes, about: Body, want: Callable[[Found], Wanted]) -> Made | Refused | None:
-        try:
-            answer = await self._tried(body, about, want)
-            return answer if answer is not PROCESS_LOST else await self._tried(body, about, want)
-        finally:
-            self._turn.release()
+        async def in_turn() -> Made | Refused | None:
+            try:
+                answer = await self._tried(body, about, want)
+                return answer if answer is not PROCESS_LOST else await self._tried(body, about, want)
+            finally:
+                self._turn.release()
+
+        # It is read to its end even if its client leaves: a process that is ended has to be started again.
+        return await asyncio.shield(asyncio.create_task(in_turn()))
 
     async def _tried(self, body: bytes, about: Body, want: Callable[[Found], Wanted]) -> Made | Refused | None:
         """The response of the process; PROCESS_LOST if it died, which this body need not have caused."""

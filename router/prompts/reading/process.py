@@ -8,7 +8,6 @@ import os
 import resource
 import struct
 import sys
-from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import msgspec
@@ -24,7 +23,6 @@ from api.process.lifeline import die_with_parent
 from api.prompts.counting import Counted, check_counts
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer
-from router.prompts.canonical import peek_of
 from router.prompts.prefixes.recent import TEXT_BYTES
 from router.prompts.prompt import (
     APPROXIMATE,
@@ -35,6 +33,7 @@ from router.prompts.prompt import (
     beginning_of,
     forget_others,
     lenient,
+    peek_of,
     salted,
     unreadable,
 )
@@ -108,35 +107,31 @@ class Process:
             except UNREADABLE as error:  # where more of it has to be read than was to find its fields
                 self._send(Refused.of(unreadable(error)))
             except MemoryError:
-                self._send(Refused.of(too_costly(f"{self._most_bytes:,} bytes of memory")))
+                why = f"reading the body takes more than {self._most_bytes:,} bytes of memory; send less"
+                self._send(Refused.of(ApiError(413, why, code="body_too_costly")))
             gc.collect()
             give_back()
 
     def _serve(self, asked: Body) -> None:
         body = self._read(asked.size)
-        answer: Callable[[Any], Made]
-        if asked.whole:
-            apart = take_apart(body)
-            found = found_in(apart)
-            answer = lambda make: self._made_or_unread(body, apart, found, make)  # noqa: E731
-        else:
-            found = found_to_forward(body, names=asked.names)
-            answer = lambda salt: Made(body=with_salt(body, salt.salt, "cache_salt" in found.fields))  # noqa: E731
+        apart = take_apart(body) if asked.whole else None
+        found = found_in(apart) if asked.whole else found_to_forward(body, names=asked.names)
         if len(msgspec.msgpack.encode(found)) > MOST_FIELD_BYTES:
             raise invalid(f"the fields beside messages, prompt and tools have more than {MOST_FIELD_BYTES:,} bytes")
         self._send(found)
         wanted = self._receive()
-        if isinstance(wanted, Make | Salt):
-            self._send(answer(wanted))
-
-    def _made_or_unread(self, body: bytes, apart: Any, found: Found, make: Make) -> Made:
-        """Make the prompt. If memory runs out, refuse for our own replicas, and estimate tokens for others."""
-        try:
-            return self._made(body, apart, found, make)
-        except MemoryError:
-            if make.strict:
-                raise
-        return Made(tokens=len(body) // BYTES_PER_TOKEN, why_not="its body takes too much memory to read")
+        if isinstance(wanted, Salt):
+            before = Peek("", cache_salt="" if "cache_salt" in found.fields else None)
+            self._send(Made(body=salted(body, before, wanted.salt or "")))
+        elif isinstance(wanted, Make):
+            made = None
+            try:
+                made = self._made(body, apart, found, wanted)
+            except MemoryError:  # refused for our own replicas; for others the tokens are estimated
+                if wanted.strict:
+                    raise
+            estimate = Made(tokens=len(body) // BYTES_PER_TOKEN, why_not="its body takes too much memory to read")
+            self._send(made or estimate)
 
     def _made(self, body: bytes, apart: Any, found: Found, make: Make) -> Made:
         tokens = self._tokens_of(make)
@@ -273,17 +268,6 @@ def sent(body: bytes, peek: Peek, make: Make) -> tuple[bytes | None, bool]:
     if make.salt is None or make.salt == peek.cache_salt:
         return None, False
     return salted(body, peek, make.salt), True
-
-
-def with_salt(body: bytes, salt: str | None, has_one: bool) -> bytes:
-    return salted(body, Peek("", cache_salt="" if has_one else None), salt or "")
-
-
-# ---- limits
-
-
-def too_costly(what: str) -> ApiError:
-    return ApiError(413, f"reading the body takes more than {what}; send less", code="body_too_costly")
 
 
 def limit_memory(most_bytes: int | None) -> None:

@@ -154,7 +154,7 @@ async def test_a_template_that_shows_the_time_is_never_called_exact(tmp_path: Pa
 def test_a_date_at_an_engine_whose_prompts_are_not_followed_is_not_called_exact(tmp_path: Path, strict: bool) -> None:
     tokens = Tokens("m", prompts("llama3", tmp_path), strict=strict)
     body = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}'
-    prompt = tokens.prompt("chat", body, read_peek(body))
+    prompt = tokens.draft("chat", body, read_peek(body)).finish()
     assert prompt.exact and prompt.doubt == (None if strict else SHOWS_DATE)  # ours are sent the tokens
 
 

@@ -11,8 +11,7 @@ from api.errors import ApiError
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import ByteTokenizer
 from engines.prompts.vllm import Vllm
-from router.prompts.canonical import peek_of
-from router.prompts.prompt import text_of
+from router.prompts.prompt import peek_of, text_of
 from tests.api.chat_templates import TEMPLATES
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -24,9 +24,9 @@ def test_runs_are_those_that_each_slot_has_one_by_one(holders: list[int]) -> Non
 def test_a_decision_at_rest_is_explained_as_it_was_made() -> None:
     candidates = [Candidate(f"r{slot}", slot, queued_tokens=100.0 * slot) for slot in range(3)]
     decision = place("cost", Question(tokens=1000, matched={}), candidates, TieBreak(0), None)
-    explained, at_rest = decision.explain(), decision.at_rest()
+    explained, at_rest = list(decision.verdicts()), decision.at_rest()
     for one in candidates:
         one.queued_tokens, one.in_flight, one.unavailable = 9e6, 7, "draining"
-    assert at_rest.explain() == explained
-    assert decision.explain() != explained
+    assert list(at_rest.verdicts()) == explained
+    assert list(decision.verdicts()) != explained
     assert at_rest.chosen is not None and at_rest.chosen.name == "r0"

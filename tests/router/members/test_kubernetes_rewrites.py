@@ -8,7 +8,7 @@ import pytest
 
 from router.config import EXTENSION, GROUPS, Kubernetes
 from router.members.discovery.collection import Cluster
-from router.members.discovery.rewrites import rewrites_of, rules_of
+from router.members.discovery.pool import rewrites_of, rules_of
 from router.prompts.model_rewrites import NO_RULES, Rules
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.loopback import until

@@ -70,7 +70,9 @@ class World:
 
     def prompt(self, **fields: Any) -> tuple[Prompt, bytes]:
         body = json.dumps({"model": "m"} | fields).encode()
-        return self.tokens.prompt("chat" if "messages" in fields else "completions", body, read_peek(body)), body
+        return self.tokens.draft(
+            "chat" if "messages" in fields else "completions", body, read_peek(body)
+        ).finish(), body
 
     def send(self, member: Any = None, **fields: Any) -> Prompt:
         prompt, body = self.prompt(**fields)

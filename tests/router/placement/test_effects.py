@@ -64,7 +64,7 @@ def test_a_request_ahead_of_its_prefix_computes_the_prefix_itself() -> None:
     waiting, held = replica(0, (1012.0, 50_000.0)), replica(1)
     held.queued_tokens = 4000.0
     decision = asked(50_500, [waiting, held], {0: 50_000.0, 1: 40_000.0}, awaited={0: 50_000.0})
-    assert decision.explain()[0].ttft_s == pytest.approx((1000 + 50_000 + 500) / RATE)
+    assert next(decision.verdicts()).ttft_s == pytest.approx((1000 + 50_000 + 500) / RATE)
     assert decision.chosen is held
 
 
@@ -110,20 +110,20 @@ def test_a_cold_prompt_goes_where_it_evicts_unused_prefixes() -> None:
 
 def test_reasons_name_what_it_would_do_to_others() -> None:
     fresh, stale = full(0, 1.0), full(1, 500.0)
-    loser = asked(20_000, [fresh, stale]).explain()[0]
+    loser = next(asked(20_000, [fresh, stale]).verdicts())
     assert loser.why == f"would drive out {loser.lost_tokens:,.0f} tokens more that come again"
     assert loser.lost_tokens == pytest.approx(20_000, rel=0.05)
     many, none = replica(0, *[(1010.0, 10.0)] * 50), replica(1, (1000.0, 1400.0))
-    assert "others would wait 5.0 s longer" in asked(800, [many, none]).explain()[0].why
+    assert "others would wait 5.0 s longer" in next(asked(800, [many, none]).verdicts()).why
 
 
 def test_a_cost_is_the_sum_of_its_parts() -> None:
     fresh, stale = full(0, 1.0), full(1, 500.0)
-    lossy, free = asked(20_000, [fresh, stale]).explain()
+    lossy, free = asked(20_000, [fresh, stale]).verdicts()
     assert lossy.parts is not None and free.parts is not None
     assert lossy.parts.harm_s == pytest.approx(LOSS_WEIGHT * 20_000 / RATE, rel=0.05)
     assert (free.parts.queue_s, free.parts.harm_s) == (0, 0)
-    busy = asked(800, [replica(0, (1000.0, 1400.0), running=4)]).explain()[0]
+    busy = next(asked(800, [replica(0, (1000.0, 1400.0), running=4)]).verdicts())
     assert busy.parts is not None and busy.cost is not None
     assert busy.parts.compute_s == pytest.approx(COMPUTE_WEIGHT * 800 / RATE)
     assert busy.parts.queue_s == pytest.approx((1000 + 1400 + 4 * BUSY_TOKENS) / RATE)

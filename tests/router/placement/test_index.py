@@ -116,7 +116,7 @@ def test_an_unused_medium_costs_nothing() -> None:
     index.remove(0, KEYS[4:6], "TAPE")
     matches = index.match(KEYS, 1)
     assert matches.lower is matches.gpu
-    assert (index.blocks(0), list(index._media)) == ({"GPU": 4}, ["GPU"])
+    assert (index.blocks(0), list(index.pools)) == ({"GPU": 4}, [("GPU", 0)])
     index.check()
 
 
@@ -210,7 +210,7 @@ def test_a_replica_leaves_without_a_look_at_what_others_hold(monkeypatch: pytest
 
 def test_check_finds_a_count_that_drifted() -> None:
     index = holding(5)
-    index._media["GPU"].masks[1] = 1
+    index.pools["GPU", 0].masks[1] = 1
     with pytest.raises(AssertionError, match="6"):
         index.check()
 
@@ -276,7 +276,7 @@ def test_groups_are_asked_together_and_the_others_as_ever() -> None:
     index.drop(1)
     index.drop(2)
     index.check()
-    assert not index._groups and index.match(PROMPT, 0b001).gpu == {0: 5}
+    assert list(index.pools) == [("GPU", 0)] and index.match(PROMPT, 0b001).gpu == {0: 5}
 
 
 def test_blocks_that_several_groups_hold_are_used_once() -> None:

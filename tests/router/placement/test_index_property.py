@@ -242,7 +242,7 @@ class Streams(RuleBasedStateMachine):
             resolver.check()
             for medium in MEDIA:
                 for group in (0, 1):
-                    held = self.index._groups.get((medium, group)) if group else self.index._media.get(medium)
+                    held = self.index.pools.get((medium, group))
                     pool = resolver.pools.get((medium, group))
                     assert set(held.of(replica.slot) if held else []) == (pool.held if pool else set())
         for chain in CHAINS:

@@ -191,7 +191,7 @@ def test_replicas_that_cannot_take_it_are_left_out_and_say_why() -> None:
     ]
     decision = choose("cost", question(tried=frozenset({"r3"})), candidates, random.Random(0))
     assert decision.chosen is candidates[4]
-    assert [verdict.why for verdict in decision.explain()] == [
+    assert [verdict.why for verdict in list(decision.verdicts())] == [
         "draining",
         "full: 2 requests in flight, its limit is 2",
         "too long: 4,000 tokens, its max_model_len is 1,000",
@@ -213,7 +213,7 @@ def test_an_unplaced_decision_gives_the_reason(policy: str) -> None:
         candidates = [replica(slot, **one) for slot, one in enumerate(known)]
         decision = choose(policy, question(**asked), candidates, random.Random(0), Ring("r0"))
         assert decision.chosen is None and decision.refusal()
-        assert all(verdict.cost is None for verdict in decision.explain())
+        assert all(verdict.cost is None for verdict in list(decision.verdicts()))
         return decision.rejection
 
     assert nobody(full, full) == "full"
@@ -240,7 +240,7 @@ def test_verdicts_say_what_made_the_difference() -> None:
     asked = question(matched={0: 3800, 1: 3800, 2: 600, 3: 3800, 4: 3800}, below={"CPU": {2: 700}})
     candidates[4].running = 50
     decision = choose("cost", asked, candidates, random.Random(0))
-    verdicts = decision.explain()
+    verdicts = list(decision.verdicts())
     assert [verdict.why for verdict in verdicts] == [
         "chosen: lowest cost",
         "queue 14,000 tokens longer",
@@ -256,7 +256,7 @@ def test_verdicts_say_what_made_the_difference() -> None:
 def test_a_slower_replica_and_an_equal_one_are_distinguished() -> None:
     candidates = [replica(0), replica(1, prefill_tokens_per_s=RATE / 4), replica(2)]
     decision = choose("cost", question(), candidates, random.Random(0))
-    words = {verdict.name: verdict.why for verdict in decision.explain() if not verdict.why.startswith("chosen")}
+    words = {verdict.name: verdict.why for verdict in list(decision.verdicts()) if not verdict.why.startswith("chosen")}
     assert words.pop("r1") == "prefills 75% slower"
     assert list(words.values()) == [f"as good; the lot fell on {decision.chosen.name if decision.chosen else None}"]
 
@@ -267,7 +267,7 @@ def test_every_policy_explains_itself(policy: str) -> None:
     asked = question(matched={0: 2000}, session="me")
     decision = choose(policy, asked, candidates, random.Random(3), Ring(["r0", "r1"]))
     chosen_words, other_words = sorted(
-        (verdict.why for verdict in decision.explain()), key=lambda why: "chosen" not in why
+        (verdict.why for verdict in list(decision.verdicts())), key=lambda why: "chosen" not in why
     )
     assert chosen_words.startswith("chosen: ") and not other_words.startswith("chosen")
 

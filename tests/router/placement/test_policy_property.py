@@ -60,7 +60,7 @@ def test_a_choice_is_one_that_can_take_it_and_every_replica_has_a_reason(
     assert [cost < INFINITE for cost in decision.costs] == [candidate in able for candidate in candidates]
     assert (decision.chosen in able) if able else (decision.chosen is None)
     assert (decision.rejection is None) == bool(able)
-    verdicts = decision.explain()
+    verdicts = list(decision.verdicts())
     assert [verdict.why.startswith("chosen") for verdict in verdicts] == [
         candidate is decision.chosen for candidate in candidates
     ]

@@ -106,7 +106,7 @@ def test_the_portions_of_a_prompt_are_all_of_it(
     policy: str, question: Question, candidates: tuple[Candidate, ...]
 ) -> None:
     decision = choose(policy, question, candidates, random.Random(0))
-    for index, verdict in enumerate(decision.explain()):
+    for index, verdict in enumerate(list(decision.verdicts())):
         assert sum(portion.tokens for portion in verdict.portions) == TOKENS
         assert verdict.portions[-1].source == "COMPUTE" and verdict.portions[-1].tokens >= 1
         assert verdict.ttft_s is not None

@@ -99,14 +99,14 @@ def test_two_neighbours_at_most_are_named_the_best_first() -> None:
 def test_own_host_memory_comes_before_a_neighbour() -> None:
     busy = replica(0, queued_tokens=40_000.0)
     decision = decide(busy, replica(1), below={"CPU": {1: 4096}})
-    sources = [(portion.source, portion.tokens) for portion in decision.explain()[1].portions]
+    sources = [(portion.source, portion.tokens) for portion in list(decision.verdicts())[1].portions]
     assert sources == [("CPU", 4096), ("PULL", HELD - 4096), ("COMPUTE", TOKENS - HELD)]
-    assert decision.explain()[1].portions[1].neighbours == ("r0",)
+    assert list(decision.verdicts())[1].portions[1].neighbours == ("r0",)
 
 
 def test_the_words_tell_computing_from_bringing() -> None:
     decision = decide(replica(0), replica(1), replica(2, kv_read=""))
-    words = {verdict.name: verdict.why for verdict in decision.explain()}
+    words = {verdict.name: verdict.why for verdict in list(decision.verdicts())}
     assert words["r1"] == f"would bring blocks for {PULL_S + HELD / TOKENS_PER_S['PULL']:.3f} s longer"
     assert words["r2"] == "would compute 8,192 tokens more"
 

@@ -42,7 +42,7 @@ def body(**fields: Any) -> bytes:
 
 def prompt(tokens: Tokens, **fields: Any) -> Prompt:
     sent = body(**fields)
-    return tokens.prompt("chat" if "messages" in fields else "completions", sent, read_peek(sent))
+    return tokens.draft("chat" if "messages" in fields else "completions", sent, read_peek(sent)).finish()
 
 
 def of_replica(prompts: Prompts, **fields: Any) -> list[bytes] | str:
@@ -114,7 +114,7 @@ def test_bytes_are_exact_without_a_cache() -> None:
 
 def test_keys_are_those_of_the_replicas_blocks(qwen: Prompts) -> None:
     sent = body(messages=TURNS, n=2)
-    made = Tokens("base", qwen).prompt("chat", sent, read_peek(sent), "adapter", "salt")
+    made = Tokens("base", qwen).draft("chat", sent, read_peek(sent), "adapter", "salt").finish()
     ids = qwen.chat(read(sent, ChatRequest))
     assert made.keys(16) == block_keys(ids, 16, root_key("base", "adapter", "salt", 16))
     assert (made.tokens, made.choices, made.exact, made.why_not) == (len(ids), 2, True, None)

@@ -45,7 +45,7 @@ def read(tokens: Tokens, monkeypatch: pytest.MonkeyPatch, ours: Prompts) -> Prom
 
 def test_a_large_prompt_is_that_of_the_event_loop(ours: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens("m", ours, strict=False, engine="vllm")
-    here = tokens.prompt("chat", BODY, read_peek(BODY))
+    here = tokens.draft("chat", BODY, read_peek(BODY)).finish()
     apart = read(tokens, monkeypatch, ours)
     for one in (here, apart):
         assert not one.exact and one.packed == [] and one.why_not == NOT_YET
@@ -61,7 +61,7 @@ def test_a_large_prompt_of_a_verified_shape_is_exact(ours: Prompts, monkeypatch:
     tokens.shapes.verified(shape, "r0 #1", frozenset)
     known = read(tokens, monkeypatch, ours)
     assert known.exact and known.doubt is None
-    assert known.packed == tokens.prompt("chat", BODY, read_peek(BODY)).packed
+    assert known.packed == tokens.draft("chat", BODY, read_peek(BODY)).finish().packed
     tokens.shapes.differed(shape, "r1 #1", frozenset, Difference("r1", 0, "", ""), 0.0)
     assert read(tokens, monkeypatch, ours).why_not == DIFFERS
     assert (tokens.counts.exact, tokens.counts.approximate) == (2, {"shape": 2})

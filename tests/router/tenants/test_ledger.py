@@ -22,8 +22,7 @@ from router.tenants.keys import Key, digest_of
 from router.tenants.ledger import KeyTotals, Ledger
 from router.tenants.limits import DAY_S, Use
 from router.tenants.shared_limits import SharedLimits
-from router.tenants.usage import COUNTED, OTHERS, Counts, Row, Selection, Usage
-from router.tenants.usage_file import UsageFile
+from router.tenants.usage import COUNTED, OTHERS, Counts, Row, Selection, Usage, UsageFile
 
 ALL = Selection("0000-01-01", "9999-12-31")
 NOON_S = 20_000.5 * DAY_S
@@ -82,10 +81,10 @@ def path(tmp_path: Path) -> Path:
 async def test_usage_and_budgets_outlive_the_router(path: Path) -> None:
     async with router(path) as one:
         one.account.admit(0.0).take_prompt(Use(computed=300, cached=100), 0.0)
-        one.ledger.add("a", "m", Counts(1, computed_tokens=300))
+        one.ledger.counts("a", "m").add(Counts(1, computed_tokens=300))
         await one.ledger.save()
         one.account.admit(0.0)
-        one.ledger.add("a", "m", Counts(1, computed_tokens=5))
+        one.ledger.counts("a", "m").add(Counts(1, computed_tokens=5))
         # It is killed here: what is younger than the last save is lost.
         again = Router(path)
         await again.ledger.save()
@@ -134,7 +133,7 @@ async def test_a_new_day_has_a_new_budget_and_forgets_the_oldest(path: Path) -> 
         for day in range(4):
             one.wall_s = NOON_S + day * DAY_S
             one.account.admit(0.0)
-            one.ledger.add("", "m", Counts(1))
+            one.ledger.counts("", "m").add(Counts(1))
             await one.ledger.save()
             assert one.used().requests == 1
         assert [row.day for row in await one.rows()] == ["2024-10-05", "2024-10-06", "2024-10-07"]
@@ -147,7 +146,7 @@ async def test_while_the_file_is_broken_nothing_is_lost_and_one_line_is_logged(
     async with router(path) as one:
         for _ in range(3):
             one.account.admit(0.0)
-            one.ledger.add("a", "m", Counts(1, generated_tokens=2))
+            one.ledger.counts("a", "m").add(Counts(1, generated_tokens=2))
             await one.ledger.save()
         expected = [Row(TODAY, "a", "m", Counts(3, generated_tokens=6))]
         assert one.problem() is not None
@@ -174,7 +173,7 @@ async def test_a_full_file_is_tried_again_until_there_is_room(path: Path, caplog
     async with router(path) as one:
         one.use(UsageFile(str(path), connect))
         for number in range(1000):
-            one.ledger.add(f"key-{number}", "m" * 100, Counts(1))
+            one.ledger.counts(f"key-{number}", "m" * 100).add(Counts(1))
         for _ in range(3):
             one.account.admit(0.0)
             await one.ledger.save()
@@ -201,7 +200,7 @@ async def test_what_was_written_is_not_written_again_if_only_reading_fails(path:
     async with router(path) as one:
         one.use(file := Unreadable(str(path)))
         one.account.admit(0.0)
-        one.ledger.add("a", "m", Counts(1))
+        one.ledger.counts("a", "m").add(Counts(1))
         for fails in (True, True, False):
             file.fails = fails
             await one.ledger.save()
@@ -254,7 +253,7 @@ async def test_wherever_the_clock_goes_each_day_has_its_own_budget_and_history(j
                 assert one.used().requests == used[jump]
                 used[jump] += allowed(one)
                 assert used[jump] == 3
-                one.ledger.add("a", "m", Counts(1))
+                one.ledger.counts("a", "m").add(Counts(1))
                 await one.ledger.save()
             assert sum(row.counts.requests for row in await one.rows()) == len(jumps)
         async with router(path) as again:
@@ -312,7 +311,7 @@ class Faults:
 async def count(one: Router, requests: int) -> None:
     for _ in range(requests):
         one.account.admit(0.0)
-        one.ledger.add("a", "m", Counts(1, generated_tokens=2))
+        one.ledger.counts("a", "m").add(Counts(1, generated_tokens=2))
 
 
 async def saved_in(path: Path) -> tuple[int, int]:
@@ -361,7 +360,7 @@ async def test_without_a_file_usage_is_kept_since_the_start() -> None:
         for day in (0, 1, 2, 3, 500):
             one.wall_s = NOON_S + day * DAY_S
             await one.ledger.save()
-            one.ledger.add("", "m", Counts(1))
+            one.ledger.counts("", "m").add(Counts(1))
             await one.ledger.save()
         assert [row.day for row in await one.rows()] == ["2024-10-05", "2024-10-06", "2024-10-07", "2026-02-16"]
 
@@ -370,7 +369,7 @@ def test_rows_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.tenants.usage.MOST_ROWS", 3)
     usage = Usage()
     for number in range(10):
-        usage.add(NOON_S, f"key-{number}", "m", Counts(1))
+        usage.counts(NOON_S, f"key-{number}", "m").add(Counts(1))
     rows = list(usage.rows())
     assert len(rows) == 4 and rows[-1] == Row(TODAY, OTHERS, OTHERS, Counts(7))
 

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from router.tenants.limits import Use
-from router.tenants.usage import Counts, Row, Selection, day_text, merged
-from router.tenants.usage_file import Batch, UsageFile, prepare
+from router.tenants.usage import Batch, Counts, Row, Selection, UsageFile, day_text, merged, prepare
 
 ALL = Selection("0000-01-01", "9999-12-31")
 DAY = 20_000

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from events.sockets.curve import CurveClient, load_curve_client, secure_client, 
 from router.placement.placement import Placement
 from router.workers.peer_links import TOPIC, Links
 from tests.router.loopback import until
-from tests.router.scripted import CHAT, Scripted, Served, chat, connect, says, served, silent
+from tests.router.scripted import CHAT, Scripted, Served, chat, connect, says, served, silent, up
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -65,6 +66,18 @@ def is_let_in(at: str, client: CurveClient | None) -> bool:
         return found
     finally:
         context.destroy(linger=0)
+
+
+async def test_a_request_to_a_replica_that_came_later_counts_at_the_other_router() -> None:
+    late = Scripted("r1", silent, native=True)
+    async with late.running(), pair(Scripted("r0", silent, native=True)) as (one, other):
+        for running in (one, other):
+            running.member("r0").health.drain()
+            running.front.upkeep.add(late.spec)
+            await until(partial(up, running.front, {"r1": late}), "it takes requests")
+        async with connect(one.port) as client:
+            client.send("POST", CHAT, chat())
+            await until(lambda: in_flight(other, "r1") == (0, 1), "the other counts it")
 
 
 async def test_a_request_at_one_router_counts_at_the_other_while_it_runs() -> None:

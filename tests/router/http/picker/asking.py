@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from router.http.picker.schema import CLASSES, HEALTH_SERVICE, SERVICE, ProcessingRequest, ProcessingResponse
+from router.http.picker.wire import CLASSES, HEALTH_SERVICE, SERVICE, ProcessingRequest, ProcessingResponse
 from tests.router.scripted import CHAT, DEADLINE_S, MODEL, Served
 
 BUFFERED = {"request_body_mode": 2, "response_body_mode": 1}

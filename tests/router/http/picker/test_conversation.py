@@ -14,10 +14,9 @@ import pytest
 from api.http.connection import Limits
 from engines import NATIVE
 from router.http.picker.exchange import PickedExchange
-from router.http.picker.messages import RequestHeaders
-from router.http.picker.schema import CLASSES, ProcessingRequest
 from router.http.picker.server import MOST_WATCHERS
-from router.http.picker.wire import MOST_BESIDE_BYTES
+from router.http.picker.stream import RequestHeaders
+from router.http.picker.wire import CLASSES, MOST_BESIDE_BYTES, ProcessingRequest
 from router.members.health import Health
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key, digest_of

@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.picker.messages import (
+from router.http.picker.stream import (
+    ENDPOINT,
+    PART_BYTES,
     Message,
     Mode,
     Mutation,
     Outcome,
+    OutOfOrder,
+    Phase,
     Pick,
+    PickerStream,
     Refusal,
     Reply,
     RequestBody,
@@ -22,7 +27,6 @@ from router.http.picker.messages import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from router.http.picker.stream import ENDPOINT, PART_BYTES, OutOfOrder, Phase, PickerStream
 
 BODY = b'{"model":"m"}'
 PICK = Pick(("10.0.0.1:80", "10.0.0.2:80"), Mutation([(b"x-a", b"1")], [b"x-b"]), BODY)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.picker import wire
-from router.http.picker.messages import (
+from router.http.picker.stream import (
     Message,
     Mode,
     Mutation,
@@ -21,8 +21,7 @@ from router.http.picker.messages import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from router.http.picker.schema import CLASSES, MESSAGES, ProcessingRequest
-from router.http.picker.wire import MOST_BESIDE_BYTES
+from router.http.picker.wire import CLASSES, MESSAGES, MOST_BESIDE_BYTES, ProcessingRequest
 
 SUBSET, KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 

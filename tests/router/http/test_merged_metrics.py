@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.workers.metrics import metrics_of_all
+from router.http.one_answer import metrics_of_all
 
 
 def metrics_of(number: int) -> bytes:
@@ -16,7 +16,7 @@ def metrics_of(number: int) -> bytes:
 
 def test_each_sample_is_there_with_its_worker_and_each_family_once() -> None:
     texts = {number: metrics_of(number) for number in (1, 0)}
-    whole = metrics_of_all(texts).decode()
+    whole = metrics_of_all(b"", texts).decode()
     families = list(text_string_to_metric_families(whole))
     assert len({one.name for one in families}) == len(families)
     expected = {
@@ -32,5 +32,5 @@ def test_each_sample_is_there_with_its_worker_and_each_family_once() -> None:
 def test_a_metric_that_only_one_worker_has_is_there() -> None:
     registry = CollectorRegistry()
     Gauge("rare", "Only here.", registry=registry).set(5)
-    whole = metrics_of_all({0: metrics_of(0), 1: generate_latest(registry)})
+    whole = metrics_of_all(b"", {0: metrics_of(0), 1: generate_latest(registry)})
     assert b'\nrare{worker="1"} 5.0\n' in whole
