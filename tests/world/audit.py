@@ -19,12 +19,14 @@ from router.tenants.keys import Key
 from router.tenants.usage import Counts
 from tests.router.scripted import Served, chat
 from tests.world.client import LEFT, LIMITED, Asked, without_own
-from tests.world.replica import KNOWN_S, Answering, ScriptedReplica, stream_of, tokens_of, whole_of
+from tests.world.replica import KNOWN_S, Answering, ScriptedReplica, effect_of, stream_of, tokens_of, whole_of
 
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
 QUEUE_TIMEOUT_S = 20.0  # as the router is told
 PAUSE_S = 0.45  # before a third replica is asked after two were lost
 NO_ROOM = "429 queue_full"
+PASSED_ON = "refused with 404", "refused with 501"  # whoever answers so
+WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for these
 
 
 class Audit:
@@ -33,6 +35,7 @@ class Audit:
     def __init__(self, keys: Sequence[Key], replicas: Sequence[ScriptedReplica]) -> None:
         self.failures: list[str] = []
         self.asked: dict[str, Asked] = {}
+        self.reached: Counter[tuple[str, str]] = Counter()  # rows and columns of the table of retries
         self.front: Front  # once it is started
         self._keys = {key.name: key for key in keys}
         self._replicas = replicas
@@ -108,12 +111,14 @@ class Audit:
         for answering in answerings:
             if answering.salt != (None if key is None else key.salt):
                 return f"{answering.replica.name} was told the salt {answering.salt}"
+        if (times := sum(effect.id == one.id for replica in self._replicas for effect in replica.effects)) > 1:
+            return f"it had {times} effects"
         if one.ends == ["whole"]:
             if one.is_wrong:
                 return "it was answered, though its body is no JSON"
             if one.answer != self._undisturbed(one):
                 return "other bytes than of an undisturbed replica"
-            return self._charged(one, lines[0], answerings)
+            return None if one.is_tool else self._charged(one, lines[0], answerings)
         if one.ends == [LEFT] or self._may_end_so(one, key, answerings):
             return None
         return f"{one.ends}, though a replica was always well"
@@ -133,17 +138,21 @@ class Audit:
         end = one.ends[0]
         if one.is_wrong or (end == LIMITED and key is not None):
             return one.is_wrong == (end == "refused with 400 None")
+        if one.is_tool and end == "refused with 502 replica_lost":
+            return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
-        had_no_room = NO_ROOM in told or self._had_no_room(one)
-        if end.removeprefix("refused with ") in told and (NO_ROOM in told or end.startswith("refused with 501")):
+        had_no_room = self._had_no_room(one)
+        was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
+        excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON)
+        if end.removeprefix("refused with ") in told and any(excuses):
             return True
         is_short = self.front.router.waiting.capacity < len(self.asked)  # the router's queue
         if end == f"refused with {NO_ROOM}":
-            return had_no_room or is_short or one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
-        was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
+            waited = one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
+            return had_no_room or is_short or waited or NO_ROOM in told
         if end == "refused with 503 no_replica" and is_short and was_cut_off:
             return True
-        if end == "broken off" and (had_no_room or any(not status.startswith(("429", "503 d")) for status in told)):
+        if end == "broken off" and (had_no_room or told - WAITED_FOR or one.longest_wait_s >= QUEUE_TIMEOUT_S):
             return True
         losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
@@ -161,6 +170,8 @@ class Audit:
         return came_s is not None and all(has_begun or other_s < came_s for other_s, has_begun in beside)
 
     def _undisturbed(self, asked: Asked) -> bytes:
+        if asked.is_tool:
+            return effect_of(asked.text)
         raw = json.dumps(chat(asked.text, max_tokens=asked.max_tokens)).encode()
         tokens = tokens_of(pack_tokens(self._prompts.chat(read(raw, ChatRequest))), asked.max_tokens)
         pieces = stream_of(tokens, 0, "", 0) if asked.streams else whole_of(tokens, "", 0)
@@ -195,7 +206,10 @@ class Audit:
         for name, key in self._keys.items():
             asked = [one for one in self.asked.values() if one.key == name and one.id in self._lines]
             lines = {one.id: self._lines[one.id][0] for one in asked}
-            found, whole = charged.get(name, Counts()), [one for one in asked if one.ends == ["whole"]]
+            found, whole = (
+                charged.get(name, Counts()),
+                [one for one in asked if one.ends == ["whole"] and not one.is_tool],
+            )
             prompts = sum(lines[one.id].prompt_tokens or 0 for one in whole)
             assert prompts <= found.computed_tokens + found.cached_tokens, f"{name}: {found} for {prompts} of prompts"
             generated = sum(one.max_tokens for one in whole)

@@ -7,6 +7,7 @@ draws, and is read in pieces that it draws, too. Only bytes of one connection ar
 """
 
 import asyncio
+import errno
 import math
 import random
 import socket
@@ -33,6 +34,7 @@ class Host:
     def __init__(self, network: "Network", name: str, address: str) -> None:
         self.name, self.address = name, address
         self.silent = False  # no packet comes or goes; nothing closes
+        self.has_sockets = True  # else it can open no further connection
         self.troubled_s = -math.inf  # when it last spoke again, or a connection of it was lost
         self.listeners: dict[int, Listener] = {}
         self.ends: dict[End, None] = {}
@@ -110,6 +112,8 @@ class Network:
         chance = random.Random(f"{self._seed} connection {number}")
         await asyncio.sleep(chance.choice(DELAYS_S))
         await here.heard()
+        if not here.has_sockets:
+            raise OSError(errno.EMFILE, "Too many open files")
         if there is None:
             raise OSError(113, f"no route to {address}")
         await there.heard()

@@ -16,7 +16,7 @@ from api.native import FRAMES_TYPE, encode_frame, unpack_ids, unwrap
 from events.blocks import block_keys, root_key
 from events.native import Load
 from router.members.spec import ReplicaSpec
-from tests.router.scripted import DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
+from tests.router.scripted import CHAT, DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
 from tests.world.loop import WorldLoop
 from tests.world.network import End, Host, Network
 from tests.world.publisher import Cache, Publisher
@@ -24,6 +24,8 @@ from tests.world.publisher import Cache, Publisher
 PORT = 8000
 BLOCK_TOKENS = 16
 REPORTS_S = 0.25
+TOOL = "/v1/tool"  # a path that the router does not know, and so may not repeat
+EFFECT_S = 0.4
 PREFILL_TOKENS_PER_S = 4_000.0
 KNOWN_S = 0.6  # after what the replica has said: it has arrived, and what was sent before has come
 
@@ -54,6 +56,10 @@ def whole_of(tokens: list[int], response_id: str | None, created: int | None) ->
     return [body[:-20], body[-20:]]
 
 
+def effect_of(text: str) -> bytes:
+    return json.dumps({"done": blake2b(text.encode(), digest_size=8).hexdigest()}).encode()
+
+
 class ScriptedReplica:
     """One process after the other at the same address."""
 
@@ -73,13 +79,31 @@ class ScriptedReplica:
         self._reports: asyncio.TimerHandle | None = None
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
-        self.is_troubled = False
+        self.is_troubled = self.hangs = False
+        self.effects: list[Effect] = []  # all there ever were
         self.answers: tuple[int, bytes] | None = None  # to every generation, instead of one
         self.refusals: dict[str, set[str]] = {}  # status and code, by the request's id
         self.answerings: list[Answering] = []  # all there ever were
         self.found: list[str] = []  # what the router should not have done
         self._said_draining_s = math.inf  # when it first refused a request for that, with nothing in its way
-        self._network = network
+        self._moments: dict[str, asyncio.Future[None]] = {}
+        self.network = network
+
+    def go_on(self) -> None:
+        """Compute again after it has hung."""
+        self.hangs = False
+        for answering in [one for one in self.running if one.is_idle]:
+            answering.go_on()
+        self.make_room()
+
+    async def moment(self, what: str) -> None:
+        """Wait until this happens here the next time."""
+        self._moments[what] = self.loop.create_future()
+        await self._moments[what]
+
+    def happens(self, what: str) -> None:
+        if (awaited := self._moments.pop(what, None)) is not None and not awaited.done():
+            awaited.set_result(None)
 
     @property
     def spec(self) -> ReplicaSpec:
@@ -88,8 +112,8 @@ class ScriptedReplica:
     def start(self) -> None:
         self.incarnation += 1
         self.draining = False
-        self._network.listen(lambda: Conversation(self), self.host.address, PORT)
-        self.publisher = Publisher(self._network, self.host, self.incarnation, MODEL)
+        self.network.listen(lambda: Conversation(self), self.host.address, PORT)
+        self.publisher = Publisher(self.network, self.host, self.incarnation, MODEL, self.happens)
         self.cache = Cache(self.cache_blocks, BLOCK_TOKENS)
         self._report()
         self.say(self.name, f"starts, process {self.incarnation}")
@@ -135,7 +159,7 @@ class ScriptedReplica:
         self._said_draining_s = min(now_s, self._said_draining_s)
 
     def make_room(self) -> None:
-        while self.waiting and len(self.running) < self.most_running:
+        while self.waiting and len(self.running) < self.most_running and not self.hangs:
             self.waiting.popleft().begin()
 
 
@@ -147,7 +171,7 @@ class Conversation(asyncio.Protocol):
     def __init__(self, replica: ScriptedReplica) -> None:
         self._replica = replica
         self._parser = HttpRequestParser(self)
-        self._answering: Answering | None = None
+        self._answering: Answering | Effect | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -182,19 +206,23 @@ class Conversation(asyncio.Protocol):
             self._tell(replica.facts())
         elif path in ("/health", "/ready"):
             self._refuse(503, DRAINING) if replica.draining else self._tell({})
-        elif path != "/v1/chat/completions":
+            replica.happens("health check")
+        elif path not in (CHAT, TOOL):
             self._refuse(404, b"{}")
         elif replica.draining:
             replica.refuse_draining(self._id)
             self._refuse(503, DRAINING)
         elif replica.answers is not None:
             self._refuse(*replica.answers)
+        elif path == TOOL:
+            self._answering = Effect(replica, self.transport, self._body, self._id)
         elif len(replica.running) >= replica.most_running and len(replica.waiting) >= replica.most_waiting:
             self._refuse(429, QUEUE_FULL)
         else:
             self._answering = Answering(replica, self.transport, self._body, self._id)
             replica.waiting.append(self._answering)
             replica.make_room()
+            replica.happens("request")
 
     def _tell(self, answer: Any) -> None:
         self._refuse(200, json.dumps(answer).encode())
@@ -204,6 +232,23 @@ class Conversation(asyncio.Protocol):
             code = json.loads(body).get("error", {}).get("code")
             self._replica.refusals.setdefault(self._id, set()).add(f"{status} {code}")
         self.transport.write(head_of(status, {"content_type": "application/json"}, len(body)) + body)
+
+
+class Effect:
+    """A request that must not be repeated, as nobody knows what a second one does."""
+
+    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
+        self.id = id
+        self._body, self._transport = body, transport
+        self._timer = replica.loop.call_later(EFFECT_S, self._end)
+        replica.effects.append(self)
+
+    def _end(self) -> None:
+        body = effect_of(json.loads(self._body)["text"])
+        self._transport.write(head_of(200, {"content_type": "application/json"}, len(body)) + body)
+
+    def stop(self) -> None:
+        self._timer.cancel()
 
 
 class Answering:
@@ -236,6 +281,10 @@ class Answering:
         replica.answerings.append(self)
 
     @property
+    def is_idle(self) -> bool:
+        return self._timer is None
+
+    @property
     def is_lost(self) -> bool:
         """Whether the router can tell it nothing any more."""
         return self._transport.is_lost
@@ -246,7 +295,7 @@ class Answering:
         usable = (len(self._prompt) - 1) // BLOCK_TOKENS  # the last token is always computed
         self._cached = replica.cache.hit(self._keys[:usable]) * BLOCK_TOKENS
         prefill_s = (len(self._prompt) - self._cached) / PREFILL_TOKENS_PER_S
-        self._timer = replica.loop.call_later(prefill_s + replica.decode_s, self._go_on)
+        self._timer = replica.loop.call_later(prefill_s + replica.decode_s, self.go_on)
 
     def stop(self) -> None:
         """It is over, or nobody wants it any more."""
@@ -259,20 +308,25 @@ class Answering:
         if self in self.replica.waiting:
             self.replica.waiting.remove(self)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Say a token, and the next one in time, unless its replica hangs."""
         replica = self.replica
+        self._timer = None
+        if replica.hangs:
+            return
         if self.cached is None:
             self.cached = self._cached
             if events := replica.cache.store(self._keys, self._prompt, self.salt):
                 replica.publisher.publish(events)
             told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": self._content_type}
             self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self._cached)}, None))
+            replica.happens("first token")
         piece, token = self._pieces.popleft(), self._tokens[self._at : self._at + 1]
         self._at += 1
         frame = encode_frame(0, token, piece)
         self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
         if self._pieces:
-            self._timer = replica.loop.call_later(replica.decode_s, self._go_on)
+            self._timer = replica.loop.call_later(replica.decode_s, self.go_on)
         else:
             self._transport.write(b"0\r\n\r\n")
             self.stop()

@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT
 from tests.world import replica
 from tests.world.planted import BUGS
 from tests.world.publisher import Publisher
+from tests.world.shrink import kinds, shrunk
 from tests.world.world import World
 
 NEW = 4
@@ -72,6 +73,15 @@ def test_without_faults_no_request_is_tried_twice() -> None:
 def test_every_planted_bug_still_has_its_place() -> None:
     sources = {bug.module: (ROOT / f"{bug.module.replace('.', '/')}.py").read_text() for bug in BUGS}
     assert not [bug.name for bug in BUGS if sources[bug.module].count(bug.old) != 1]
+
+
+def test_a_failing_world_shrinks_to_what_its_failure_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = replica.stream_of
+    monkeypatch.setattr(replica, "stream_of", lambda tokens, *told: honest([98, *tokens[1:]], *told))
+    whole, small = World(1).run(), shrunk(1)
+    assert kinds(small) <= kinds(whole)
+    assert len(whole.parts) > 50
+    assert len(small.parts) == 1
 
 
 @pytest.mark.parametrize("name", ["lost-before-its-head", "sent-again", "works-for-nobody"])
