@@ -47,7 +47,7 @@ class Faults:
         for number in count(1):
             name = f"{replica.name} fault {number}"
             chance = random.Random(f"{self._seed} {name}")
-            await asyncio.sleep(chance.expovariate(1 / self._every_s))
+            await asyncio.sleep(min(chance.expovariate(1 / self._every_s), until_s - loop.time()))
             if chance.random() < 0.7:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(AWAITED_S):
@@ -123,9 +123,10 @@ class Faults:
         self._say("world", f"packets from and to {names} again, but for {lost} connections")
 
     async def errors(self, replica: ScriptedReplica) -> None:
-        replica.answers = self._chance.choice(ANSWERS)
-        self._say(replica.name, f"answers {replica.answers[0]}")
-        await asyncio.sleep(self._chance.choice((0.1, 1.0, 5.0)))
+        chance = self._chance
+        replica.answers = lambda: chance.choice(ANSWERS)
+        self._say(replica.name, "answers nothing but errors")
+        await asyncio.sleep(chance.choice((0.1, 1.0, 5.0)))
         replica.answers = None
 
     async def hang(self, replica: ScriptedReplica) -> None:

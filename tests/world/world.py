@@ -23,6 +23,7 @@ from tests.world.faults import Faults
 from tests.world.loop import WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
 from tests.world.replica import TOOL, ScriptedReplica
+from tests.world.vllm import VllmReplica
 
 PORT = 8000
 LASTS_S = 60.0  # with clients and faults
@@ -30,6 +31,7 @@ CALM_S = 10.0  # after the last fault: then the router knows everything again
 STEP_S = 0.5  # between two looks at everything
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
 SLOW_SHARES = (0.0, 0.02, 0.5)  # of connections
+VLLM_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)  # of the replicas; the others are ours
 TENANTS = ("red", "green", "blue")
 SPOKEN = ("router", "events", "api", "asyncio")
 
@@ -49,9 +51,9 @@ class World:
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
         self.host = self.network.host("router")
-        self.replicas = [
-            ScriptedReplica(self.network, f"r{number}", chance, self.say) for number in range(chance.randrange(2, 6))
-        ]
+        share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
+        engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
+        self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
         self.keys = tuple(map(self._key, TENANTS)) if chance.random() < 0.5 else ()
         self.audit = Audit(self.keys, self.replicas)
         self.faults = Faults(seed, self.replicas, self.say, left_out)
@@ -78,6 +80,8 @@ class World:
         for replica in self.replicas:
             replica.start()
         front = await self._at(self.host, self._start())
+        while front.router.lifecycle.not_ready() is not None:
+            await asyncio.sleep(STEP_S)
         clients = self._clients()
         until_s = self.loop.time() + LASTS_S
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
