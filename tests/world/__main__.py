@@ -1,43 +1,72 @@
-"""`python -m tests.world --seed N` prints what happens in one world; without a seed it looks for one that fails."""
+"""`python -m tests.world --seed N` prints what happens in one world; without a seed it looks for one that fails.
+
+`--shrink` leaves out of a failing world what its failure does not need.
+"""
 
 import random
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from itertools import count, takewhile
 
 import click
 
+from router.proxy.retries import TABLE
+from tests.world.shrink import shrunk
 from tests.world.world import World
+
+COLUMNS = "repeatable", "effects", "sent"
 
 MOST_TOLD = 10  # failures of one world
 
 
 @click.command()
 @click.option("--seed", type=int, help="Only this world, with all that happens in it.")
+@click.option("--shrink", is_flag=True, help="Of this world only what its failure needs.")
+@click.option("--coverage", is_flag=True, help="Print how often each cell of the table of retries was reached.")
 @click.option("--seconds", default=60, show_default=True, help="Look for so long at worlds that nobody has seen.")
-def main(seed: int | None, seconds: int) -> None:
+def main(seed: int | None, shrink: bool, coverage: bool, seconds: int) -> None:
     """Exit with 1 if something does not hold."""
     if seed is not None:
-        sys.exit(look(seed, tells=True))
+        world = look(seed, shrunk if shrink else whole)
+        print("\n".join(world.timeline))
+        sys.exit(bool(world.audit.failures))
     ends_s, first = time.monotonic() + seconds, random.SystemRandom().randrange(10**9)
     print(f"from seed {first} on", file=sys.stderr)
-    failed = [number for number in takewhile(lambda _: time.monotonic() < ends_s, count(first)) if look(number)]
+    failed, reached = list[int](), Counter[tuple[str, str]]()
+    for number in takewhile(lambda _: time.monotonic() < ends_s, count(first)):
+        world = look(number)
+        reached.update(world.audit.reached.keys())
+        if world.audit.failures:
+            failed.append(number)
+    if coverage:
+        print(table(reached))
     if failed:
         print(f"add to tests/world/failed_seeds.txt: {failed}", file=sys.stderr)
     sys.exit(bool(failed))
 
 
-def look(seed: int, *, tells: bool = False) -> bool:
-    """Return whether something does not hold in this world."""
+def whole(seed: int) -> World:
+    return World(seed).run()
+
+
+def look(seed: int, make: Callable[[int], World] = whole) -> World:
+    """Tell on standard error whether something does not hold in this world."""
     began_s = time.monotonic()
-    world = World(seed).run()
-    if tells:
-        print("\n".join(world.timeline))
+    world = make(seed)
     asked, lasted_s, took_s = len(world.audit.asked), world.loop.elapsed_s, time.monotonic() - began_s
     print(f"seed {seed}: {asked} requests in {lasted_s:.0f} s, which took {took_s:.1f} s", file=sys.stderr)
     for failure in world.audit.failures[:MOST_TOLD]:
         print(f"seed {seed}: {failure}", file=sys.stderr)
-    return bool(world.audit.failures)
+    return world
+
+
+def table(reached: Counter[tuple[str, str]]) -> str:
+    """The table of retries, with the number of worlds that have reached each cell."""
+    rows: list[tuple[str, ...]] = [("what happens", "repeatable", "effects unknown", "bytes sent"), ("---",) * 4]
+    rows += [(row.what, *(str(reached[row.what, column]) for column in COLUMNS)) for row in TABLE]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from api.openai.requests import ChatRequest, read
-from api.prompts.prompts import Prompts
-from api.tokens.tokenizer import load_tokenizer
 from events.blocks import pack_tokens
 from router.process.front import Front
 from router.proxy.flow import OVER
@@ -19,12 +17,24 @@ from router.tenants.keys import Key
 from router.tenants.usage import Counts
 from tests.router.scripted import Served, chat
 from tests.world.client import LEFT, LIMITED, Asked, without_own
-from tests.world.replica import KNOWN_S, Answering, ScriptedReplica, stream_of, tokens_of, whole_of
+from tests.world.replica import (
+    KNOWN_S,
+    PROMPTS,
+    Answering,
+    ScriptedReplica,
+    effect_of,
+    stream_of,
+    tokens_of,
+    whole_of,
+)
+from tests.world.vllm import VllmAnswering, VllmReplica
 
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
 QUEUE_TIMEOUT_S = 20.0  # as the router is told
 PAUSE_S = 0.45  # before a third replica is asked after two were lost
 NO_ROOM = "429 queue_full"
+PASSED_ON = "refused with 404", "refused with 501"  # whoever answers so
+WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for these
 
 
 class Audit:
@@ -33,10 +43,10 @@ class Audit:
     def __init__(self, keys: Sequence[Key], replicas: Sequence[ScriptedReplica]) -> None:
         self.failures: list[str] = []
         self.asked: dict[str, Asked] = {}
+        self.reached: Counter[tuple[str, str]] = Counter()  # rows and columns of the table of retries
         self.front: Front  # once it is started
         self._keys = {key.name: key for key in keys}
         self._replicas = replicas
-        self._prompts = Prompts(load_tokenizer(None), None)
         self._lines: dict[str, list[Line]] = {}  # by the request's id
         self._beside: dict[str, list[tuple[float, bool]]] = {}  # those that waited with a full queue when one ended
 
@@ -108,12 +118,14 @@ class Audit:
         for answering in answerings:
             if answering.salt != (None if key is None else key.salt):
                 return f"{answering.replica.name} was told the salt {answering.salt}"
+        if (times := sum(effect.id == one.id for replica in self._replicas for effect in replica.effects)) > 1:
+            return f"it had {times} effects"
         if one.ends == ["whole"]:
             if one.is_wrong:
                 return "it was answered, though its body is no JSON"
             if one.answer != self._undisturbed(one):
                 return "other bytes than of an undisturbed replica"
-            return self._charged(one, lines[0], answerings)
+            return None if one.is_tool else self._charged(one, lines[0], answerings)
         if one.ends == [LEFT] or self._may_end_so(one, key, answerings):
             return None
         return f"{one.ends}, though a replica was always well"
@@ -121,6 +133,8 @@ class Audit:
     @staticmethod
     def _charged(one: Asked, line: Line, answerings: list[Answering]) -> str | None:
         """What is wrong with the figures of a whole answer."""
+        if any(isinstance(answering, VllmAnswering) for answering in answerings):
+            return None  # only some of its answers have figures
         begun = [answering for answering in answerings if answering.cached is not None]
         first = [answering for answering in begun if answering.replica.name == one.replica or not one.streams]
         hits = {answering.cached for answering in first}
@@ -133,18 +147,24 @@ class Audit:
         end = one.ends[0]
         if one.is_wrong or (end == LIMITED and key is not None):
             return one.is_wrong == (end == "refused with 400 None")
+        if one.is_tool and end == "refused with 502 replica_lost":
+            return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
-        had_no_room = NO_ROOM in told or self._had_no_room(one)
-        if end.removeprefix("refused with ") in told and (NO_ROOM in told or end.startswith("refused with 501")):
+        had_no_room = self._had_no_room(one)
+        was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
+        excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON)
+        if end.removeprefix("refused with ") in told and any(excuses):
             return True
         is_short = self.front.router.waiting.capacity < len(self.asked)  # the router's queue
         if end == f"refused with {NO_ROOM}":
-            return had_no_room or is_short or one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
-        was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
+            waited = one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
+            return had_no_room or is_short or waited or NO_ROOM in told
         if end == "refused with 503 no_replica" and is_short and was_cut_off:
             return True
-        if end == "broken off" and (had_no_room or any(not status.startswith(("429", "503 d")) for status in told)):
+        if end == "broken off" and (had_no_room or told - WAITED_FOR or one.longest_wait_s >= QUEUE_TIMEOUT_S):
             return True
+        if end == "broken off" and all(isinstance(replica, VllmReplica) for replica in self._replicas):
+            return True  # nobody has told the router their tokenizer, without which no stream goes on
         losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
 
@@ -154,17 +174,18 @@ class Audit:
         With keys, those that have had less come before it, too.
         """
         beside = self._beside.get(one.id)
-        if beside is None or self._keys:
+        if beside is None or self._keys or one.is_tool:
             return beside is not None
         past = next(past for past in self.front.router.history.decisions if past.outcome.request_id == one.id)
         came_s = past.decision.question.came_s
         return came_s is not None and all(has_begun or other_s < came_s for other_s, has_begun in beside)
 
     def _undisturbed(self, asked: Asked) -> bytes:
+        if asked.is_tool:
+            return effect_of(asked.text)
         raw = json.dumps(chat(asked.text, max_tokens=asked.max_tokens)).encode()
-        tokens = tokens_of(pack_tokens(self._prompts.chat(read(raw, ChatRequest))), asked.max_tokens)
-        pieces = stream_of(tokens, 0, "", 0) if asked.streams else whole_of(tokens, "", 0)
-        return without_own(b"".join(pieces))
+        tokens = tokens_of(pack_tokens(PROMPTS.chat(read(raw, ChatRequest))), asked.max_tokens)
+        return without_own(b"".join(stream_of(tokens, 0, "", 0)) if asked.streams else whole_of(tokens, "", 0))
 
     async def router(self) -> None:
         """Nothing is left of any request, every structure is sound, and the index has what the replicas have."""
@@ -174,12 +195,14 @@ class Audit:
             await Served(self.front, 0, {}).idle()
             for replica in self._replicas:
                 known = router.feeds.known(replica.name)
-                assert known is not None and known[1] is None, f"{replica.name} is not exact: {known}"
+                is_exact = known is not None and known[1] is None
+                assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {known}"
                 member = router.members.by_name[replica.name]
                 slot, blocks = member.slot, [*replica.cache.blocks]
-                held = placement.index.blocks(slot)
-                assert sum(held.values()) == len(blocks), f"{replica.name} has {len(blocks)} blocks, not {held}"
-                assert all(mask >> slot & 1 for mask in placement.index.holders(blocks)), f"{replica.name} has others"
+                held = sum(placement.index.blocks(slot).values())
+                known_ones = sum(mask >> slot & 1 for mask in placement.index.holders(blocks))
+                assert known_ones == held, f"of {held} blocks, {replica.name} has only {known_ones}"
+                assert held == len(blocks) or not is_exact, f"{replica.name} has {len(blocks)} blocks, not {held}"
                 assert not len(member.candidate.queue_positions), f"prompts wait at {replica.name}"
                 assert not member.accuracy.different, f"{member.accuracy.different} predictions of it were wrong"
             held_bytes = router.held.held_bytes, router.bodies.used_bytes
@@ -195,11 +218,16 @@ class Audit:
         for name, key in self._keys.items():
             asked = [one for one in self.asked.values() if one.key == name and one.id in self._lines]
             lines = {one.id: self._lines[one.id][0] for one in asked}
-            found, whole = charged.get(name, Counts()), [one for one in asked if one.ends == ["whole"]]
+            found, whole = (
+                charged.get(name, Counts()),
+                [one for one in asked if one.ends == ["whole"] and not one.is_tool],
+            )
             prompts = sum(lines[one.id].prompt_tokens or 0 for one in whole)
             assert prompts <= found.computed_tokens + found.cached_tokens, f"{name}: {found} for {prompts} of prompts"
             generated = sum(one.max_tokens for one in whole)
             most = sum(line.output_tokens or 0 for line in lines.values())
+            if any(isinstance(replica, VllmReplica) for replica in self._replicas):
+                most = max(most, found.generated_tokens)  # some are only counted by their events
             assert generated <= found.generated_tokens <= most, f"{name}: {found} for {generated} to {most} generated"
             with router.admission.shared.opened(name) as state:
                 assert not state.in_flight, f"{name} has {state.in_flight} requests in flight"

@@ -5,19 +5,21 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import count
 
 from msgspec import Struct
 
-from tests.router.scripted import CHAT, DONE, Client, chat
+from tests.router.scripted import CHAT, DONE, MODEL, Client, chat
 from tests.world.loop import WorldLoop
+from tests.world.replica import TOOL
 
 WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain", "probe", "stream")
 PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
 LEFT = "left"
 LIMITED = "refused with 429 rate_limit_exceeded"
-_OWN = re.compile(rb'"id": "[^"]*", "created": [0-9]+')
+_OWN = re.compile(rb'"id":"[^"]*","created":[0-9]+|,"usage":\{.*\}(?=\}$)')
 
 
 class Asked(Struct, eq=False):
@@ -31,6 +33,7 @@ class Asked(Struct, eq=False):
     streams: bool = True
     leaves_after: int | None = None  # so many pieces of the answer, as a client that has enough; None: it stays
     is_wrong: bool = False  # its body is no JSON
+    is_tool: bool = False  # its effects are unknown
     longest_wait_s: float = 0.0  # from one byte to the next
     status: int = 0
     replica: str = ""  # that began the answer
@@ -62,12 +65,13 @@ class Asking:
         router: tuple[str, int],
         say: Callable[[str, str], None],
         asked: dict[str, Asked],
+        left_out: Collection[str],
         key: str | None,
         beginnings: Sequence[str],
         together_s: float,
     ) -> None:
         self.name = name
-        self._asked = asked
+        self._asked, self._left_out = asked, left_out
         self._chance = chance
         self._router = router
         self._say = say
@@ -77,7 +81,7 @@ class Asking:
 
     async def run(self, until_s: float) -> None:
         loop, chance = asyncio.get_running_loop(), self._chance
-        while True:
+        for number in count(1):
             at_s = loop.time() + chance.expovariate(1.0)
             if self._together_s:
                 at_s = math.ceil(at_s / self._together_s) * self._together_s
@@ -86,14 +90,16 @@ class Asking:
                 return
             words = chance.choices(WORDS, k=chance.choice((3, 40, 200)))
             text = chance.choice(self._beginnings) + " ".join(words)
-            number = sum(asked.startswith(f"{self.name}-") for asked in self._asked) + 1
             most_tokens = chance.choice((1, 8, 30, 100))
             asked = Asked(f"{self.name}-{number}", self._key, loop.time(), text, most_tokens)
             asked.streams = chance.random() < 0.7
             asked.leaves_after = chance.choice((0, 1, 5)) if chance.random() < 0.1 else None
             asked.is_wrong = chance.random() < 0.05
-            self._asked[asked.id] = asked
-            await self.ask(asked)
+            asked.is_tool = chance.random() < 0.1
+            asked.streams &= not asked.is_tool
+            if asked.id not in self._left_out:
+                self._asked[asked.id] = asked
+                await self.ask(asked)
 
     async def ask(self, asked: Asked) -> None:
         """Ask it, hear the answer to its end, and note how it ended."""
@@ -105,9 +111,11 @@ class Asking:
         client, pieces = Client(reader, writer), list[bytes]()
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:
-                body = chat(asked.text, stream=asked.streams, max_tokens=asked.max_tokens, temperature=0)
+                path, body = CHAT, chat(asked.text, stream=asked.streams, max_tokens=asked.max_tokens, temperature=0)
+                if asked.is_tool:
+                    path, body = TOOL, {"model": MODEL, "text": asked.text}
                 key = {} if asked.key is None else {"authorization": f"Bearer {asked.key}"}
-                client.send("POST", CHAT, b"{" if asked.is_wrong else body, x_request_id=asked.id, **key)
+                client.send("POST", path, b"{" if asked.is_wrong else body, x_request_id=asked.id, **key)
                 if asked.leaves_after == 0:
                     await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.02, 1.0)))
                     raise _Leaves

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 
 from tests.router.scripted import QUEUE_FULL
 from tests.world.replica import ScriptedReplica
@@ -12,18 +13,26 @@ Say = Callable[[str, str], None]
 Fault = Callable[["Faults", ScriptedReplica], Awaitable[None]]
 
 EVERY_S = (3.0, 6.0, 15.0)  # at one replica
+MOMENTS = ("health check", "request", "first token", "snapshot")  # right after which something may go wrong
+AWAITED_S = 3.0
 LONG_S = 4.0  # of a silence: long enough to be noticed
+ROUTER = "10.0.0.1"  # the first host of a world
 TOGETHER_S = 0.3  # the replicas of a machine that dies end within this time
 ERROR = b'{"error":{"message":"a mistake","code":"mistake"}}'
-ANSWERS = ((500, ERROR), (501, ERROR), (503, ERROR), (429, ERROR), (429, QUEUE_FULL))
+ANSWERS = (*((status, ERROR) for status in (404, 429, 500, 501, 503)), (429, QUEUE_FULL))
 
 
 class Faults:
-    def __init__(self, chance: random.Random, replicas: Sequence[ScriptedReplica], say: Say) -> None:
-        self._chance, self._replicas, self._say = chance, replicas, say
+    """`left_out` names faults that are not to come; whatever else happens stays as it was drawn."""
+
+    def __init__(self, seed: int, replicas: Sequence[ScriptedReplica], say: Say, left_out: Collection[str]) -> None:
+        chance = random.Random(f"{seed} faults")
+        self.names: list[str] = []  # of those that came
+        self._seed, self._replicas, self._say, self._left_out = seed, replicas, say, left_out
         self._kinds = chance.sample(KINDS, chance.randrange(1, len(KINDS) + 1))
         self._every_s = chance.choice(EVERY_S)
         self._spared = chance.choice(replicas)
+        self._chance = chance  # of the present fault
 
     async def run(self, until_s: float) -> None:
         """Each fault is over before the next begins at the same replica."""
@@ -34,13 +43,22 @@ class Faults:
                 group.create_task(self._trouble(replica, until_s))
 
     async def _trouble(self, replica: ScriptedReplica, until_s: float) -> None:
-        while True:
-            await asyncio.sleep(self._chance.expovariate(1 / self._every_s))
-            if asyncio.get_running_loop().time() >= until_s:
+        loop = asyncio.get_running_loop()
+        for number in count(1):
+            name = f"{replica.name} fault {number}"
+            chance = random.Random(f"{self._seed} {name}")
+            await asyncio.sleep(min(chance.expovariate(1 / self._every_s), until_s - loop.time()))
+            if chance.random() < 0.7:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(AWAITED_S):
+                        await replica.moment(chance.choice(MOMENTS))
+            if loop.time() >= until_s:
                 return
-            if not replica.is_troubled:
-                replica.is_troubled = True
-                await self._chance.choice(self._kinds)(self, replica)
+            kind = chance.choice(self._kinds)
+            if not replica.is_troubled and name not in self._left_out:
+                self.names.append(name)
+                replica.is_troubled, self._chance = True, chance
+                await kind(self, replica)
                 replica.is_troubled = False
 
     async def kill(self, replica: ScriptedReplica) -> None:
@@ -105,10 +123,27 @@ class Faults:
         self._say("world", f"packets from and to {names} again, but for {lost} connections")
 
     async def errors(self, replica: ScriptedReplica) -> None:
-        replica.answers = self._chance.choice(ANSWERS)
-        self._say(replica.name, f"answers {replica.answers[0]}")
-        await asyncio.sleep(self._chance.choice((0.1, 1.0, 5.0)))
+        chance = self._chance
+        replica.answers = lambda: chance.choice(ANSWERS)
+        self._say(replica.name, "answers nothing but errors")
+        await asyncio.sleep(chance.choice((0.1, 1.0, 5.0)))
         replica.answers = None
+
+    async def hang(self, replica: ScriptedReplica) -> None:
+        """Its engine computes nothing, though its server answers health checks."""
+        self._say(replica.name, "hangs")
+        replica.hangs = True
+        await asyncio.sleep(self._chance.choice((1.0, 12.0)))
+        replica.go_on()
+        self._say(replica.name, "goes on")
+
+    async def sockets(self, replica: ScriptedReplica) -> None:
+        """The router has no socket left; nobody at the replica knows."""
+        router = replica.network.hosts[ROUTER]
+        self._say("router", "has no socket left")
+        router.has_sockets = False
+        await asyncio.sleep(self._chance.choice((0.1, 2.0)))
+        router.has_sockets = True
 
     async def events(self, replica: ScriptedReplica) -> None:
         """Some of its events are lost, though its connections are well."""
@@ -120,5 +155,5 @@ class Faults:
 
 KINDS: list[Fault] = [
     *(Faults.kill, Faults.machine, Faults.restart, Faults.cut),
-    *(Faults.silence, Faults.outage, Faults.errors, Faults.events),
+    *(Faults.silence, Faults.outage, Faults.errors, Faults.hang, Faults.sockets, Faults.events),
 ]

@@ -7,6 +7,7 @@ draws, and is read in pieces that it draws, too. Only bytes of one connection ar
 """
 
 import asyncio
+import errno
 import math
 import random
 import socket
@@ -33,6 +34,7 @@ class Host:
     def __init__(self, network: "Network", name: str, address: str) -> None:
         self.name, self.address = name, address
         self.silent = False  # no packet comes or goes; nothing closes
+        self.has_sockets = True  # else it can open no further connection
         self.troubled_s = -math.inf  # when it last spoke again, or a connection of it was lost
         self.listeners: dict[int, Listener] = {}
         self.ends: dict[End, None] = {}
@@ -110,6 +112,8 @@ class Network:
         chance = random.Random(f"{self._seed} connection {number}")
         await asyncio.sleep(chance.choice(DELAYS_S))
         await here.heard()
+        if not here.has_sockets:
+            raise OSError(errno.EMFILE, "Too many open files")
         if there is None:
             raise OSError(113, f"no route to {address}")
         await there.heard()
@@ -328,11 +332,11 @@ class End(asyncio.Transport):
 
     def lose(self) -> None:
         """Let nothing pass any more. Its system ends it once it has asked for a sign of life in vain."""
-        self.is_lost = True
-        if self.keepalive and not self._lost:
+        if self.keepalive and not (self._lost or self.is_lost):
             names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
             idle_s, between_s, times = [self.keepalive[name] for name in names]
             self._ends = self._loop.call_later(idle_s + between_s * times, self._over, TimeoutError(110, "timed out"))
+        self.is_lost = True
 
     def arrive_soon(self, within_s: float) -> None:
         if self._way and self._arrives is None:
@@ -386,9 +390,10 @@ class End(asyncio.Transport):
         self._arrives = self._reads = self._ends = None
 
     def _farewell(self) -> None:
-        """As a system closes a socket: what was never read makes it a reset."""
+        """As a system closes a socket: what was never read, or is still on the way, makes it a reset."""
         if not self.peer._lost:
-            self.peer._put(_RESET if self._unread else _EOF)
+            is_read = not self._unread and not any(part for _, part in self._way)
+            self.peer._put(_EOF if is_read else _RESET)
 
     # ---- the peer's, on the way
 

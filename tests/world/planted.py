@@ -139,6 +139,13 @@ BUGS = (
         "            return\n",
     ),
     Bug(
+        "two-effects",
+        "A request whose effects are unknown is sent again when a reused connection ends.",
+        "router.proxy.request",
+        'resend = exchange.scope["method"] in SAFE',
+        "resend = True",
+    ),
+    Bug(
         "stuck-stream",
         "A stream waits on a connection that has died in a silence, though its replica is heard again.",
         "router.core",

@@ -4,7 +4,7 @@ A publisher's own sockets are libzmq's, on a thread (decision 0055). Here is the
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,14 +55,16 @@ class _Peer(asyncio.Protocol):
 
 
 class Publisher:
-    def __init__(self, network: Network, host: Host, incarnation: int, model: str) -> None:
+    def __init__(
+        self, network: Network, host: Host, incarnation: int, model: str, happens: Callable[[str], None]
+    ) -> None:
         self.incarnation = incarnation
         self.lost_share = 0.0  # of the batches
         self.subscribers: dict[int, dict[_Peer, None]] = {port: {} for port in PORTS}
         self._seq = -1
         self._kept: list[tuple[int, bytes]] = []
         self._mirror = Mirror()
-        self._model = model
+        self._model, self._happens = model, happens
         self._loop = network.loop
         for port in PORTS:
             network.listen(partial(_Peer, self, port), host.address, port)
@@ -99,6 +101,7 @@ class Publisher:
             header = SnapshotHeader(self.incarnation, self._seq, now_s, len(batches), self._model)
             for payload in (encode_native(header), *batches):
                 peer.send([b"", payload])
+            self._happens("snapshot")
 
 
 class Cache:

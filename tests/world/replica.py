@@ -12,50 +12,78 @@ from typing import Any
 import msgspec
 from httptools import HttpRequestParser, parse_url
 
-from api.native import FRAMES_TYPE, encode_frame, unpack_ids, unwrap
+from api.native import FRAMES_TYPE, encode_frame, pack_ids, unpack_ids, unwrap
+from api.openai.engine_requests import TokenizeRequest
+from api.openai.requests import read
+from api.prompts.prompts import Prompts
+from api.tokens.tokenizer import load_tokenizer
 from events.blocks import block_keys, root_key
 from events.native import Load
 from router.members.spec import ReplicaSpec
-from tests.router.scripted import DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
+from tests.router.scripted import CHAT, COMPLETIONS, DONE, DRAINING, MODEL, QUEUE_FULL, SSE, event, head_of
 from tests.world.loop import WorldLoop
 from tests.world.network import End, Host, Network
 from tests.world.publisher import Cache, Publisher
 
 PORT = 8000
+PROMPTS = Prompts(load_tokenizer(None), None)  # a token is a byte
+OBJECTS = "text_completion", "chat.completion.chunk"
+encode = msgspec.json.encode
 BLOCK_TOKENS = 16
 REPORTS_S = 0.25
+TOOL = "/v1/tool"  # a path that the router does not know, and so may not repeat
+EFFECT_S = 0.4
 PREFILL_TOKENS_PER_S = 4_000.0
 KNOWN_S = 0.6  # after what the replica has said: it has arrived, and what was sent before has come
 
 
 def tokens_of(prompt: bytes, count: int) -> list[int]:
-    """The answer to a prompt of packed token ids: small letters, as a model of bytes would say them."""
-    return [97 + blake2b(prompt + b"%d" % i, digest_size=1).digest()[0] % 26 for i in range(count)]
+    """The answer to a prompt of packed token ids: small letters, each by all that stands before it."""
+    before, tokens = blake2b(prompt, digest_size=1), list[int]()
+    for _ in range(count):
+        tokens.append(97 + before.copy().digest()[0] % 26)
+        before.update(pack_ids(tokens[-1:]))
+    return tokens
 
 
-def stream_of(tokens: list[int], said: int, response_id: str | None, created: int | None) -> list[bytes]:
-    """The events of an answer from the token at `said` on: one piece for each token, and the end."""
+def stream_of(
+    tokens: list[int], said: int, response_id: str | None, created: int | None, *, chat: bool = True, ids: bool = False
+) -> list[bytes]:
+    """The events of an answer from the token at `said` on, as vLLM has them, in one piece for each token."""
+    told = {"id": response_id, "created": created, "model": MODEL, "object": OBJECTS[chat]}
 
-    def piece(delta: dict[str, str], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion.chunk"}
-        return event(json.dumps({**told, "choices": [choice]}))
+    def piece(said: dict[str, Any], token: int | None = None, finish: str | None = None) -> bytes:
+        told_ids = {"token_ids": [token]} if ids and token is not None else {}
+        choice = {"index": 0, **said, "finish_reason": finish, **told_ids}
+        return event(encode({**told, "choices": [choice]}).decode())
 
-    pieces = [piece({"content": chr(token)}) for token in tokens]
-    pieces[0] = piece({"role": "assistant", "content": ""}) + pieces[0]
-    return [*pieces[said:], piece({}, "length") + DONE]
+    pieces = []
+    for left, token in zip(range(len(tokens) - 1, -1, -1), tokens, strict=True):
+        text = chr(token)
+        pieces.append(
+            piece({"delta": {"content": text}} if chat else {"text": text}, token, None if left else "length")
+        )
+    if chat:
+        pieces[0] = piece({"delta": {"role": "assistant", "content": ""}}) + pieces[0]
+    pieces[-1] += DONE
+    return pieces[said:] or [DONE]
 
 
-def whole_of(tokens: list[int], response_id: str | None, created: int | None) -> list[bytes]:
-    """The same in one piece, after as many empty ones as there are tokens: it is written in two parts at its end."""
+def whole_of(tokens: list[int], response_id: str | None, created: int | None, **more: Any) -> bytes:
+    """The same as a whole answer."""
     message = {"role": "assistant", "content": "".join(map(chr, tokens))}
     told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion"}
-    body = json.dumps({**told, "choices": [{"index": 0, "message": message, "finish_reason": "length"}]}).encode()
-    return [body[:-20], body[-20:]]
+    return encode({**told, "choices": [{"index": 0, "message": message, "finish_reason": "length"}], **more})
+
+
+def effect_of(text: str) -> bytes:
+    return json.dumps({"done": blake2b(text.encode(), digest_size=8).hexdigest()}).encode()
 
 
 class ScriptedReplica:
     """One process after the other at the same address."""
+
+    health_path = "/ready"
 
     def __init__(self, network: Network, name: str, chance: random.Random, say: Callable[[str, str], None]) -> None:
         self.host: Host = network.host(name)
@@ -69,27 +97,58 @@ class ScriptedReplica:
         self.say = say
         self.cache_blocks = chance.choice((100, 2_000))
         self.cache = Cache(0, BLOCK_TOKENS)
+        self.tokens = 0  # generated by all processes
         self.publisher: Publisher
         self._reports: asyncio.TimerHandle | None = None
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
-        self.is_troubled = False
-        self.answers: tuple[int, bytes] | None = None  # to every generation, instead of one
+        self.is_troubled = self.hangs = False
+        self.effects: list[Effect] = []  # all there ever were
+        self.answers: Callable[[], tuple[int, bytes]] | None = None  # to every request, instead of what it wants
         self.refusals: dict[str, set[str]] = {}  # status and code, by the request's id
         self.answerings: list[Answering] = []  # all there ever were
         self.found: list[str] = []  # what the router should not have done
         self._said_draining_s = math.inf  # when it first refused a request for that, with nothing in its way
-        self._network = network
+        self._moments: dict[str, asyncio.Future[None]] = {}
+        self.network = network
+
+    def go_on(self) -> None:
+        """Compute again after it has hung."""
+        self.hangs = False
+        for answering in [one for one in self.running if one.is_idle]:
+            answering.go_on()
+        self.make_room()
+
+    async def moment(self, what: str) -> None:
+        """Wait until this happens here the next time."""
+        self._moments[what] = self.loop.create_future()
+        await self._moments[what]
+
+    def happens(self, what: str) -> None:
+        if (awaited := self._moments.pop(what, None)) is not None and not awaited.done():
+            awaited.set_result(None)
 
     @property
     def spec(self) -> ReplicaSpec:
         return ReplicaSpec(name=self.name, url=f"http://{self.host.address}:{PORT}", engine="warmroute")
 
+    @property
+    def answering(self) -> "type[Answering]":
+        return Answering
+
+    def told(self, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """The answer to a question of the router's own; None: it is none."""
+        if path == self.health_path:
+            return (503, DRAINING) if self.draining else (200, b"{}")
+        if path == "/tokenize":
+            return 200, encode({"tokens": PROMPTS.tokenize(read(body, TokenizeRequest))})
+        return (200, encode(self.facts())) if path == "/load" else None
+
     def start(self) -> None:
         self.incarnation += 1
         self.draining = False
-        self._network.listen(lambda: Conversation(self), self.host.address, PORT)
-        self.publisher = Publisher(self._network, self.host, self.incarnation, MODEL)
+        self.network.listen(lambda: Conversation(self), self.host.address, PORT)
+        self.publisher = Publisher(self.network, self.host, self.incarnation, MODEL, self.happens)
         self.cache = Cache(self.cache_blocks, BLOCK_TOKENS)
         self._report()
         self.say(self.name, f"starts, process {self.incarnation}")
@@ -98,6 +157,8 @@ class ScriptedReplica:
         self._said_draining_s = math.inf
         self.say(self.name, f"drains, with {len(self.running)} running and {len(self.waiting)} waiting")
         self.draining = True
+        for answering in [*self.running, *self.waiting]:
+            answering.give_up()
 
     def kill(self) -> None:
         self.say(self.name, f"is killed, with {len(self.running)} running and {len(self.waiting)} waiting")
@@ -126,16 +187,17 @@ class ScriptedReplica:
             "pool": {"total": self.cache_blocks},
         }
 
-    def refuse_draining(self, request_id: str) -> None:
-        """Note that it has told the router; from then on nothing new should come until a health check has succeeded."""
+    def drains(self, request_id: str) -> bytes:
+        """Tell the router so; from then on nothing new should come until a health check has succeeded."""
         now_s = self.loop.time()
         if now_s - max(self._said_draining_s, self.host.troubled_s) > KNOWN_S:
             since_s = now_s - self._said_draining_s
             self.found.append(f"{request_id} came {since_s:.3f} s after it had said that it drains")
         self._said_draining_s = min(now_s, self._said_draining_s)
+        return DRAINING
 
     def make_room(self) -> None:
-        while self.waiting and len(self.running) < self.most_running:
+        while self.waiting and len(self.running) < self.most_running and not self.hangs:
             self.waiting.popleft().begin()
 
 
@@ -147,7 +209,7 @@ class Conversation(asyncio.Protocol):
     def __init__(self, replica: ScriptedReplica) -> None:
         self._replica = replica
         self._parser = HttpRequestParser(self)
-        self._answering: Answering | None = None
+        self._answering: Answering | Effect | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -178,26 +240,25 @@ class Conversation(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         replica, path = self._replica, parse_url(self._url).path.decode()
-        if path == "/load":
-            self._tell(replica.facts())
-        elif path in ("/health", "/ready"):
-            self._refuse(503, DRAINING) if replica.draining else self._tell({})
-        elif path != "/v1/chat/completions":
+        if (found := replica.told(path, self._body)) is not None:
+            self._refuse(*found)
+            if path == replica.health_path:
+                replica.happens("health check")
+        elif path not in (CHAT, COMPLETIONS, TOOL):
             self._refuse(404, b"{}")
         elif replica.draining:
-            replica.refuse_draining(self._id)
-            self._refuse(503, DRAINING)
+            self._refuse(503, replica.drains(self._id))
         elif replica.answers is not None:
-            self._refuse(*replica.answers)
+            self._refuse(*replica.answers())
+        elif path == TOOL:
+            self._answering = Effect(replica, self.transport, self._body, self._id)
         elif len(replica.running) >= replica.most_running and len(replica.waiting) >= replica.most_waiting:
             self._refuse(429, QUEUE_FULL)
         else:
-            self._answering = Answering(replica, self.transport, self._body, self._id)
+            self._answering = replica.answering(replica, self.transport, self._body, self._id)
             replica.waiting.append(self._answering)
             replica.make_room()
-
-    def _tell(self, answer: Any) -> None:
-        self._refuse(200, json.dumps(answer).encode())
+            replica.happens("request")
 
     def _refuse(self, status: int, body: bytes) -> None:
         if status >= 400 and self._id:
@@ -206,27 +267,40 @@ class Conversation(asyncio.Protocol):
         self.transport.write(head_of(status, {"content_type": "application/json"}, len(body)) + body)
 
 
+class Effect:
+    """A request that must not be repeated, as nobody knows what a second one does."""
+
+    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
+        self.id = id
+        self._replica, self._body, self._transport = replica, body, transport
+        self._timer = replica.loop.call_later(EFFECT_S, self._end)
+        replica.effects.append(self)
+
+    def _end(self) -> None:
+        if self._replica.hangs:
+            self._timer = self._replica.loop.call_later(EFFECT_S, self._end)
+            return
+        body = effect_of(json.loads(self._body)["text"])
+        self._transport.write(head_of(200, {"content_type": "application/json"}, len(body)) + body)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
 class Answering:
     """One generation: it waits, computes its prompt, and says a token at a time."""
 
+    _end = b"0\r\n\r\n"
+
     def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
         self.id, self.replica = id, replica
-        native, asked = unwrap(body)
-        fields = json.loads(asked)
-        [prompt] = native.prompts
-        self.said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0  # elsewhere
-        self.prompt_tokens = len(prompt) // 4
-        self.salt = native.cache_salt
         self.cached: int | None = None  # None: it has not begun
         self.came_s, self.lost_s = replica.loop.time(), math.inf  # the latter if it has not come to its end
-        self._tokens = tokens_of(prompt, fields["max_tokens"])
-        told = native.response_id, native.created
-        if fields["stream"]:
-            self._content_type, pieces = SSE, stream_of(self._tokens, self.said, *told)
-        else:
-            self._content_type = "application/json"
-            pieces = [*(b"" for _ in self._tokens[self.said :]), *whole_of(self._tokens, *told)]
-        self._pieces = deque(pieces)
+        self.said = 0  # tokens of its answer, elsewhere
+        self.salt: str | None = None
+        prompt, tokens = self._read(body)
+        self.prompt_tokens = len(prompt) // 4
+        self._tokens = tokens
         self._at = self.said
         self._prompt = unpack_ids(prompt) + self._tokens[: self.said]
         root = root_key(MODEL, cache_salt=self.salt, block_size=BLOCK_TOKENS)
@@ -234,6 +308,39 @@ class Answering:
         self._transport = transport
         self._timer: asyncio.TimerHandle | None = None
         replica.answerings.append(self)
+
+    def _read(self, body: bytes) -> tuple[bytes, list[int]]:
+        """Read what is asked, and prepare the pieces of the answer; return the prompt and the whole answer's tokens."""
+        native, asked = unwrap(body)
+        fields = json.loads(asked)
+        [prompt] = native.prompts
+        self.said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
+        self.salt = native.cache_salt
+        tokens, told = tokens_of(prompt, fields["max_tokens"]), (native.response_id, native.created)
+        if fields["stream"]:
+            self._content_type, pieces = SSE, stream_of(tokens, self.said, *told)
+        else:
+            self._content_type, whole = "application/json", whole_of(tokens, *told)  # in two parts at the end
+            pieces = [*(b"" for _ in tokens[self.said :]), whole[:-20], whole[-20:]]
+        self._pieces = deque(pieces)
+        return prompt, tokens
+
+    def give_up(self) -> None:
+        """Go on, though its replica drains."""
+
+    def _write(self, piece: bytes, tokens: list[int], *, is_first: bool) -> None:
+        """Write one piece of the answer, with the tokens that it stands for."""
+        if is_first:
+            told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": self._content_type}
+            self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self.cached)}, None))
+        self._chunk(encode_frame(0, tokens, piece))
+
+    def _chunk(self, part: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    @property
+    def is_idle(self) -> bool:
+        return self._timer is None
 
     @property
     def is_lost(self) -> bool:
@@ -246,7 +353,7 @@ class Answering:
         usable = (len(self._prompt) - 1) // BLOCK_TOKENS  # the last token is always computed
         self._cached = replica.cache.hit(self._keys[:usable]) * BLOCK_TOKENS
         prefill_s = (len(self._prompt) - self._cached) / PREFILL_TOKENS_PER_S
-        self._timer = replica.loop.call_later(prefill_s + replica.decode_s, self._go_on)
+        self._timer = replica.loop.call_later(prefill_s + replica.decode_s, self.go_on)
 
     def stop(self) -> None:
         """It is over, or nobody wants it any more."""
@@ -259,21 +366,25 @@ class Answering:
         if self in self.replica.waiting:
             self.replica.waiting.remove(self)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Say a token, and the next one in time, unless its replica hangs."""
         replica = self.replica
-        if self.cached is None:
+        self._timer = None
+        if replica.hangs:
+            return
+        is_first = self.cached is None
+        if is_first:
             self.cached = self._cached
             if events := replica.cache.store(self._keys, self._prompt, self.salt):
                 replica.publisher.publish(events)
-            told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": self._content_type}
-            self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self._cached)}, None))
-        piece, token = self._pieces.popleft(), self._tokens[self._at : self._at + 1]
+        self._write(self._pieces.popleft(), self._tokens[self._at : self._at + 1], is_first=is_first)
         self._at += 1
-        frame = encode_frame(0, token, piece)
-        self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        replica.tokens += 1
+        if is_first:
+            replica.happens("first token")
         if self._pieces:
-            self._timer = replica.loop.call_later(replica.decode_s, self._go_on)
+            self._timer = replica.loop.call_later(replica.decode_s, self.go_on)
         else:
-            self._transport.write(b"0\r\n\r\n")
+            self._transport.write(self._end)
             self.stop()
             replica.make_room()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, cast
@@ -13,6 +13,8 @@ import msgspec
 
 from router.config import RouterConfig
 from router.process.front import Front
+from router.proxy.attempt import Attempt
+from router.proxy.retries import Row
 from router.records.access_log import Line
 from router.tenants.keys import Key, digest_of
 from tests.world.audit import QUEUE_TIMEOUT_S, Audit
@@ -20,35 +22,41 @@ from tests.world.client import WORDS, Asking
 from tests.world.faults import Faults
 from tests.world.loop import WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
-from tests.world.replica import ScriptedReplica
+from tests.world.replica import TOOL, ScriptedReplica
+from tests.world.vllm import VllmReplica
 
 PORT = 8000
 LASTS_S = 60.0  # with clients and faults
 CALM_S = 10.0  # after the last fault: then the router knows everything again
 STEP_S = 0.5  # between two looks at everything
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
-SLOW_SHARES = (0.0, 0.02, 0.2)  # of connections
+SLOW_SHARES = (0.0, 0.02, 0.5)  # of connections
+VLLM_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)  # of the replicas; the others are ours
 TENANTS = ("red", "green", "blue")
 SPOKEN = ("router", "events", "api", "asyncio")
 
 
 class World:
-    """`faults=False` leaves the same world undisturbed; `settings` are the router's, beside those that are drawn."""
+    """`faults=False` leaves the same world undisturbed; `settings` are the router's, beside those that are drawn.
 
-    def __init__(self, seed: int, *, faults: bool = True, **settings: Any) -> None:
+    `left_out` names requests and faults that are not to come.
+    """
+
+    def __init__(self, seed: int, *, faults: bool = True, left_out: Collection[str] = (), **settings: Any) -> None:
         self.seed = seed
         self.timeline: list[str] = []
-        self._faults, self._settings = faults, settings
+        self._is_disturbed, self._left_out, self._settings = faults, left_out, settings
         chance = self._chance = random.Random(f"{seed} script")
         self.loop = WorldLoop(random.Random(f"{seed} loop"), chance.choice(GRAINS_S))
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
         self.host = self.network.host("router")
-        self.replicas = [
-            ScriptedReplica(self.network, f"r{number}", chance, self.say) for number in range(chance.randrange(2, 6))
-        ]
+        share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
+        engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
+        self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
         self.keys = tuple(map(self._key, TENANTS)) if chance.random() < 0.5 else ()
         self.audit = Audit(self.keys, self.replicas)
+        self.faults = Faults(seed, self.replicas, self.say, left_out)
 
     def run(self) -> "World":
         """Whatever does not hold is in `audit.failures` then."""
@@ -63,17 +71,23 @@ class World:
     def say(self, who: str, what: str) -> None:
         self.timeline.append(f"{self.loop.elapsed_s:11.6f} {who:8} {what}")
 
+    @property
+    def parts(self) -> list[str]:
+        """The names of the requests and faults that came."""
+        return [*self.audit.asked, *self.faults.names]
+
     async def _live(self) -> None:
-        chance = self._chance
         for replica in self.replicas:
             replica.start()
         front = await self._at(self.host, self._start())
+        while front.router.lifecycle.not_ready() is not None:
+            await asyncio.sleep(STEP_S)
         clients = self._clients()
         until_s = self.loop.time() + LASTS_S
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         stepping = asyncio.create_task(self._step())
-        if self._faults:
-            await Faults(chance, self.replicas, self.say).run(until_s)
+        if self._is_disturbed:
+            await self.faults.run(until_s)
         await asyncio.gather(*living)
         self.audit.clients()
         await asyncio.sleep(CALM_S)
@@ -97,13 +111,14 @@ class World:
     def _clients(self) -> list[Asking]:
         chance = self._chance
         beginnings = ["", *(" ".join(chance.choices(WORDS, k=60)) + "\n" for _ in range(3))]
-        together_s = chance.choice((0.0, 0.0, 1.0))
+        together_s = chance.choice((0.0, 1.0))
         clients = []
         for number in range(chance.randrange(2, 9)):
             name, own = f"c{number}", random.Random(f"{self.seed} client {number}")
             key = chance.choice(self.keys).name if self.keys else None
             where = self.host.address, PORT
-            clients.append(Asking(name, own, where, self.say, self.audit.asked, key, beginnings, together_s))
+            asked, left_out = self.audit.asked, self._left_out
+            clients.append(Asking(name, own, where, self.say, asked, left_out, key, beginnings, together_s))
         return clients
 
     async def _step(self) -> None:
@@ -115,12 +130,13 @@ class World:
         chance = self._chance
         drawn = RouterConfig(
             replicas=tuple(replica.spec for replica in self.replicas),
+            client_paths=(TOOL,),
             keys=self.keys,
             demand_key=bool(self.keys),
             health_interval_s=chance.choice((0.5, 2.0)),
             policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
             replica_limit=chance.choice((1, 2, 8, 512)),
-            queue_size=chance.choice((2, 1024)),
+            queue_size=chance.choice((1, 2, 1024)),
             queue_timeout_s=QUEUE_TIMEOUT_S,
             first_token_timeout_s=10.0,
             idle_timeout_s=chance.choice((10.0, 120.0)),
@@ -129,6 +145,13 @@ class World:
         front = Front(config, cast(Any, Bound((self.host.address, PORT))), clock=self.loop.time, seed=self.seed)
         front.router.history.access_log = cast(Any, AccessLog(self._answered))
         self.audit.front = front
+        honest = front.router.learn
+
+        def learn(attempt: Attempt, row: Row, reason: str) -> None:
+            self.audit.reached[row.what, _column(attempt)] += 1
+            honest(attempt, row, reason)
+
+        front.router.learn = learn  # type: ignore[method-assign]
         await front.start()
         return front
 
@@ -170,6 +193,12 @@ class World:
                 logger.removeHandler(handler)
                 logger.setLevel(level)
                 logger.propagate = propagate
+
+
+def _column(attempt: Attempt) -> str:
+    """The column of the table of retries that holds for a request which has failed."""
+    port = cast(Any, attempt.owner).flow.port
+    return "sent" if port.has_begun else "repeatable" if port.may_repeat else "effects"
 
 
 class AccessLog:
