@@ -159,7 +159,7 @@ class AdapterChanged(Struct, tag="adapter_changed"):
     error: str = ""  # empty: it is done
 
 
-class PoolSnapshot(Struct, frozen=True):
+class PoolSnapshot(Struct):
     """The block pool's counters since the start, and its current state."""
 
     query_tokens: int = 0

@@ -20,7 +20,7 @@ Below the pool there may be slower media (`replica.tiers`), to which its blocks 
 `match` finds there follows the hits.
 
 With `partial`, the beginning of a block is worth something too: `part` finds what follows the hits in the chain's next
-block, in a named block or in the last block of a request, which is not full (`replica.cache.tails`).
+block, in a named block or in the last block of a request, which is not full (a tail in `replica.cache.contents`).
 """
 
 from array import array
@@ -28,20 +28,19 @@ from collections.abc import Iterator, Sequence
 from itertools import chain as chain_of
 
 import numpy as np
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from events.messages import AllBlocksCleared, BlockRemoved, Hash, KnownEvent
 from replica.cache.chain import Chain
-from replica.cache.contents import Contents, Copies
+from replica.cache.contents import Contents
 from replica.cache.free_queue import FreeQueue
 from replica.cache.lower import LowerTiers
-from replica.cache.names import NO_MATCH, NO_PART, NOBODY, Lookups, Match, Names, PartialBlock, Slots
-from replica.cache.naming import Naming
+from replica.cache.names import NO_MATCH, NO_PART, NOBODY, Match, Names, PartialBlock, Slots
 from replica.cache.retention import Mark, Retention
-from replica.cache.tails import find_beginning, keep_tail
 from replica.messages import PoolSnapshot
 
 MEDIUM = "GPU"
+NONE_KNOWN = np.zeros(0, np.int64)  # identities
 
 
 class BlockPool:
@@ -73,21 +72,18 @@ class BlockPool:
         self.named = 0  # all copies counted
         self.evictions = 0
         self.collisions_refused = 0
-        self.lookups = Lookups()
+        self.lookups = PoolSnapshot()  # the counts of what was looked up; `snapshot` has the rest
         # In memory seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
         self._references = array("i", bytes(4 * num_blocks))
         self._many_references = np.frombuffer(self._references, np.int32)
         self._queue = FreeQueue(num_blocks)  # without idle blocks that are retained
         self.retention = Retention(num_blocks, retained_blocks, retained_per_tenant)
         self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
-        # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies`.
         self._names = Names(num_blocks)
-        self._copies = Copies(self._names)
         self._events: list[KnownEvent] = []
-        own_events = self._events if events else None
-        is_tiered = caching and host_slots > 0
-        self.lower = LowerTiers(self._contents, host_slots, disk_slots, own_events) if is_tiered else None
-        self._naming = Naming(self._names, self._copies, self._contents, self.lower)
+        self.lower = None
+        if caching and host_slots:
+            self.lower = LowerTiers(self._contents, host_slots, disk_slots, self._events if events else None)
 
     @property
     def free(self) -> int:
@@ -123,7 +119,7 @@ class BlockPool:
         """Find the block that begins most as the chain's next block does."""
         if not self.partial:
             return NO_PART
-        source, tokens = find_beginning(self._contents, chain, len(match.blocks), match.identity)
+        source, tokens = self._contents.find_beginning(chain, len(match.blocks), match.identity)
         if not tokens:
             return NO_PART
         is_all = tokens == self._contents.filled[source] < self.block_size
@@ -148,16 +144,25 @@ class BlockPool:
 
     def take(self, hits: Sequence[int], new: int) -> list[int] | None:
         """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
-        if not self._has_room(hits, new):
+        # A hit that waits in the free queue cannot also be handed out as a new block.
+        if self.free - len({block for block in hits if not self._references[block]}) < new:
             return None
         if hits:
             self.touch(hits)
-        return [*hits, *self._hand_out(new)]
-
-    def _has_room(self, hits: Sequence[int], new: int) -> bool:
-        """A hit that waits in the free queue cannot also be handed out as a new block."""
-        references = self._references
-        return self.free - len({block for block in hits if not references[block]}) >= new
+        if new > self._queue.length:
+            # Let so many retained blocks be handed out; their marks are kept for when they come back.
+            slots = self.retention.first_to_go(new - self._queue.length)
+            if self.lower is not None:
+                identities = self._contents.many_identities[slots].tolist()
+                self.lower.past_marks.add(identities, self.retention.marks(slots))
+            self._queue.append(self.retention.end(slots))
+        blocks = self._queue.pop(new)
+        slots = np.array(blocks, np.intp)
+        self._many_references[slots] = 1
+        findable = slots[self._contents.is_findable(slots)]
+        if findable.size:
+            self._evict(findable)
+        return [*hits, *blocks]
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Add a reference to each block, and take it out of the free queue."""
@@ -173,23 +178,6 @@ class BlockPool:
         self._queue.remove(rescued)
         if rescued and self.lower is not None:
             self._retain_again(self.lower, rescued)
-
-    def _hand_out(self, count: int) -> list[int]:
-        """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
-        if count > self._queue.length:
-            # Let so many retained blocks be handed out; their marks are kept for when they come back.
-            slots = self.retention.first_to_go(count - self._queue.length)
-            if self.lower is not None:
-                identities = self._contents.many_identities[slots].tolist()
-                self.lower.past_marks.add(identities, self.retention.marks(slots))
-            self._queue.append(self.retention.end(slots))
-        blocks = self._queue.pop(count)
-        slots = np.array(blocks, np.intp)
-        self._many_references[slots] = 1
-        findable = slots[self._contents.is_findable(slots)]
-        if findable.size:
-            self._evict(findable)
-        return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
         """One user less for each; the tail of the request goes first, because its head is the likelier to be shared."""
@@ -236,7 +224,8 @@ class BlockPool:
         return lower.past_marks.take([self._contents.identity[slot] for slot in slots], self.retention.now_s)
 
     def count_retained(self, blocks: Sequence[int]) -> int:
-        return self.retention.count(np.array(blocks, np.intp))
+        retention = self.retention
+        return int(np.count_nonzero(retention.is_marked(np.array(blocks, np.intp)))) if retention.marked else 0
 
     def expire(self, now_s: float) -> None:
         """Tell the time, and end every retention whose time is over."""
@@ -245,35 +234,71 @@ class BlockPool:
     # ---- name and forget
 
     def store(self, chain: Chain, blocks: Sequence[int], stop: int) -> None:
-        """Name the chain's blocks up to `stop`, now that they are filled; `blocks` are the chain's from its start."""
+        """Name the chain's blocks up to `stop`, now that they are filled; `blocks` are the chain's from its start.
+
+        It ends before a block whose key another content has.
+        """
         start = chain.named
         if stop <= start or chain.identity is None or not self.caching:
             return
-        wanted = stop
-        stop, copies = self._naming.name(chain, blocks, start, wanted)
-        self.collisions_refused += stop < wanted
-        self.named += stop - start
-        chain.named = stop
-        if self.events:
-            self._announce(chain, start, stop, copies)
+        names, contents = self._names, self._contents
+        copies: list[int] = []
+        end = stop if stop - start > 1 and self._name_all(chain, blocks, start, stop) else start
+        while end < stop:
+            key, block = chain.keys[end], blocks[end]
+            first = names.find(key)
+            if first == NOBODY:
+                names.add(key, block)
+                known = self.lower.identity(chain, end) if self.lower is not None else 0
+                if not known:
+                    contents.last_identity += 1
+                contents.identity[block] = known or contents.last_identity
+            elif contents.is_same(first, chain, end):
+                names.add_copy(key, block)
+                contents.identity[block] = contents.identity[first]
+                copies.append(end)
+            else:
+                chain.identity = None
+                self.collisions_refused += 1
+                break
+            contents.parent[block] = chain.identity
+            chain.identity = contents.identity[block]
+            contents.fill(chain, block, end, end + 1)
+            end += 1
+        self.named += end - start
+        chain.named = end
+        if self.events:  # one for each run of first copies
+            begins = [start, *(copy + 1 for copy in copies)]
+            runs = zip(begins, [*copies, end], strict=True)
+            self._events += [chain.stored_event(begin, until, MEDIUM) for begin, until in runs if begin < until]
         if self.lower is not None:
-            line = np.array(blocks[max(0, start - 1) : stop], np.intp)
-            self._contents.followed(line[:-1], self._contents.many_identities[line[1:]])
-            self._retain_again(self.lower, blocks[start:stop])
-            if self.lower.saved_early:
-                self._save(np.array(blocks[start:stop], np.intp)[~np.isin(range(start, stop), copies)], early=True)
+            line = np.array(blocks[max(0, start - 1) : end], np.intp)
+            contents.followed(line[:-1], contents.many_identities[line[1:]])
+            self._retain_again(self.lower, blocks[start:end])
+            if self.lower.disk is not None:  # a crash would take what only the pool has
+                slots = np.array(blocks[start:end], np.intp)[~np.isin(range(start, end), copies)]
+                self.lower.save_early(slots, names.many_keys[slots])
 
-    def _announce(self, chain: Chain, start: int, stop: int, copies: list[int]) -> None:
-        """One event for each run of first copies."""
-        for end in [*copies, stop]:
-            if end > start:
-                self._events.append(chain.stored_event(start, end, MEDIUM))
-            start = end + 1
+    def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
+        """Name all at once; False, and nothing done, unless each is the pool's first copy of its content.
+
+        What lower media have comes first: what follows a new content is new.
+        """
+        known = NONE_KNOWN if self.lower is None else self.lower.identities(chain, start, stop)
+        if known is None:
+            return False
+        keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
+        slots = np.array(blocks[start:stop], np.intp)
+        if not self._names.add_many(keys, slots):
+            return False
+        self._contents.identify(chain, slots, known)
+        self._contents.fill(chain, slots, start, stop)
+        return True
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         """Let `part` find the computed tokens of the block after the chain's named ones, which they do not fill."""
         if self.partial and chain.identity is not None and computed > chain.named * self.block_size:
-            keep_tail(self._contents, chain, blocks[chain.named], computed)
+            self._contents.keep_tail(chain, blocks[chain.named], computed)
 
     def _evict(self, slots: Slots, *, keep: bool = True) -> None:
         """Take the names of blocks out of the queue, and end the tails among them; `keep`: in the medium below."""
@@ -284,21 +309,16 @@ class BlockPool:
         self.unreferenced -= len(slots)
         self.named -= len(slots)
         self.evictions += len(slots)
-        if self._copies:
-            slots = np.array([block for block in slots.tolist() if not self._copies.drop(block)], np.intp)
-        if keep:
-            self._save(slots[::-1])
+        if self._names.copies:
+            slots = np.array([block for block in slots.tolist() if not self._names.drop_copy(block)], np.intp)
+        if keep and self.lower is not None and slots.size:
+            heads_first = slots[::-1]
+            self.lower.save(heads_first, self._names.many_keys[heads_first])
         self._contents.forget(findable)
         self._names.remove_many(slots)
         if self.events and slots.size:
             keys: list[Hash] = [self._names.keys[block] for block in slots.tolist()]
             self._events.append(BlockRemoved(keys, MEDIUM))
-
-    def _save(self, slots: Slots, *, early: bool = False) -> None:
-        """Keep named blocks, heads first, in the medium below; `early`: the pool keeps them, too."""
-        if self.lower is not None and slots.size:
-            keys = np.frombuffer(self._names.keys, np.uint64)[slots]
-            (self.lower.save_early if early else self.lower.save)(slots, keys)
 
     def forget_other_adapter(self, lora_name: str, lora_digest: str) -> bool:
         """Forget what another adapter of this name has left; False, and nothing done, while any of it is used."""
@@ -322,7 +342,6 @@ class BlockPool:
         if self.lower is not None:
             self.lower.clear()
         self._names.clear()
-        self._copies.clear()
         self._contents.clear()
         self._queue.append(self.retention.order())
         self.retention.clear()
@@ -341,11 +360,11 @@ class BlockPool:
 
     def resident(self) -> set[int]:
         """The keys of all cached blocks."""
-        return {self._names.keys[slot] for slot in self._names.slots().tolist()}
+        return set(self._names.many_keys[self._names.slots()].tolist())
 
     def snapshot(self) -> PoolSnapshot:
-        return PoolSnapshot(
-            **asdict(self.lookups),
+        return replace(
+            self.lookups,
             evictions=self.evictions,
             collisions_refused=self.collisions_refused,
             total=self.num_blocks,
@@ -370,11 +389,8 @@ class BlockPool:
 
     def check(self) -> None:
         """Verify every invariant; AssertionError says which one does not hold."""
-        self._queue.check()
-        self._contents.check()
-        if self.lower is not None:
-            self.lower.check()
-        self.retention.check()
+        for part in (self._queue, self._names, self._contents, self.retention, *([self.lower] if self.lower else ())):
+            part.check()
         contents, queue = self._contents, set(self.free_queue())
         assert len(queue) == self.free, "a retained block is in the free queue, too"
         unused = {block for block in range(self.num_blocks) if self._references[block] == 0}
@@ -387,12 +403,12 @@ class BlockPool:
         assert self.named == len(named), f"{self.named} are counted as named, {len(named)} are"
         empty = contents.filled[: self.num_blocks].count(0)
         assert self.partial or len(named) == self.num_blocks - empty, "a tail, without partial reuse"
-        first_copies = self._names.slots().tolist()
-        assert sorted([*first_copies, *self._copies]) == sorted(named), (
-            "a named block is in no list of names, or in two"
+        first_copies, copies = self._names.slots().tolist(), self._names.copies
+        assert {*first_copies, *chain_of.from_iterable(copies.values())} == named, (
+            "a named block is in no list of names"
         )
-        assert all(self._names.find(self._names.keys[block]) == block for block in first_copies), "a name is not found"
         identities = [contents.identity[block] for block in first_copies]
         assert len(identities) == len(set(identities)), "two contents share an identity"
         assert all(0 < identity <= contents.last_identity for identity in identities), "an identity was never given"
-        self._copies.check(contents)
+        for key, others in copies.items():
+            contents.check_copies(self._names.find(key), others)

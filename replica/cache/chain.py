@@ -92,16 +92,16 @@ class Chain:
         """The `extra_keys` of a BlockStored for these blocks, as vLLM sends them."""
         if not self.exact and self.lora_name is None:
             return None
-        return [self._event_extra(index) for index in range(start, stop)]
-
-    def _event_extra(self, index: int) -> list[object] | None:
-        own: Sequence[ExtraKey] = self.extras.get(index, ())
-        parts: list[object] = [] if self.lora_name is None else [self.lora_name]
-        parts += [list(part) for part in own if isinstance(part, tuple)]
-        if index == 0 and self.cache_salt is not None:
-            parts.append(self.cache_salt)
-        parts += [part for part in own if isinstance(part, bytes)]
-        return parts or None
+        extras: list[list[object] | None] = []
+        for index in range(start, stop):
+            own: Sequence[ExtraKey] = self.extras.get(index, ())
+            parts: list[object] = [] if self.lora_name is None else [self.lora_name]
+            parts += [list(part) for part in own if isinstance(part, tuple)]
+            if index == 0 and self.cache_salt is not None:
+                parts.append(self.cache_salt)
+            parts += [part for part in own if isinstance(part, bytes)]
+            extras.append(parts or None)
+        return extras
 
 
 def adapter_in(exact: bytes) -> tuple[str | None, str]:

@@ -2,11 +2,14 @@
 
 An identity is a number given to one content (tokens and extra keys from the start of the chain) and to no other ever.
 A content has the same identity in all media: the slots of lower media (`replica.tiers`) follow those of the pool.
+
+The last block of a request, which is not full, is kept as a *tail*: it has a parent and tokens like a named block, but
+no name, so it is found only by its beginning. It queues like a cached block, and ends when its slot is handed out or
+when it is full and named.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +17,11 @@ from numpy.typing import NDArray
 
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain, adapter_in
-from replica.cache.names import Names, Slots
+from replica.cache.names import NOBODY, Slots
 
 SEVERAL = -1  # instead of the next identity, if more than one has followed
 NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
+FEW = 64  # blocks whose tokens are compared all at once
 
 
 class Origin(NamedTuple):
@@ -98,15 +102,11 @@ class Contents:
                 slot = slots if isinstance(slots, int) else int(slots[index - start])
                 self.exact[slot] = exact
         if self.parent_keys.size:
-            self._remember_origin(chain, [slots] if isinstance(slots, int) else slots.tolist(), start)
-
-    def _remember_origin(self, chain: Chain, slots: list[int], start: int) -> None:
-        stop = start + len(slots)
-        self.parent_keys[slots[0]] = chain.keys[start - 1] if start else 0
-        self.parent_keys[slots[1:]] = np.frombuffer(chain.keys, np.uint64)[start : stop - 1]
-        extras = chain.event_extras(start, stop)
-        for slot, own in zip(slots, extras or (), strict=False):
-            self.origins[slot] = Origin(chain.lora_name, own)
+            all_slots = [slots] if isinstance(slots, int) else slots.tolist()
+            self.parent_keys[all_slots[0]] = chain.keys[start - 1] if start else 0
+            self.parent_keys[all_slots[1:]] = np.frombuffer(chain.keys, np.uint64)[start : stop - 1]
+            for slot, own in zip(all_slots, chain.event_extras(start, stop) or (), strict=False):
+                self.origins[slot] = Origin(chain.lora_name, own)
 
     def followed(self, slots: Slots, identities: NDArray[np.int64]) -> None:
         """Record that each of these identities, if it is one, follows the content of its slot."""
@@ -128,14 +128,10 @@ class Contents:
 
     def of_other_adapter(self, lora_name: str, lora_digest: str) -> Slots:
         """Find what an adapter of this name, but with another digest, has left in any medium."""
-        roots = [
-            slot
-            for slot, exact in self.exact.items()
-            if self.parent[slot] == 0 and _is_other(adapter_in(exact), lora_name, lora_digest)
-        ]
-        identities = {self.identity[slot] for slot in roots if self.filled[slot] == self.block_size}
+        adapters = {slot: adapter_in(exact) for slot, exact in self.exact.items() if self.parent[slot] == 0}
+        found = [slot for slot, (name, digest) in adapters.items() if name == lora_name and digest != lora_digest]
+        identities = {self.identity[slot] for slot in found if self.filled[slot] == self.block_size}
         later = np.flatnonzero(self.many_parents > 0) if identities else np.zeros(0, np.intp)
-        found = roots
         # A parent's identity is lower than its children's: it has been looked at when they are.
         for slot in later[np.argsort(self.many_parents[later], kind="stable")].tolist():
             if self.parent[slot] in identities:
@@ -143,6 +139,61 @@ class Contents:
                 if self.filled[slot] == self.block_size:
                     identities.add(self.identity[slot])
         return np.array(found, np.intp)
+
+    # ---- beginnings of blocks
+
+    def find_beginning(self, chain: Chain, index: int, identity: int) -> tuple[int, int]:
+        """Find the block that begins as the chain's block `index` does, and how many tokens they share; 0: none does.
+
+        `identity` is that of the block before. The chain's last token does not count: it must be computed to go on.
+        """
+        start = index * self.block_size
+        count = min(self.block_size, len(chain) - 1 - start)
+        if count <= 0:
+            return NOBODY, 0
+        tokens = np.frombuffer(chain.tokens, np.uint32, count, start * TOKEN_BYTES)
+        return self.longest_run(identity, tokens, chain.exact.get(index))
+
+    def keep_tail(self, chain: Chain, slot: int, computed: int) -> None:
+        """Let the computed tokens of the block after the chain's named ones be found, which they do not fill."""
+        assert chain.identity is not None
+        count = computed - chain.named * self.block_size
+        assert count < self.block_size, f"a block before token {computed} is full and has no name"
+        tokens = np.frombuffer(chain.tokens, np.uint32, count, chain.named * self.block_size * TOKEN_BYTES)
+        exact = chain.exact.get(chain.named)
+        self.forget(np.array([slot], np.intp))
+        if self.longest_run(chain.identity, tokens, exact)[1] == count:
+            return  # another block holds all of it: this one is free as soon as its request ends
+        self.parent[slot], self.filled[slot] = chain.identity, count
+        self.rows[slot, :count] = tokens
+        if exact is not None:
+            self.exact[slot] = exact
+
+    def longest_run(self, parent: int, own: NDArray[np.uint32], exact: bytes | None) -> tuple[int, int]:
+        """Find the block after the parent that begins with most of these tokens, and with how many."""
+        # A scan of all slots: 10 us for 27,000. A table of children would cost that much at every naming and eviction.
+        slots = np.flatnonzero(self.many_parents[: self.num_blocks] == parent)
+        every_token = self.rows.reshape(-1)
+        slots = slots[every_token.take(slots * self.block_size) == own[0]]
+        if self.exact or exact is not None:
+            slots = np.array([slot for slot in slots.tolist() if self.exact.get(slot) == exact], np.intp)
+        if not slots.size:
+            return NOBODY, 0
+        shared = 1
+        while slots.size > FEW and shared < len(own):  # thousands may begin a prompt alike; most part soon
+            longer = every_token.take(slots * self.block_size + shared) == own[shared]
+            longer &= self.many_filled.take(slots) > shared
+            if not longer.any():
+                return int(slots[0]), shared
+            slots = slots[longer]
+            shared += 1
+        differs = np.ones((len(slots), len(own) + 1), np.bool_)  # one more, where every run ends
+        np.not_equal(self.rows.take(slots, axis=0)[:, : len(own)], own, out=differs[:, :-1])
+        runs = np.minimum(differs.argmax(axis=1), self.many_filled[slots])
+        best = int(runs.argmax())
+        return int(slots[best]), int(runs[best])
+
+    # ---- which there are
 
     def is_findable(self, slots: Slots) -> NDArray[np.bool_]:
         """Distinguish named blocks and tails from empty blocks."""
@@ -186,53 +237,3 @@ class Contents:
             assert self.parent[copy] == self.parent[first], f"blocks {copy} and {first} differ in their parent"
             assert self.tokens[copy] == self.tokens[first], f"blocks {copy} and {first} differ in tokens"
             assert self.exact.get(copy) == self.exact.get(first), f"blocks {copy} and {first} differ in extra keys"
-
-
-def _is_other(adapter: tuple[str | None, str], lora_name: str, lora_digest: str) -> bool:
-    name, digest = adapter
-    return name == lora_name and digest != lora_digest
-
-
-class Copies:
-    """By key, the blocks after the oldest, as they were made."""
-
-    def __init__(self, names: Names) -> None:
-        self._names = names
-        self._by_key: dict[int, list[int]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_key)
-
-    def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self._by_key.values())
-
-    def add(self, key: int, block: int) -> None:
-        self._names.keys[block] = key
-        self._by_key.setdefault(key, []).append(block)
-
-    def drop(self, block: int) -> bool:
-        """Drop one copy of several, which may be the oldest; False if it is the only one."""
-        key = self._names.keys[block]
-        copies = self._by_key.get(key)
-        if copies is None:
-            return False
-        if block in copies:
-            copies.remove(block)
-        else:
-            self._names.remove(block)
-            self._names.add(key, copies.pop(0))
-        if not copies:
-            del self._by_key[key]
-        return True
-
-    def clear(self) -> None:
-        self._by_key.clear()
-
-    def check(self, contents: Contents) -> None:
-        """Verify every invariant; AssertionError says which one does not hold."""
-        for key, copies in self._by_key.items():
-            assert copies, f"key {key:x} has an empty list of copies"
-            first = self._names.find(key)
-            for copy in copies:
-                assert self._names.keys[copy] == key, f"blocks {copy} and {first} differ in their key"
-            contents.check_copies(first, copies)

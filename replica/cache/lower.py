@@ -50,7 +50,6 @@ class LowerTiers:
         self.host = Tier(HOST, first, host_slots, contents)
         self.disk = Tier(DISK, first + host_slots, disk_slots, contents) if disk_slots else None
         self.tiers = [self.host] if self.disk is None else [self.host, self.disk]
-        self.saved_early = disk_slots > 0  # a crash would take what only the pool has
         self.unsaved = 0  # blocks given up for good, as every slot was held
         self.unwritten = 0  # blocks that the disk was too slow for
         self.past_marks = PastMarks(host_slots + disk_slots)
@@ -133,20 +132,21 @@ class LowerTiers:
     def save_early(self, blocks: Slots, keys: Keys) -> None:
         """As `save` does, but for what the disk has: a crash would not take it."""
         if self.disk is not None and self.disk.named:
-            is_new = ~self._has(self.disk, keys, self._contents.many_identities[blocks])
+            is_new = ~self._has(self.disk, blocks, keys)
             blocks, keys = blocks[is_new], keys[is_new]
-        self.save(blocks, keys)
+        if blocks.size:
+            self.save(blocks, keys)
 
     def save(self, blocks: Slots, keys: Keys) -> None:
         """Keep these named blocks, given heads first, in the host's memory; `take_saves` says what has to move."""
         host, contents = self.host, self._contents
         slots = host.find_many(keys)
         if (slots != NOBODY).any():
-            is_same = (slots != NOBODY) & (contents.many_identities[slots] == contents.many_identities[blocks])
+            is_same = self._has(host, blocks, keys)
             host.refresh(slots[is_same][::-1])
             contents.followed(slots[is_same], contents.next_identities[blocks[is_same]])
-            blocks, keys, slots = blocks[~is_same], keys[~is_same], slots[~is_same]
-            self._forget_others(slots)
+            blocks, keys = blocks[~is_same], keys[~is_same]
+            self._forget_others(slots[~is_same])
         # With too little room the heads are kept, without which nobody would find the rest.
         given, evicted = host.take(len(blocks))
         self._say(evicted)
@@ -159,9 +159,10 @@ class LowerTiers:
         self._say_stored(host, given)
         self._saves += map(Save, blocks[::-1].tolist(), given[::-1].tolist())
 
-    def _has(self, tier: Tier, keys: Keys, identities: NDArray[np.int64]) -> NDArray[np.bool_]:
-        slots = tier.find_many(keys)
-        is_same: NDArray[np.bool_] = (slots != NOBODY) & (self._contents.many_identities[slots] == identities)
+    def _has(self, tier: Tier, sources: Slots, keys: Keys) -> NDArray[np.bool_]:
+        """Tell whether a tier has the content of each of these slots, whose keys are given, too."""
+        slots, identities = tier.find_many(keys), self._contents.many_identities
+        is_same: NDArray[np.bool_] = (slots != NOBODY) & (identities[slots] == identities[sources])
         return is_same
 
     def _forget_others(self, slots: Slots) -> None:
@@ -182,30 +183,26 @@ class LowerTiers:
         """End the holds of saves that are done; return what is to be written to the disk, after `take_erasures`."""
         if not saves:
             return []
-        slots = [save.slot for save in saves]
-        writes = [] if self.disk is None else self._writes(self.disk, slots)
-        self.host.release(slots)
-        return writes
-
-    # ---- write
-
-    def _writes(self, disk: Tier, slots: Sequence[int]) -> list[Write]:
-        contents = self._contents
+        host, disk, slots = self.host, self.disk, [save.slot for save in saves]
+        if disk is None:
+            host.release(slots)
+            return []
         sources = np.array(slots, np.intp)
-        sources = sources[contents.is_full(sources)]
-        keys = self.host.keys(sources)
-        sources = sources[~self._has(disk, keys, contents.many_identities[sources])]
-        room = max(0, min(int(self.host.num_slots * DIRTY_FRACTION) - self.writing, disk.free))
+        sources = sources[self._contents.is_full(sources)]
+        sources = sources[~self._has(disk, sources, host.keys(sources))]
+        room = max(0, min(int(host.num_slots * DIRTY_FRACTION) - self.writing, disk.free))
         if len(sources) > room:
             self.unwritten += len(sources) - room
             sources = sources[len(sources) - room :]  # the heads
-        self._forget_others(disk.find_many(self.host.keys(sources)))
+        self._forget_others(disk.find_many(host.keys(sources)))
         targets, evicted = disk.take(len(sources))
         self._say(evicted)
         self._erasures.difference_update(targets.tolist())
-        self.host.hold(sources.tolist())
+        host.hold(sources.tolist())
         self.writing += len(sources)
-        return list(map(Write, sources.tolist(), targets.tolist(), map(self._record, sources.tolist())))
+        writes = list(map(Write, sources.tolist(), targets.tolist(), map(self._record, sources.tolist())))
+        host.release(slots)
+        return writes
 
     def written(self, outcomes: Sequence[Written]) -> None:
         """Name the blocks that have come to the disk; forget the slots of all others."""

@@ -1,16 +1,16 @@
 """The slot of each block key: a hash table in flat arrays, without a Python object for any entry.
 
 A bucket is a list of slots: `_heads[bucket]` is the first, `_after[slot]` the next, NOBODY ends it. Every array is seen
-in two ways: `array` is faster for one entry, numpy for many.
+in two ways: `array` is faster for one entry, numpy for many. Copies are beside it: further slots with the same key.
 """
 
 import secrets
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 Keys: TypeAlias = NDArray[np.uint64]
@@ -21,7 +21,7 @@ WORD = 2**64 - 1
 
 
 class Names:
-    """`keys[slot]` is the slot's key, if it is in the table."""
+    """`keys[slot]` is the slot's key, if it is in the table or a copy of one that is."""
 
     def __init__(self, slots: int) -> None:
         bits = max(2, (4 * slots - 1).bit_length())  # so many buckets that few hold two
@@ -32,9 +32,10 @@ class Names:
         self.keys = array("Q", bytes(8 * slots))
         self._many_heads = np.frombuffer(self._heads, np.int32)
         self._many_after = np.frombuffer(self._after, np.int32)
-        self._many_keys = np.frombuffer(self.keys, np.uint64)
+        self.many_keys = np.frombuffer(self.keys, np.uint64)
         self._many_multiplier = np.uint64(self._multiplier)
         self._many_shift = np.uint64(self._shift)
+        self.copies: dict[int, list[int]] = {}  # by key, the slots after the oldest, as they were made
 
     # ---- one
 
@@ -73,10 +74,10 @@ class Names:
     def find_many(self, keys: Keys) -> Slots:
         """The slot of each key, or NOBODY."""
         slots = self._many_heads[self._buckets(keys)].astype(np.intp)
-        pending = np.flatnonzero((slots != NOBODY) & (self._many_keys[slots] != keys))
+        pending = np.flatnonzero((slots != NOBODY) & (self.many_keys[slots] != keys))
         while pending.size:
             slots[pending] = after = self._many_after[slots[pending]]
-            pending = pending[(after != NOBODY) & (self._many_keys[after] != keys[pending])]
+            pending = pending[(after != NOBODY) & (self.many_keys[after] != keys[pending])]
         return slots
 
     def add_many(self, keys: Keys, slots: Slots) -> bool:
@@ -86,7 +87,7 @@ class Names:
         shared = np.flatnonzero(heads != NOBODY)
         if shared.size and (self.find_many(keys[shared]) != NOBODY).any():
             return False
-        self._many_keys[slots] = keys
+        self.many_keys[slots] = keys
         self._many_after[slots] = heads
         self._many_heads[buckets] = slots
         # Of several in one bucket only the last has become its head; the others go before it one by one.
@@ -100,7 +101,7 @@ class Names:
 
     def remove_many(self, slots: Slots) -> None:
         """Every slot must be there."""
-        buckets = self._buckets(self._many_keys[slots])
+        buckets = self._buckets(self.many_keys[slots])
         first = self._many_heads[buckets] == slots
         self._many_heads[buckets[first]] = self._many_after[slots[first]]
         for slot, bucket in zip(slots[~first].tolist(), buckets[~first].tolist(), strict=True):
@@ -109,28 +110,51 @@ class Names:
     def _buckets(self, keys: Keys) -> Slots:
         return (keys * self._many_multiplier >> self._many_shift).astype(np.intp)
 
+    # ---- copies
+
+    def add_copy(self, key: int, slot: int) -> None:
+        """The key must be there."""
+        self.keys[slot] = key
+        self.copies.setdefault(key, []).append(slot)
+
+    def drop_copy(self, slot: int) -> bool:
+        """Drop one copy of several, which may be the oldest; False if it is the only one."""
+        key = self.keys[slot]
+        copies = self.copies.get(key)
+        if copies is None:
+            return False
+        if slot in copies:
+            copies.remove(slot)
+        else:
+            self.remove(slot)
+            self.add(key, copies.pop(0))
+        if not copies:
+            del self.copies[key]
+        return True
+
+    # ---- all
+
     def clear(self) -> None:
         self._many_heads[:] = NOBODY
+        self.copies.clear()
 
     def slots(self) -> Slots:
-        """Every slot that is in the table."""
+        """Every slot that is in the table, copies left out."""
         found = [level := self._many_heads[self._many_heads != NOBODY]]
         while level.size:
             after = self._many_after[level]
             found.append(level := after[after != NOBODY])
         return np.concatenate(found).astype(np.intp)
 
-
-class Lookups(Struct):
-    """Tokens and blocks that admitted requests looked up and found; preempted requests are counted apart."""
-
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    query_blocks: int = 0
-    hit_blocks: int = 0
-    partial_hit_tokens: int = 0
-    preempted_query_tokens: int = 0
-    preempted_hit_tokens: int = 0
+    def check(self) -> None:
+        """Verify every invariant; AssertionError says which one does not hold."""
+        first_copies = self.slots().tolist()
+        assert all(self.find(self.keys[slot]) == slot for slot in first_copies), "a name is not found"
+        assert all(self.copies.values()), "a key has an empty list of copies"
+        there = [*first_copies, *chain.from_iterable(self.copies.values())]
+        assert len(there) == len(set(there)), "a slot has two names"
+        for key, copies in self.copies.items():
+            assert all(self.keys[copy] == key for copy in copies), f"copies {copies} of {key:x} have another key"
 
 
 class Match(NamedTuple):

@@ -75,29 +75,22 @@ class Retention:
             self._drop(displaced)
             room += len(displaced)
         self.refused += max(0, len(new) - room)
-        self._add(new[:room], tenant, ttl_s)
+        marked = new[:room]
+        if marked.size:
+            own = self._tenants.get(tenant)  # gone if it has lost all its marks
+            if own is None:
+                self._last_number += 1
+                own = self._tenants[tenant] = Tenant(self._last_number)
+                self._names[own.number] = tenant
+            own.marks += len(marked)
+            self.marked += len(marked)
+            self._ttl_s[marked] = ttl_s
+            self._owner[marked] = own.number
         return displaced
-
-    def _add(self, slots: Slots, tenant: str | None, ttl_s: float) -> None:
-        if not slots.size:
-            return
-        own = self._tenants.get(tenant)
-        if own is None:
-            self._last_number += 1
-            own = self._tenants[tenant] = Tenant(self._last_number)
-            self._names[own.number] = tenant
-        own.marks += len(slots)
-        self.marked += len(slots)
-        self._ttl_s[slots] = ttl_s
-        self._owner[slots] = own.number
 
     def is_marked(self, slots: Slots) -> NDArray[np.bool_]:
         marked: NDArray[np.bool_] = self._ttl_s[slots] > 0
         return marked
-
-    def count(self, slots: Slots) -> int:
-        """Count the marked ones."""
-        return int(np.count_nonzero(self.is_marked(slots))) if self.limit else 0
 
     def wait(self, slots: Slots) -> None:
         """Begin the time of marked blocks that are no longer used; the first of them are given up first."""

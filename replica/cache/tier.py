@@ -26,7 +26,6 @@ class Tier:
         self.evictions = 0
         self._contents = contents
         self._names = Names(num_slots)
-        self._many_keys = np.frombuffer(self._names.keys, np.uint64)
         self._queue = FreeQueue(num_slots)
         self._holders = array("i", bytes(4 * num_slots))
         self._many_holders = np.frombuffer(self._holders, np.int32)
@@ -55,7 +54,7 @@ class Tier:
         return slots
 
     def keys(self, slots: Slots) -> Keys:
-        return self._many_keys[slots - self.first]
+        return self._names.many_keys[slots - self.first]
 
     # ---- hold
 
@@ -140,22 +139,23 @@ class Tier:
             return []
         contents = self._contents
         goes_on = contents.many_parents[slots[1:]] == contents.many_identities[slots[:-1]]
-        return [self._event(run) for run in np.split(slots, np.flatnonzero(~goes_on) + 1)]
-
-    def _event(self, run: Slots) -> BlockStored:
-        contents, first = self._contents, int(run[0])
-        origins = [contents.origins.get(slot, NO_ORIGIN) for slot in run.tolist()] if contents.origins else []
-        extras = [origin.extra_keys for origin in origins]
-        return BlockStored(
-            block_hashes=self.keys(run).tolist(),
-            parent_block_hash=int(contents.parent_keys[first]) if contents.parent[first] else None,
-            token_ids=array("I", contents.tokens[run].tobytes()),
-            block_size=contents.block_size,
-            lora_id=None,
-            medium=self.medium,
-            lora_name=origins[0].lora_name if origins else None,
-            extra_keys=extras if any(origin != NO_ORIGIN for origin in origins) else None,
-        )
+        events: list[KnownEvent] = []
+        for run in np.split(slots, np.flatnonzero(~goes_on) + 1):
+            first = int(run[0])
+            origins = [contents.origins.get(slot, NO_ORIGIN) for slot in run.tolist()] if contents.origins else []
+            stored = BlockStored(
+                block_hashes=self.keys(run).tolist(),
+                parent_block_hash=int(contents.parent_keys[first]) if contents.parent[first] else None,
+                token_ids=array("I", contents.tokens[run].tobytes()),
+                block_size=contents.block_size,
+                lora_id=None,
+                medium=self.medium,
+                lora_name=origins[0].lora_name if origins else None,
+            )
+            if any(origin != NO_ORIGIN for origin in origins):
+                stored.extra_keys = [origin.extra_keys for origin in origins]
+            events.append(stored)
+        return events
 
     def slots(self) -> Slots:
         """The slots of all named blocks."""
@@ -177,5 +177,6 @@ class Tier:
         filled = {slot for slot in range(self.num_slots) if self._contents.filled[slot + self.first]}
         assert named == filled, f"{self.medium}: slots {named ^ filled} are named without a content, or the other way"
         assert self.named == len(named), f"{self.medium}: {self.named} are counted as named, {len(named)} are"
+        self._names.check()
         identities = [self._contents.identity[slot + self.first] for slot in named]
         assert len(identities) == len(set(identities)), f"{self.medium}: a content has two slots"

@@ -182,8 +182,8 @@ class Replay:
 
 def copies(pool: BlockPool) -> dict[int, int]:
     """Number of blocks that hold each resident key."""
-    others = Counter(pool._names.keys[block] for block in pool._copies)
-    return {key: 1 + others[key] for key in pool.resident()}
+    others = pool._names.copies
+    return {key: 1 + len(others.get(key, ())) for key in pool.resident()}
 
 
 @each_trace

@@ -681,7 +681,7 @@ def test_naming_one_by_one_and_all_at_once_end_in_the_same_state(texts: list[lis
         lambda pool: pool._contents.parent.__setitem__(0, -1),
         lambda pool: pool._contents.identity.__setitem__(0, pool._contents.identity[1]),
         lambda pool: pool._names.remove(0),
-        lambda pool: pool._copies._by_key.__setitem__(pool._names.keys[0], []),
+        lambda pool: pool._names.copies.__setitem__(pool._names.keys[0], []),
         lambda pool: pool._contents.exact.__setitem__(5, b""),
         lambda pool: pool._contents.tokens.__setitem__(2, np.void(bytes(pool._contents.tokens.itemsize))),
     ],

@@ -20,7 +20,7 @@ from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
-from replica.cache.contents import NOT_NAMED, Contents, Copies
+from replica.cache.contents import NOT_NAMED
 from replica.cache.names import NO_PART, Match, Names, PartialBlock, Slots
 
 MODEL = "model"
@@ -491,23 +491,24 @@ class Trusting(BlockPool):
 class Doubling(BlockPool):
     """Counts a hit that waits in the free queue as room, too."""
 
-    def _has_room(self, hits: Sequence[int], new: int) -> bool:  # noqa: ARG002
-        return self.free >= new
+    def take(self, hits: Sequence[int], new: int) -> list[int] | None:
+        if self.free < new:
+            return None
+        self.touch(hits)
+        blocks = super().take((), min(new, self.free))
+        return None if blocks is None else [*hits, *blocks]
 
-    def _hand_out(self, count: int) -> list[int]:
-        return super()._hand_out(min(count, self.free))
 
+class ForgetfulNames(Names):
+    def __init__(self, pool: BlockPool) -> None:
+        super().__init__(pool.num_blocks)
+        self._contents = pool._contents
 
-class ForgetfulCopies(Copies):
-    def __init__(self, names: Names, contents: Contents) -> None:
-        super().__init__(names)
-        self._contents = contents
-
-    def drop(self, block: int) -> bool:
-        key = self._names.keys[block]
-        if self._names.find(key) != block:
-            return key not in self._by_key or super().drop(block)
-        for copy in self._by_key.pop(key, []):
+    def drop_copy(self, slot: int) -> bool:
+        key = self.keys[slot]
+        if self.find(key) != slot:
+            return key not in self.copies or super().drop_copy(slot)
+        for copy in self.copies.pop(key, []):
             self._contents.parent[copy], self._contents.filled[copy] = NOT_NAMED, 0
         return False
 
@@ -517,7 +518,7 @@ class Forgetful(BlockPool):
 
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **options)
-        self._copies = ForgetfulCopies(self._names, self._contents)
+        self._names = ForgetfulNames(self)
 
 
 class Blind(BlockPool):
@@ -542,7 +543,7 @@ class Hoarding(BlockPool):
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("replica.cache.tails.longest_run", lambda *_: (0, 0))
+            patch.setattr(self._contents, "longest_run", lambda *_: (0, 0))
             super().keep_tail(chain, blocks, computed)
 
 
@@ -563,9 +564,9 @@ class Eternal(BlockPool):
 class Unkind(BlockPool):
     """Gives retained blocks up first."""
 
-    def _hand_out(self, count: int) -> list[int]:
-        self._queue.prepend(self.retention.end(self.retention.first_to_go(count)))
-        return super()._hand_out(count)
+    def take(self, hits: Sequence[int], new: int) -> list[int] | None:
+        self._queue.prepend(self.retention.end(self.retention.first_to_go(new)))
+        return super().take(hits, new)
 
 
 @pytest.mark.parametrize(

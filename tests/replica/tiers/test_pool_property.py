@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.mirror import Mirror
+from replica.cache.block_pool import NONE_KNOWN
 from replica.cache.contents import Contents
 from replica.cache.lower import DIRTY_FRACTION, DISK, HOST, LowerTiers
 from replica.cache.moves import Save, Write, Written
-from replica.cache.naming import NONE_KNOWN
 from replica.cache.tier import Tier
 from router.placement.index import PrefixIndex
 from tests.replica.cache.test_block_pool_property import MODEL, Content, Held, Model, World, indices, keys_of
