@@ -25,7 +25,6 @@ IMPORTED = {  # module: names
     "ray._private": {"state", "worker"},
     "ray._private.node": {"Node"},
     "ray.experimental": {"internal_kv"},
-    "uvicorn.protocols.http.flow_control": {"FlowControl"},
     "uvicorn.protocols.http.httptools_impl": {"STATUS_LINE", "HttpToolsProtocol", "RequestResponseCycle"},
     "uvicorn.server": {"ServerState"},
 }
