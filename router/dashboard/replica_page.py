@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from msgspec import Struct
@@ -106,17 +105,14 @@ async def held_prefixes(shared: SharedPrefixes, member: Member, told: Told) -> l
 
 
 def _held(shared: SharedPrefixes, member: Member, kind: KeySpace, path: Sequence[Run]) -> HeldPrefix:
-    prefix = shared.prefix_of(kind, path)
-    keys = list(chain.from_iterable(each.keys for each in path))
-    blocks = shared.usable_blocks(kind, keys, 1 << member.slot).lower.get(member.slot, 0)
-    if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another block size never match
-        blocks = 0
+    prefix, usable = shared.prefix_of(kind, path)
+    blocks, all_blocks = usable.get(member.slot, 0), sum(len(each.keys) for each in path)
     return HeldPrefix(
         model=prefix.model,
         exact=prefix.exact,
-        tokens=len(keys) * kind.block_tokens,
+        tokens=all_blocks * kind.block_tokens,
         held_tokens=blocks * kind.block_tokens,
-        held=shared.is_held(kind, len(keys), member, blocks),
+        held=shared.is_held(kind, all_blocks, member, blocks),
         prompts=prefix.prompts,
         idle_s=prefix.idle_s,
         held_by=prefix.held_by,

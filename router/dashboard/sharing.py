@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from router.members.members import Member, Members
-from router.placement.index import APPROXIMATE, Matches
+from router.placement.index import APPROXIMATE
 from router.placement.placement import Placement
 from router.placement.prices import GPU
 from router.prompts.prefixes.recent import RecentPrompt
@@ -100,7 +100,8 @@ class SharedPrefixes:
         for run in chosen:
             await asyncio.sleep(0)  # requests come first
             path = run.path()
-            prefix = made[run] = self.prefix_of(kinds[path[0]], path, retained.get(run))
+            prefix, _ = self.prefix_of(kinds[path[0]], path, retained.get(run))
+            made[run] = prefix
             above = made.get(path[-2]) if len(path) > 1 else None
             (beginnings if above is None else above.below).append(prefix)
         return Shared(
@@ -110,21 +111,28 @@ class SharedPrefixes:
             prefixes=beginnings,
         )
 
-    def prefix_of(self, kind: KeySpace, path: Sequence[Run], retained_until_s: float | None = None) -> Prefix:
+    def prefix_of(
+        self, kind: KeySpace, path: Sequence[Run], retained_until_s: float | None = None
+    ) -> tuple[Prefix, Mapping[int, int]]:
+        """The prefix, and by slot its leading blocks that a longer prompt could use."""
         run, now_s = path[-1], self.now_s()
         before = sum(len(each.keys) for each in path[:-1])
         keys = list(chain.from_iterable(each.keys for each in path))
         holders: list[tuple[str, str]] = []  # a name and the slowest source: events tell it, or the prompts sent there
+        usable: Mapping[int, int] = {}
         if (model := self.members.models.get(kind.model)) is not None:
             slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
-            matches = self.usable_blocks(kind, keys, slots.get(kind.block_size, 0))
-            held = matches.lower
+            index = self.placement.index_of(kind.block_size)
+            matches = index.match(
+                keys, slots.get(kind.block_size, 0), ahead=lambda one: keys if one == kind.lookahead else []
+            )
+            usable = matches.lower
             holders = sorted(
                 (one.name, matches.source(one.slot))
                 for one in model.members
-                if self.is_held(kind, len(keys), one, held.get(one.slot, 0))
+                if self.is_held(kind, len(keys), one, usable.get(one.slot, 0))
             )
-        return Prefix(
+        prefix = Prefix(
             model=kind.model,
             exact=kind.block_size != APPROXIMATE,
             begin=before * kind.block_tokens,
@@ -139,11 +147,7 @@ class SharedPrefixes:
             sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
             retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
         )
-
-    def usable_blocks(self, kind: KeySpace, keys: list[int], slots: int) -> Matches:
-        """The leading blocks that a longer prompt could use, by slot."""
-        index = self.placement.index_of(kind.block_size)
-        return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else [])
+        return prefix, usable
 
     def is_held(self, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:
         """Return whether the member holds as much of a prefix of this length as its groups can ever use."""

@@ -19,7 +19,7 @@ from router.prompts.prefixes.tree import Prefix, Shared
 from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
 
 REPLICAS, PREFIXES, DECISIONS = "/replicas", "/prefixes", "/decisions"
-TIMEOUT_S = 5.0  # a router that takes longer hangs
+TIMEOUT_S = 10.0  # a router that takes longer hangs
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
 ROUTER = asking.ROUTER._replace(key=f"see {KEY_HINT}")
 PREFIXES_EVERY_S, EARLY_S = 3.0, 0.5  # the router builds a tree for each answer, and the tree changes slowly

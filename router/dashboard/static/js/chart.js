@@ -208,25 +208,10 @@ export class Chart {
   _drawn() {
     return this._shown().map((one) => {
       const style = { "--hue": one.hue };
-      const [path, dots] = this._path(this._values.get(one.name));
+      const [path, dots] = through(this._values.get(one.name), (place) => this._x(this._at[place]), this._y);
       const alone = dots.map(([cx, cy]) => svg("circle", { class: "dot", cx, cy, r: 3, style }));
       return [svg("path", { class: one.dashed ? "line dashed" : "line", d: path, style }), alone];
     });
-  }
-
-  /** A path that breaks where nothing is known, and the points that nothing leads to. */
-  _path(values) {
-    let path = "";
-    const alone = [];
-    values.forEach((value, place) => {
-      if (Number.isNaN(value)) return;
-      const begins = place === 0 || Number.isNaN(values[place - 1]);
-      const ends = place === values.length - 1 || Number.isNaN(values[place + 1]);
-      const [x, y] = [this._x(this._at[place]).toFixed(1), this._y(value).toFixed(1)];
-      if (begins && ends) alone.push([x, y]);
-      path += `${begins ? "M" : "L"}${x} ${y}`;
-    });
-    return [path, alone];
   }
 
   // ---- the cursor
@@ -284,18 +269,26 @@ export class Chart {
 const most = (values) => values.reduce((found, value) => (value > found ? value : found), Number.NEGATIVE_INFINITY);
 const least = (values) => values.reduce((found, value) => (value < found ? value : found), Number.POSITIVE_INFINITY);
 
-/** A line without axes, for beside a figure. */
-export function spark(values, hue) {
-  const known = [...values].filter((value) => !Number.isNaN(value));
-  const top = Math.max(...known, 1e-9);
-  const x = linear(0, Math.max(1, values.length - 1), 1, 99);
-  const y = linear(0, top, 19, 1);
+/** A path that breaks where nothing is known, and the points that nothing leads to. */
+function through(values, x, y) {
   let path = "";
+  const alone = [];
   values.forEach((value, place) => {
     if (Number.isNaN(value)) return;
     const begins = place === 0 || Number.isNaN(values[place - 1]);
-    path += `${begins ? "M" : "L"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`;
+    const ends = place === values.length - 1 || Number.isNaN(values[place + 1]);
+    const point = [x(place).toFixed(1), y(value).toFixed(1)];
+    if (begins && ends) alone.push(point);
+    path += `${begins ? "M" : "L"}${point.join(" ")}`;
   });
+  return [path, alone];
+}
+
+/** A line without axes, for beside a figure. */
+export function spark(values, hue) {
+  const known = [...values].filter((value) => !Number.isNaN(value));
+  const x = linear(0, Math.max(1, values.length - 1), 1, 99);
+  const [path] = through(values, x, linear(0, Math.max(...known, 1e-9), 19, 1));
   const line = svg("path", { class: "line", d: path, style: { "--hue": hue }, "vector-effect": "non-scaling-stroke" });
   return svg(
     "svg",
