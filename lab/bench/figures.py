@@ -68,6 +68,10 @@ def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
     input_tokens = sum(told) if told else None
     output_tokens = sum(outcome.output_tokens or 0 for outcome in answered)
     cached = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
+    by_replica: dict[str, list[Outcome]] = defaultdict(list)  # that a router names
+    for outcome in answered:
+        if outcome.replica is not None:
+            by_replica[outcome.replica].append(outcome)
     return Figures(
         requests=len(outcomes),
         failed=len(failed),
@@ -89,7 +93,10 @@ def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
         errors=dict(Counter(outcome.error for outcome in failed if outcome.error).most_common()),
         examples={outcome.error: outcome.detail for outcome in reversed(failed) if outcome.error},
         too_many=sum(outcome.status == TOO_MANY for outcome in failed),
-        replicas=_replicas(answered),
+        replicas={
+            name: ReplicaFigures(len(own), len(own) / len(answered), hit_rate(own), spread(one.ttft_s for one in own))
+            for name, own in sorted(by_replica.items())
+        },
     )
 
 
@@ -100,20 +107,6 @@ def hit_rate(answered: Sequence[Outcome]) -> float | None:
         if outcome.cached_tokens is not None and outcome.prompt_tokens
     ]
     return sum(cached for cached, _ in both) / sum(prompt for _, prompt in both) if both else None
-
-
-def _replicas(answered: Sequence[Outcome]) -> dict[str, ReplicaFigures]:
-    """Group outcomes by the replica that the router names; empty without a router."""
-    by_name: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in answered:
-        if outcome.replica is not None:
-            by_name[outcome.replica].append(outcome)
-    return {
-        name: ReplicaFigures(
-            len(own), len(own) / len(answered), hit_rate(own), spread(outcome.ttft_s for outcome in own)
-        )
-        for name, own in sorted(by_name.items())
-    }
 
 
 # For 95 % on both sides, by degrees of freedom; beyond these the last one is near enough.

@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from events.tool.words import number, printable, seconds
 from fleet.display import Display
-from lab.bench.figures import EndpointResult, Figures, Ratio, Result
+from lab.bench.figures import EndpointResult, Figures, Result
 from lab.bench.load import LoadGenerator
 from lab.percentiles import percentile
 from lab.writing import UNKNOWN, aligned
@@ -26,7 +26,13 @@ def lines(result: Result) -> Iterator[str]:
     if result.comparison:
         yield f"{result.endpoints[1].url} / {result.endpoints[0].url}"
         rows = [
-            (one.name, _value(one.name, one.first), _value(one.name, one.second), f"{one.ratio:.3f}", _interval(one))
+            (
+                one.name,
+                _value(one.name, one.first),
+                _value(one.name, one.second),
+                f"{one.ratio:.3f}",
+                UNKNOWN if one.low is None else f"{one.low:.3f} to {one.high:.3f}",
+            )
             for one in result.comparison
             if one.ratio is not None
         ]
@@ -81,10 +87,6 @@ def _replicas(found: Figures, idle: dict[str, str | None]) -> Iterator[str]:
         yield f"{printable(name)} idle: {printable(why)}"
     if len(reasons) > MOST_REASONS:
         yield f"{len(reasons) - MOST_REASONS} more are idle; warmroute top says why"
-
-
-def _interval(ratio: Ratio) -> str:
-    return UNKNOWN if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def _seconds(value: float | None) -> str:

@@ -112,7 +112,13 @@ def _matched(
     recording: Recording, followed: set[str], named: Mapping[str, str], votes: Mapping[str, Counter[int]]
 ) -> dict[str, int]:
     """Match replicas to sources: as `named`, by statuses, by name, and at last the only two left to each other."""
-    found = {replica: _named(recording, replica, text) for replica, text in named.items()}
+    found: dict[str, int] = {}
+    for replica, text in named.items():
+        matching = [at for at, source in enumerate(recording.sources) if text in (source.name, source.events)]
+        if not matching:
+            there = ", ".join(f"{source.name} ({source.events})" for source in recording.sources)
+            raise Unusable(f"--source {replica}={text}: {recording.path} has no such source; it has {there}")
+        found[replica] = matching[0]
     for replica, counted in votes.items():
         found.setdefault(replica, counted.most_common(1)[0][0])
     names = [source.name for source in recording.sources]
@@ -121,11 +127,3 @@ def _matched(
     if len(left) == len(free) == 1:
         found[left.pop()] = free.pop()
     return found
-
-
-def _named(recording: Recording, replica: str, text: str) -> int:
-    for index, source in enumerate(recording.sources):
-        if text in (source.name, source.events):
-            return index
-    there = ", ".join(f"{source.name} ({source.events})" for source in recording.sources)
-    raise Unusable(f"--source {replica}={text}: {recording.path} has no such source; it has {there}")

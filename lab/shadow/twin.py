@@ -191,7 +191,14 @@ def fitted_pace(
     on_request: Callable[[], None] = lambda: None,
 ) -> float:
     """The tokens/s of a prefill with which the requests, as they were served, wait as long as was measured."""
-    coarse = [case._replace(trace=coarsened(case.trace, _factor(case))) for case in cases]
+    coarse = []
+    for case in cases:  # with larger blocks prompts have few of them; the longest has to fit into a cache
+        requests, size = case.trace.requests, case.trace.block_tokens
+        factor = max(1, sum(len(request.blocks) for request in requests) // len(requests) // FIT_BLOCKS)
+        longest = max(request.input_tokens for request in requests)
+        while factor > 1 and case.settings.capacity_blocks(factor * size) * factor * size < longest:
+            factor //= 2
+        coarse.append(case._replace(trace=coarsened(case.trace, factor)))
     slow, fast = pace_tokens_per_s / FIT_WITHIN, pace_tokens_per_s * FIT_WITHIN
     for _ in range(FIT_RUNS):
         middle = sqrt(slow * fast)
@@ -201,16 +208,6 @@ def fitted_pace(
         else:
             fast = middle
     return sqrt(slow * fast)
-
-
-def _factor(case: Case) -> int:
-    """By how much to enlarge blocks so that prompts have few of them, and the longest still fits into a cache."""
-    requests, size = case.trace.requests, case.trace.block_tokens
-    factor = max(1, sum(len(request.blocks) for request in requests) // len(requests) // FIT_BLOCKS)
-    longest = max(request.input_tokens for request in requests)
-    while factor > 1 and case.settings.capacity_blocks(factor * size) * factor * size < longest:
-        factor //= 2
-    return factor
 
 
 def _as_served(case: Case, on_request: Callable[[], None], pace_tokens_per_s: float | None = None) -> list[Job]:

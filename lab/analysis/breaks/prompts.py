@@ -163,15 +163,12 @@ def computed_letters(prompts: Iterable[Prompt]) -> int:
     groups: defaultdict[tuple[str, str | None], set[tuple[Piece, ...]]] = defaultdict(set)
     for prompt in prompts:
         groups[prompt.model, prompt.salt].add(prompt.pieces)
-    return sum(map(_tree_letters, groups.values()))
-
-
-def _tree_letters(texts: Iterable[tuple[Piece, ...]]) -> int:
-    """Sorted, each shares with the one before it all that it shares with any that comes earlier."""
-    total, before = 0, tuple[Piece, ...]()
-    for pieces in sorted(texts):
-        total += sum(len(piece.text) for piece in pieces) - shared_letters(before, pieces)
-        before = pieces
+    total = 0
+    for texts in groups.values():
+        before: tuple[Piece, ...] = ()  # sorted, each shares with it all that it shares with any that comes earlier
+        for pieces in sorted(texts):
+            total += sum(len(piece.text) for piece in pieces) - shared_letters(before, pieces)
+            before = pieces
     return total
 
 

@@ -40,18 +40,16 @@ def search(prompts: Sequence[Prompt]) -> list[Finding]:
     letters = sum(len(piece.text) for prompt in prompts for piece in prompt.pieces)
     tokens = sum(prompt.tokens for prompt in prompts)
     per_letter = tokens / letters if tokens and letters else UNKNOWN_TOKENS_PER_LETTER
-    worth = [
-        Finding(
-            loss.fault.name,
-            loss.requests,
-            round(loss.letters * per_letter),
-            loss.example,
-            loss.request_ids,
-            loss.fault.advice,
-        )
-        for loss in _merged(losses)
-        if loss.requests >= FEWEST_REQUESTS and loss.letters >= WORTH * letters
-    ]
+    by_fault: defaultdict[Fault, list[Loss]] = defaultdict(list)
+    for loss in losses:
+        by_fault[loss.fault].append(loss)
+    worth = []
+    for fault, some in by_fault.items():
+        worst = max(some, key=lambda loss: loss.letters)  # its example is shown
+        requests, lost = sum(loss.requests for loss in some), sum(loss.letters for loss in some)
+        if requests >= FEWEST_REQUESTS and lost >= WORTH * letters:
+            lost_tokens = round(lost * per_letter)
+            worth.append(Finding(fault.name, requests, lost_tokens, worst.example, worst.request_ids, fault.advice))
     return sorted(worth, key=lambda finding: -finding.lost_tokens)
 
 
@@ -99,14 +97,3 @@ def _shared(one: Prompt, other: Prompt) -> int:
 
 def _text(prompt: Prompt) -> str:
     return "\n".join(piece.text for piece in prompt.pieces)
-
-
-def _merged(losses: Sequence[Loss]) -> Iterator[Loss]:
-    """Merge losses by fault, with the most expensive one's example."""
-    by_fault: defaultdict[Fault, list[Loss]] = defaultdict(list)
-    for loss in losses:
-        by_fault[loss.fault].append(loss)
-    for fault, some in by_fault.items():
-        worst = max(some, key=lambda loss: loss.letters)
-        requests, letters = sum(loss.requests for loss in some), sum(loss.letters for loss in some)
-        yield Loss(fault, requests, letters, worst.example, worst.request_ids)
