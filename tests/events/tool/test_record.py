@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from events.cli import events
 from events.recording.recording import BadRecording, Recording
+from events.sockets.curve import load_curve, write_keys
 from tests.events.processes import FREE, Replica, replica, tool, wait_until
 from tests.events.recorded import record_incident, replay_into_view
 from tests.events.resident import copies
@@ -51,6 +52,20 @@ def test_the_file_holds_the_stream(tmp_path: Path, number: int) -> None:
     assert view.inexact is None
     assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
     assert recording.damage == []
+
+
+def test_an_encrypted_stream_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "a.wre"
+    (tmp_path / "clients").mkdir()
+    public, secret = write_keys(str(tmp_path / "server"))
+    _, own = write_keys(str(tmp_path / "clients" / "own"))
+    curve = load_curve(str(secret), str(tmp_path / "clients"))
+    keys = ("--curve-server", str(public), "--curve-secret", str(own))
+    with replica(curve=curve) as engine, tool(*record(path, engine, *keys)) as recorder:
+        engine.publish(3)
+        wait_for_batch(path, 2)
+        assert recorder.end(signal.SIGINT) == 0
+    assert own.read_bytes() not in path.read_bytes()
 
 
 @pytest.mark.chaos
