@@ -83,19 +83,10 @@ async def end(members: Members, retained: RetainedPrefixes, now_s: float, id: st
 
 
 def listed(retained: RetainedPrefixes, now_s: float) -> RetainedList:
-    return RetainedList(
-        [
-            Retained(
-                id=prefix.id,
-                model=prefix.model,
-                tokens=prefix.tokens,
-                ttl_s=prefix.ttl_s,
-                by="operator" if prefix.is_operators else "client",
-                replicas=[RetainedAt(name, left_s=round(until - now_s, 3)) for name, until in prefix.until_s.items()],
-            )
-            for prefix in retained.all(now_s)
-        ]
-    )
+    def at(prefix: RetainedPrefix) -> list[RetainedAt]:
+        return [RetainedAt(name, left_s=round(until_s - now_s, 3)) for name, until_s in prefix.until_s.items()]
+
+    return RetainedList([Retained(**_about(prefix, at(prefix))) for prefix in retained.all(now_s)])
 
 
 def _reported(prefix: RetainedPrefix, found: Sequence[RetainedAt]) -> tuple[int, RetainReport]:
@@ -104,24 +95,20 @@ def _reported(prefix: RetainedPrefix, found: Sequence[RetainedAt]) -> tuple[int,
     if failed and len(failed) == len(found):
         message = f"none of {len(found)} replicas has done it; {failed[0].name} says: {failed[0].error}"
         error = Failure(message, "server_error", "not_retained")
-    report = RetainReport(
-        id=prefix.id if prefix.tokens else "",
-        model=prefix.model,
-        tokens=prefix.tokens,
-        ttl_s=prefix.ttl_s,
-        by="operator",
-        replicas=list(found),
-        error=error,
-    )
-    return (SUCCESS if error is None else BAD_GATEWAY), report
+    return (SUCCESS if error is None else BAD_GATEWAY), RetainReport(**_about(prefix, found), error=error)
+
+
+def _about(prefix: RetainedPrefix, at: Sequence[RetainedAt]) -> dict[str, Any]:
+    of_whom = {"by": "operator" if prefix.is_operators else "client", "replicas": list(at)}
+    of_what = {"id": prefix.id if prefix.tokens else "", "model": prefix.model, "tokens": prefix.tokens}
+    return of_what | of_whom | {"ttl_s": prefix.ttl_s}
 
 
 async def _prompt_of(services: Services, asked: RetainAsked) -> Prompt:
     key = next((key for key in services.admission.keys if key.name == asked.key), None)
     if asked.key is not None and key is None:
-        raise invalid(
-            f"there is no API key named {quoted(asked.key)}; leave key out for the cache that all share", "key"
-        )
+        fix = "leave key out for the cache that all share"
+        raise invalid(f"there is no API key named {quoted(asked.key)}; {fix}", "key")
     fields: dict[str, Any] = {"model": asked.model}
     if asked.cache_salt is not None:
         fields["cache_salt"] = asked.cache_salt

@@ -147,10 +147,11 @@ class Decision(Struct, eq=False, gc=False):
                         why = "chosen: the session's place on the ring"
                     case "prefix":
                         why = f"chosen: holds {question.reached(one.slot):,.0f} tokens"
-                    case policy:
-                        is_lowest = policy != "random" and cost_s == min(self.costs)
-                        by_lot = "by lot" if policy == "random" else "by lot among near-equals"
-                        why = f"chosen: {'lowest cost' if is_lowest else by_lot}"
+                    case "random":
+                        why = "chosen: by lot"
+                    case _:
+                        is_lowest = cost_s == min(self.costs)
+                        why = f"chosen: {'lowest cost' if is_lowest else 'by lot among near-equals'}"
             elif obstacle is not None:
                 why = obstacle
             else:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, field
 
 from api.retention import TENANT_CHARACTERS
-from router.placement.classes import FIRST_TOKEN_S, NAMES, USUAL, WEIGHTS, ServiceClass
+from router.placement.classes import FIRST_TOKEN_S, USUAL, WEIGHTS, ServiceClass
 from router.placement.classes import NAMES as CLASS_NAMES
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -245,7 +245,6 @@ def _key(
     else:
         salt = salt_of(own or digest, f"key {name}")
     weight = CACHED_TOKEN_WEIGHT if table.cached_token_weight is None else table.cached_token_weight
-    limits = {limit: getattr(table, limit) for limit in LIMITS}
     classes = tuple(services[CLASS_NAMES.index(table.service_class or USUAL) :])
     return Key(
         name=name,
@@ -256,7 +255,7 @@ def _key(
         weight=table.weight * (classes[0].weight if classes else 1.0),
         classes=classes,
         tenant_header=None if table.tenant_header is None else table.tenant_header.lower().encode(),
-        **limits,
+        **{limit: getattr(table, limit) for limit in LIMITS},
     )
 
 
@@ -277,7 +276,7 @@ def _explained(error: msgspec.ValidationError) -> str:
 # ---- InferenceObjectives
 
 HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")  # of both, the first counts
-CLASSES = tuple(ClassTable().service(name) for name in NAMES)
+CLASSES = tuple(ClassTable().service(name) for name in CLASS_NAMES)
 
 
 class Priorities:
@@ -297,4 +296,4 @@ class Priorities:
             return (CLASSES if key is None or not key.classes else key.classes)[-1]
         if priority > 0 and key is None:
             return CLASSES[0]
-        return own or CLASSES[NAMES.index(USUAL)]
+        return own or CLASSES[CLASS_NAMES.index(USUAL)]

@@ -91,7 +91,6 @@ def annotations_in(values: Mapping[str, str]) -> Annotations:
 def spec_at(address: str, ports: Mapping[str, int], annotations: Annotations, **known: Any) -> ReplicaSpec:
     """The replica at an address with these named ports."""
     host = f"[{address}]" if ":" in address else address
-    ports = {**ports, **annotations.ports}
     if HTTP not in ports:
         raise BadSpec(f"{host} has no port named {HTTP}; name its ports {HTTP}, {', '.join(SOCKETS)}")
     sockets = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}

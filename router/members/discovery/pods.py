@@ -87,7 +87,7 @@ def replicas_in(pod: Pod, values: Values, rank: int = 0) -> tuple[Sequence[Repli
         spec = spec_at(
             pod.status.pod_ip,
             {name: port + rank if name in SOCKETS else port for name, port in ports.items()},
-            annotations._replace(ports={}),
+            annotations,
             name=pod.metadata.name,
             draining=pod.is_ending,
             incarnation=incarnation_of(pod, http),

@@ -47,6 +47,7 @@ class RegistryDiscovery(Discovery):
         latest: Desired | None = None
         async with httpx2.AsyncClient(timeout=timeout, trust_env=False) as client:
             while True:
+                why = ""
                 try:
                     after = {} if self._version is None else {"after": str(self._version)}
                     params = {"wait": f"{self._wait_s:g}"} | after
@@ -61,8 +62,6 @@ class RegistryDiscovery(Discovery):
                     why = str(error) or type(error).__name__
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     why = f"its response cannot be read: {error}"
-                else:
-                    why = ""
                 if why:
                     self._failed(why)
                     self._version = None  # a restarted registry may count from anywhere

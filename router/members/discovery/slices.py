@@ -54,12 +54,14 @@ def replicas_in(each: Slice, values: Values) -> tuple[Sequence[ReplicaSpec], Seq
     ports = {port.name or HTTP: port.port for port in each.ports or () if port.port and port.protocol in (None, "TCP")}
     if len(ports) == 1:  # it is for HTTP, whatever its name
         ports = {HTTP: next(iter(ports.values()))}
+    ports |= annotations.ports
     replicas: list[ReplicaSpec] = []
     refused: list[str] = []
     for endpoint in each.endpoints or ():
-        draining, target, pod = is_draining(endpoint.conditions or Conditions()), endpoint.target_ref, {}
+        draining = is_draining(endpoint.conditions or Conditions())
         if draining is None or not endpoint.addresses:
             continue
+        target, pod = endpoint.target_ref, {}
         if target is not None and target.kind == "Pod":
             pod = {"name": target.name, "incarnation": target.uid or None}
         try:
