@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from api.openai.requests import ChatRequest, read
 from events.blocks import pack_tokens
@@ -17,6 +17,7 @@ from router.tenants.keys import Key
 from router.tenants.usage import Counts
 from tests.router.scripted import Served, chat
 from tests.world.client import LEFT, LIMITED, Asked, without_own
+from tests.world.network import Host
 from tests.world.replica import (
     KNOWN_S,
     PROMPTS,
@@ -31,8 +32,11 @@ from tests.world.vllm import VllmAnswering, VllmReplica
 
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
 QUEUE_TIMEOUT_S = 20.0  # as the router is told
+NO_REPLICA = "refused with 503 no_replica"
 PAUSE_S = 0.45  # before a third replica is asked after two were lost
 NO_ROOM = "429 queue_full"
+AT_A_RESTART = "refused with 503 draining", "its connection ended"  # the router's
+BEGINS_S = 3.0  # until a router knows its replicas
 PASSED_ON = "refused with 404", "refused with 501"  # whoever answers so
 WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for these
 
@@ -44,7 +48,9 @@ class Audit:
         self.failures: list[str] = []
         self.asked: dict[str, Asked] = {}
         self.reached: Counter[tuple[str, str]] = Counter()  # rows and columns of the table of retries
-        self.front: Front  # once it is started
+        self.front: Front | None = None  # None: it is not there
+        self._starts_s: list[float] = []
+        self._latest: set[str] = set()  # requests that ended since its last start
         self._keys = {key.name: key for key in keys}
         self._replicas = replicas
         self._lines: dict[str, list[Line]] = {}  # by the request's id
@@ -54,18 +60,44 @@ class Audit:
         if what not in self.failures:
             self.failures.append(what)
 
+    def starts(self, front: Front, now_s: float) -> None:
+        self.front, self._latest = front, set()
+        self._starts_s.append(now_s)
+
+    @property
+    def _router(self) -> Any:
+        assert self.front is not None, "it is there"
+        return self.front.router
+
     # ---- while it lasts
 
     def answered(self, line: Line) -> None:
         """Look at a request at the moment of its end."""
         self._lines.setdefault(line.request_id, []).append(line)
-        waiting: Any = self.front.router.waiting
+        self._latest.add(line.request_id)
+        waiting = self._router.waiting
         if len(waiting) >= waiting.capacity:
             self._beside[line.request_id] = [(one.came_s, one.has_begun) for one in waiting.in_order()]
 
     def step(self, now_s: float) -> None:
         """Every structure is sound, and nobody works for a request that is over."""
-        router = self.front.router
+        if self.front is not None:
+            self._structures(self.front.router)
+        at: dict[str, str] = {}
+        for replica in self._replicas:
+            for one in [*replica.running, *replica.waiting]:
+                if one.id not in self.asked:
+                    continue  # the router's own
+                since_s = max(self.asked[one.id].ended_s, replica.host.troubled_s)
+                if replica.host.silent or one.is_lost or now_s - max(one.came_s, replica.host.troubled_s) < KNOWN_S:
+                    continue
+                if now_s - since_s > KNOWN_S:
+                    self.fail(f"{replica.name} works for {one.id}, which is over")
+                if one.id in at:
+                    self.fail(f"{at[one.id]} and {replica.name} work for {one.id}")
+                at[one.id] = replica.name
+
+    def _structures(self, router: Any) -> None:
         placement, attempts = router.placement, Counter(one.member.name for one in router._attempts)
         try:
             for checked in (placement.index, placement.index.optimistic, placement.guesses, router.waiting):
@@ -79,17 +111,6 @@ class Audit:
             assert len(router.waiting) + len(router._attempts) <= router.lifecycle.open_requests
         except AssertionError as error:
             self.fail(f"a structure of the router is not sound: {error!r}")
-        at: dict[str, str] = {}
-        for replica in self._replicas:
-            for one in [*replica.running, *replica.waiting]:
-                since_s = max(self.asked[one.id].ended_s, replica.host.troubled_s)
-                if replica.host.silent or one.is_lost or now_s - max(one.came_s, replica.host.troubled_s) < KNOWN_S:
-                    continue
-                if now_s - since_s > KNOWN_S:
-                    self.fail(f"{replica.name} works for {one.id}, which is over")
-                if one.id in at:
-                    self.fail(f"{at[one.id]} and {replica.name} work for {one.id}")
-                at[one.id] = replica.name
 
     # ---- when all is over
 
@@ -113,6 +134,8 @@ class Audit:
             return f"nothing came for {one.longest_wait_s:.1f} s"
         if one.ends == [LIMITED] and key is not None and not lines:
             return None  # it was not admitted
+        if len(self._starts_s) > 1 and not lines and one.ends[0].startswith(AT_A_RESTART):
+            return None
         if len(one.ends) != 1 or len(lines) != 1:
             return f"it ended {one.ends} for its client, and {len(lines)} times for the router"
         for answering in answerings:
@@ -149,17 +172,19 @@ class Audit:
             return one.is_wrong == (end == "refused with 400 None")
         if one.is_tool and end == "refused with 502 replica_lost":
             return True
+        if end == NO_REPLICA and any(0 < one.asked_s - start_s < BEGINS_S for start_s in self._starts_s):
+            return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
         was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
         excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON)
         if end.removeprefix("refused with ") in told and any(excuses):
             return True
-        is_short = self.front.router.waiting.capacity < len(self.asked)  # the router's queue
+        is_short = self._router.waiting.capacity < len(self.asked)  # the router's queue
         if end == f"refused with {NO_ROOM}":
             waited = one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
             return had_no_room or is_short or waited or NO_ROOM in told
-        if end == "refused with 503 no_replica" and is_short and was_cut_off:
+        if end == NO_REPLICA and is_short and was_cut_off:
             return True
         if end == "broken off" and (had_no_room or told - WAITED_FOR or one.longest_wait_s >= QUEUE_TIMEOUT_S):
             return True
@@ -176,7 +201,10 @@ class Audit:
         beside = self._beside.get(one.id)
         if beside is None or self._keys or one.is_tool:
             return beside is not None
-        past = next(past for past in self.front.router.history.decisions if past.outcome.request_id == one.id)
+        decisions = self._router.history.decisions
+        past = next((past for past in decisions if past.outcome.request_id == one.id), None)
+        if past is None:
+            return True  # of an earlier start
         came_s = past.decision.question.came_s
         return came_s is not None and all(has_begun or other_s < came_s for other_s, has_begun in beside)
 
@@ -189,10 +217,10 @@ class Audit:
 
     async def router(self) -> None:
         """Nothing is left of any request, every structure is sound, and the index has what the replicas have."""
-        router = self.front.router
+        router = self._router
         placement = router.placement
         try:
-            await Served(self.front, 0, {}).idle()
+            await Served(cast(Front, self.front), 0, {}).idle()
             for replica in self._replicas:
                 known = router.feeds.known(replica.name)
                 is_exact = known is not None and known[1] is None
@@ -213,10 +241,11 @@ class Audit:
 
     def _charges(self) -> None:
         """What keys were charged is what was computed for them, and nothing of theirs runs any more."""
-        router = self.front.router
+        router = self._router
         charged = dict(router.ledger.totals())
         for name, key in self._keys.items():
             asked = [one for one in self.asked.values() if one.key == name and one.id in self._lines]
+            asked = [one for one in asked if one.id in self._latest]
             lines = {one.id: self._lines[one.id][0] for one in asked}
             found, whole = (
                 charged.get(name, Counts()),
@@ -238,6 +267,10 @@ class Audit:
                     refused = sum(one.ends == [LIMITED] for one in asked)
                     requests, most = state.today.requests, len(lines) - refused
                     assert sure <= requests <= most, f"{name} is charged {requests} requests, not {sure} to {most}"
+
+    def ended(self, host: Host) -> None:
+        if host.ends or host.listeners:
+            self.fail(f"after the router's end it still has {[*host.ends, *host.listeners]}")
 
     def drained(self, requests: int) -> None:
         if requests:

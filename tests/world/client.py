@@ -107,7 +107,12 @@ class Asking:
         assert isinstance(loop, WorldLoop)
         began_s = heard_s = loop.time()
         self._say(self.name, f"asks {asked.id}: {len(asked.text)} characters, for {asked.max_tokens} tokens")
-        reader, writer = await asyncio.open_connection(*self._router)
+        try:
+            reader, writer = await asyncio.open_connection(*self._router)
+        except ConnectionRefusedError:
+            asked.ended_s = loop.time()
+            asked.ends.append("its connection ended (ConnectionRefusedError)")
+            return
         client, pieces = Client(reader, writer), list[bytes]()
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:

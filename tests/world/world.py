@@ -20,7 +20,7 @@ from router.tenants.keys import Key, digest_of
 from tests.world.audit import QUEUE_TIMEOUT_S, Audit
 from tests.world.client import WORDS, Asking
 from tests.world.faults import Faults
-from tests.world.loop import WorldLoop, run
+from tests.world.loop import SETTLES_S, WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
 from tests.world.replica import TOOL, ScriptedReplica
 from tests.world.vllm import VllmReplica
@@ -28,6 +28,7 @@ from tests.world.vllm import VllmReplica
 PORT = 8000
 LASTS_S = 60.0  # with clients and faults
 CALM_S = 10.0  # after the last fault: then the router knows everything again
+DRAINS_S = 60.0  # at most: longer than any request
 STEP_S = 0.5  # between two looks at everything
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
 SLOW_SHARES = (0.0, 0.02, 0.5)  # of connections
@@ -45,7 +46,7 @@ class World:
     def __init__(self, seed: int, *, faults: bool = True, left_out: Collection[str] = (), **settings: Any) -> None:
         self.seed = seed
         self.timeline: list[str] = []
-        self._is_disturbed, self._left_out, self._settings = faults, left_out, settings
+        self._is_disturbed, self._left_out = faults, left_out
         chance = self._chance = random.Random(f"{seed} script")
         self.loop = WorldLoop(random.Random(f"{seed} loop"), chance.choice(GRAINS_S))
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
@@ -55,6 +56,8 @@ class World:
         engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
         self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
         self.keys = tuple(map(self._key, TENANTS)) if chance.random() < 0.5 else ()
+        self._restarts = chance.random() < 0.3
+        self._config = msgspec.structs.replace(self._draw(), **settings)
         self.audit = Audit(self.keys, self.replicas)
         self.faults = Faults(seed, self.replicas, self.say, left_out)
 
@@ -87,7 +90,7 @@ class World:
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         stepping = asyncio.create_task(self._step())
         if self._is_disturbed:
-            await self.faults.run(until_s)
+            await asyncio.gather(self.faults.run(until_s), self._restart(until_s))
         await asyncio.gather(*living)
         self.audit.clients()
         await asyncio.sleep(CALM_S)
@@ -95,7 +98,7 @@ class World:
         await self.audit.router()
         for replica in self.replicas:
             replica.kill()
-        await self._at(self.host, self._end(front))
+        await self._at(self.host, self._end())
 
     def _key(self, name: str) -> Key:
         chance = self._chance
@@ -127,24 +130,9 @@ class World:
             self.audit.step(self.loop.time())
 
     async def _start(self) -> Front:
-        chance = self._chance
-        drawn = RouterConfig(
-            replicas=tuple(replica.spec for replica in self.replicas),
-            client_paths=(TOOL,),
-            keys=self.keys,
-            demand_key=bool(self.keys),
-            health_interval_s=chance.choice((0.5, 2.0)),
-            policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
-            replica_limit=chance.choice((1, 2, 8, 512)),
-            queue_size=chance.choice((1, 2, 1024)),
-            queue_timeout_s=QUEUE_TIMEOUT_S,
-            first_token_timeout_s=10.0,
-            idle_timeout_s=chance.choice((10.0, 120.0)),
-        )
-        config = msgspec.structs.replace(drawn, **self._settings)
-        front = Front(config, cast(Any, Bound((self.host.address, PORT))), clock=self.loop.time, seed=self.seed)
+        front = Front(self._config, cast(Any, Bound((self.host.address, PORT))), clock=self.loop.time, seed=self.seed)
         front.router.history.access_log = cast(Any, AccessLog(self._answered))
-        self.audit.front = front
+        self.audit.starts(front, self.loop.time())
         honest = front.router.learn
 
         def learn(attempt: Attempt, row: Row, reason: str) -> None:
@@ -155,8 +143,39 @@ class World:
         await front.start()
         return front
 
-    async def _end(self, front: Front) -> None:
-        self.audit.drained(await front.drain(10.0))
+    def _draw(self) -> RouterConfig:
+        chance = self._chance
+        return RouterConfig(
+            replicas=tuple(replica.spec for replica in self.replicas),
+            client_paths=(TOOL,),
+            keys=self.keys,
+            demand_key=bool(self.keys),
+            health_interval_s=chance.choice((0.5, 2.0)),
+            policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
+            replica_limit=chance.choice((1, 2, 8, 512)),
+            queue_size=chance.choice((1, 2, 1024)),
+            queue_timeout_s=QUEUE_TIMEOUT_S,
+            first_token_timeout_s=10.0,
+            idle_timeout_s=120.0 if all(type(replica) is ScriptedReplica for replica in self.replicas) else 10.0,
+        )
+
+    async def _restart(self, until_s: float) -> None:
+        """In some worlds, restart the router now and then, in order."""
+        chance = random.Random(f"{self.seed} router")
+        while self._restarts and self.loop.time() < until_s:
+            await asyncio.sleep(min(chance.expovariate(1 / 20), until_s - self.loop.time()))
+            self.say("router", "drains")
+            await self._at(self.host, self._end())
+            await asyncio.sleep(chance.choice((SETTLES_S, 1.0)))
+            self.audit.ended(self.host)
+            await self._at(self.host, self._start())
+            self.say("router", "is there again")
+
+    async def _end(self) -> None:
+        front = self.audit.front
+        assert front is not None, "it was started"
+        self.audit.drained(await front.drain(DRAINS_S))
+        self.audit.front = None
         await front.close()
 
     def _at(self, host: Host, work: Any) -> "asyncio.Task[Any]":
