@@ -440,7 +440,7 @@ class TieredWorld(World):
         assert self.resolver.digest() == self.mirror.digest()
         for medium, keys in resident.items():
             assert self.resolver.keys(medium) == keys
-            holders = self.index._media.get(medium)
+            holders = self.index.pools.get((medium, 0))
             assert set(() if holders is None else holders.of(self.replica)) == keys
         again = Resolver(MODEL, native=True)
         again.apply(list(self.mirror.events()))
