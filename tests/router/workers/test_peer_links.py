@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ async def test_a_request_to_a_replica_that_came_later_counts_at_the_other_router
         for running in (one, other):
             running.member("r0").health.drain()
             running.front.upkeep.add(late.spec)
-            await until(lambda running=running: up(running.front, {"r1": late}), "it takes requests")
+            await until(partial(up, running.front, {"r1": late}), "it takes requests")
         async with connect(one.port) as client:
             client.send("POST", CHAT, chat())
             await until(lambda: in_flight(other, "r1") == (0, 1), "the other counts it")
