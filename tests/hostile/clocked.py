@@ -22,7 +22,7 @@ import uvloop
 
 from api.process.lifeline import die_with_parent
 from router.config import RouterConfig
-from router.http import front as http
+from router.http import front as connections
 from router.process.front import Front
 from router.process.server import SWITCH_S, THRESHOLD
 from router.proxy.exchange import Exchange
@@ -102,7 +102,7 @@ async def answer() -> None:
 
 def plant(path: str) -> None:
     """Have one route parse its bodies where all of them are served."""
-    served = vars(http)["serve"]
+    served = vars(connections)["serve"]
 
     def parses_first(request: Request, exchange: Exchange) -> None:
         if exchange.scope["path"] == path:
@@ -111,7 +111,7 @@ def plant(path: str) -> None:
                     json.loads(bytes(exchange.body))
         served(request, exchange)
 
-    vars(http)["serve"] = parses_first
+    vars(connections)["serve"] = parses_first
 
 
 if __name__ == "__main__":
