@@ -34,7 +34,7 @@ REPORTS_S = 0.25
 TOOL = "/v1/tool"  # a path that the router does not know, and so may not repeat
 EFFECT_S = 0.4
 PREFILL_TOKENS_PER_S = 4_000.0
-KNOWN_S = 0.6  # after what the replica has said: it has arrived, and what was sent before has come
+KNOWN_S = 0.9  # after what the replica has said: it has arrived, and what was sent before has come
 
 
 def tokens_of(prompt: bytes, count: int) -> list[int]:
