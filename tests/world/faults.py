@@ -49,9 +49,7 @@ class Faults:
             chance = random.Random(f"{self._seed} {name}")
             await asyncio.sleep(min(chance.expovariate(1 / self._every_s), until_s - loop.time()))
             if chance.random() < 0.7:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(AWAITED_S):
-                        await replica.moment(chance.choice(MOMENTS))
+                await self._moment(replica, chance.choice(MOMENTS))
             if loop.time() >= until_s:
                 return
             kind = chance.choice(self._kinds)
@@ -60,6 +58,13 @@ class Faults:
                 replica.is_troubled, self._chance = True, chance
                 await kind(self, replica)
                 replica.is_troubled = False
+
+    @staticmethod
+    async def _moment(replica: ScriptedReplica, what: str) -> None:
+        """Wait for it for a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AWAITED_S):
+                await replica.moment(what)
 
     async def kill(self, replica: ScriptedReplica) -> None:
         replica.kill()
@@ -90,6 +95,8 @@ class Faults:
 
     async def restart(self, replica: ScriptedReplica) -> None:
         """In order: it drains, ends, and is there again; or somebody has thought better of it."""
+        if self._chance.random() < 0.5:
+            await self._moment(replica, "health check")  # whose answer may arrive after that of a request
         replica.drain()
         await asyncio.sleep(self._chance.choice((0.0, 0.1, 1.0, 5.0)))
         if self._chance.random() < 0.3:

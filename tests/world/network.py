@@ -20,7 +20,7 @@ from tests.world.loop import WorldLoop
 
 HERE: ContextVar["Host"] = ContextVar("host")  # that the running code belongs to
 DELAYS_S = (0.0, 0.0, 0.0001, 0.0001, 0.0002, 0.0005, 0.001, 0.004)  # few values, so that many moments coincide
-SLOW_DELAYS_S = (0.005, 0.02, 0.1)  # of some connections
+SLOW_DELAYS_S = (0.005, 0.05, 0.3)  # of some connections
 WINDOWS = (2_048, 16_384, 65_536, 262_144)  # bytes under way and unread
 MOST_READ = 262_144
 HIGH_WATER = 65_536

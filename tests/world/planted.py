@@ -146,6 +146,13 @@ BUGS = (
         "resend = True",
     ),
     Bug(
+        "given-up-is-complete",
+        "A stream that vLLM gives up passes as a complete one.",
+        "router.proxy.answer",
+        "and (before := events.before_abort(body)) is not None:",
+        "and (before := None) is not None:",
+    ),
+    Bug(
         "stuck-stream",
         "A stream waits on a connection that has died in a silence, though its replica is heard again.",
         "router.core",
@@ -153,6 +160,9 @@ BUGS = (
         "return False",
     ),
 )
+
+
+MOST_SHOWN = 120  # characters of what was found
 
 
 class _Loader(SourceFileLoader):
@@ -198,7 +208,7 @@ def hunt(bug: Bug, first: int, seconds: float) -> str:
         if failures or took_s > seconds:
             break
     found = f"{tried} | {took_s:.0f} s | {failures[0]}" if failures else f"not in {tried} | {took_s:.0f} s | "
-    return f"| `{bug.name}` | {bug.what} | {found[:200]} |"
+    return f"| `{bug.name}` | {bug.what} | {found[:MOST_SHOWN]} |"
 
 
 @click.command()

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from httptools import HttpRequestParser, parse_url
 
-from api.native import FRAMES_TYPE, encode_frame, pack_ids, unpack_ids, unwrap
+from api.native import FRAMES_TYPE, encode_frame, encode_use, pack_ids, unpack_ids, unwrap
 from api.openai.engine_requests import TokenizeRequest
-from api.openai.requests import read
+from api.openai.requests import ChatRequest, read
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer
 from events.blocks import block_keys, root_key
@@ -34,7 +34,7 @@ REPORTS_S = 0.25
 TOOL = "/v1/tool"  # a path that the router does not know, and so may not repeat
 EFFECT_S = 0.4
 PREFILL_TOKENS_PER_S = 4_000.0
-KNOWN_S = 0.6  # after what the replica has said: it has arrived, and what was sent before has come
+KNOWN_S = 0.9  # after what the replica has said: it has arrived, and what was sent before has come
 
 
 def tokens_of(prompt: bytes, count: int) -> list[int]:
@@ -313,9 +313,10 @@ class Answering:
         """Read what is asked, and prepare the pieces of the answer; return the prompt and the whole answer's tokens."""
         native, asked = unwrap(body)
         fields = json.loads(asked)
-        [prompt] = native.prompts
+        # A router that does not know the tokens leaves them to us.
+        prompt = native.prompts[0] if native.prompts else pack_ids(PROMPTS.chat(read(asked, ChatRequest)))
         self.said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
-        self.salt = native.cache_salt
+        self.salt, self._tells_use = native.cache_salt, native.tells_use
         tokens, told = tokens_of(prompt, fields["max_tokens"]), (native.response_id, native.created)
         if fields["stream"]:
             self._content_type, pieces = SSE, stream_of(tokens, self.said, *told)
@@ -333,6 +334,8 @@ class Answering:
         if is_first:
             told = {"content_type": FRAMES_TYPE, "x_warmroute_content_type": self._content_type}
             self._transport.write(head_of(200, {**told, "x_warmroute_cached_tokens": str(self.cached)}, None))
+            if self._tells_use:
+                self._chunk(encode_use(self.prompt_tokens - self._cached, self._cached))
         self._chunk(encode_frame(0, tokens, piece))
 
     def _chunk(self, part: bytes) -> None:

@@ -31,7 +31,7 @@ CALM_S = 10.0  # after the last fault: then the router knows everything again
 DRAINS_S = 60.0  # at most: longer than any request
 STEP_S = 0.5  # between two looks at everything
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
-SLOW_SHARES = (0.0, 0.02, 0.5)  # of connections
+SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
 VLLM_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)  # of the replicas; the others are ours
 TENANTS = ("red", "green", "blue")
 SPOKEN = ("router", "events", "api", "asyncio")
@@ -48,14 +48,17 @@ class World:
         self.timeline: list[str] = []
         self._is_disturbed, self._left_out = faults, left_out
         chance = self._chance = random.Random(f"{seed} script")
-        self.loop = WorldLoop(random.Random(f"{seed} loop"), chance.choice(GRAINS_S))
+        self._is_crowded = chance.random() < 0.25  # all ask at once, and there is hardly any room
+        grain_s = max(GRAINS_S) if self._is_crowded else chance.choice(GRAINS_S)
+        self.loop = WorldLoop(random.Random(f"{seed} loop"), grain_s)
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
         self.host = self.network.host("router")
         share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
         engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
         self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
-        self.keys = tuple(map(self._key, TENANTS)) if chance.random() < 0.5 else ()
+        has_keys = not self._is_crowded and chance.random() < 0.6
+        self.keys = tuple(map(self._key, TENANTS)) if has_keys else ()
         self._restarts = chance.random() < 0.3
         self._config = msgspec.structs.replace(self._draw(), **settings)
         self.audit = Audit(self.keys, self.replicas)
@@ -114,7 +117,7 @@ class World:
     def _clients(self) -> list[Asking]:
         chance = self._chance
         beginnings = ["", *(" ".join(chance.choices(WORDS, k=60)) + "\n" for _ in range(3))]
-        together_s = chance.choice((0.0, 1.0))
+        together_s = 1.0 if self._is_crowded else chance.choice((0.0, 0.0, 1.0))
         clients = []
         for number in range(chance.randrange(2, 9)):
             name, own = f"c{number}", random.Random(f"{self.seed} client {number}")
@@ -152,8 +155,8 @@ class World:
             demand_key=bool(self.keys),
             health_interval_s=chance.choice((0.5, 2.0)),
             policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
-            replica_limit=chance.choice((1, 2, 8, 512)),
-            queue_size=chance.choice((1, 2, 1024)),
+            replica_limit=1 if self._is_crowded else chance.choice((2, 8, 512)),
+            queue_size=2 if self._is_crowded else chance.choice((2, 1024, 1024)),
             queue_timeout_s=QUEUE_TIMEOUT_S,
             first_token_timeout_s=10.0,
             idle_timeout_s=120.0 if all(type(replica) is ScriptedReplica for replica in self.replicas) else 10.0,
