@@ -10,13 +10,13 @@ import pytest
 from tests.house import PACKAGES, ROOT, Measures, floors, importers, measured, modules, private_helpers, reach, rooms
 
 BUDGETS = {
-    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=7_758),
+    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=7_779),
     "engines": Measures(rooms=9, floors=4, in_circles=0, files=9, lines=1_618),
     "events": Measures(rooms=17, floors=8, in_circles=0, files=17, lines=10_762),
-    "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_617),
+    "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_600),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_422),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=12, lines=9_639),
-    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_639),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_623),
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=30_432),
 }
 HELPERS_USED_ONCE = 0.525  # of the private ones

@@ -14,9 +14,9 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from api.process.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent, module
 from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
-from fleet.host.child import LAST_LINES, TAIL_BYTES, module
+from fleet.host.child import LAST_LINES, TAIL_BYTES
 
 LOOK_S = 0.05
 READY = "Ctrl-C ends everything."  # what `warmroute up` says last, once all can be asked
