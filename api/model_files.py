@@ -1,8 +1,10 @@
 """Reads files that somebody has named, such as those of a model's folder: regular ones, with a limit of their size."""
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 MOST_BYTES = 64 * 1024 * 1024  # the index of a large checkpoint has some 20 MB
 MOST_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 40 MB
@@ -14,8 +16,19 @@ def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
     return read_bytes_of(file, most_bytes).decode()
 
 
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a file that must hold one JSON object. ValueError, with its name, for any other."""
+    try:
+        content = json.loads(read_model_file(file))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}; it must be an object")
+    return content
+
+
 def read_bytes_of(file: Path | str, most_bytes: int) -> bytes:
-    """The same of a file that is no text. A pipe would be waited for, and some devices have no end."""
+    """Read a file that is no text. A pipe would be waited for, and some devices have no end."""
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
         _check(file, os.fstat(opened.fileno()), most_bytes)
         content = opened.read(most_bytes + 1)  # it may be longer than it says, as those in /proc are

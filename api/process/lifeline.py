@@ -1,4 +1,4 @@
-"""A child that dies with its parent, however the parent ends."""
+"""Child processes: the command of one of our modules, and how a child dies with its parent, however that ends."""
 
 import ctypes
 import os
@@ -11,6 +11,22 @@ PR_SET_PDEATHSIG = 1
 
 # A parent's pid, set for a child that must not outlive it: the child may start after the parent died.
 PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
+
+
+def current_folder() -> str | None:
+    """Return the current folder; None if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+_SAFE = () if "" in sys.path or current_folder() in sys.path else ("-P",)  # asked once, while it is there
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """The child sees the current folder as a place of modules only if this process does."""
+    return [sys.executable, *_SAFE, "-m", name, *arguments]
 
 
 def die_with_parent(parent_pid: int) -> None:

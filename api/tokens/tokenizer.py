@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeGuard
 
 from tokenizers import Tokenizer as Tokenizers
 
-from api.model_files import MOST_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES, check_size, read_model_file
+from api.model_files import MOST_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES, check_size, read_model_file, read_object
 from api.tokens.bounds import max_bytes_per_token
 from api.tokens.cuts import safe_cuts
 from api.tokens.encoder import Encoder
@@ -193,15 +193,7 @@ def _loaded(file: Path) -> Tokenizers:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(read_model_file(file))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}; it must be an object")
-    return content
+    return read_object(file) if file.is_file() else {}
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -6,13 +6,12 @@ import os
 import re
 import signal
 import stat
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.process.lifeline import PARENT_VARIABLE
+from api.process.lifeline import PARENT_VARIABLE, current_folder
 from fleet.host.report import ReplicaAddress
 
 LAST_LINES = 12
@@ -20,22 +19,6 @@ TAIL_BYTES = 16 * 1024
 MOST_BYTES = 4 * 1024 * 1024
 LONGEST_LOG_BYTES = 64 * 1024 * 1024
 LOG_ENCODING = "utf-8:backslashreplace"  # independent of this process's terminal
-
-
-def _current_folder() -> str | None:
-    """Return the current folder; None if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
-
-
-_SAFE = () if "" in sys.path or _current_folder() in sys.path else ("-P",)  # asked once, while it is there
-
-
-def module(name: str, *arguments: str) -> list[str]:
-    """The command of one of our modules. It sees the current folder as a place of modules only if this process does."""
-    return [sys.executable, *_SAFE, "-m", name, *arguments]
 
 
 def open_log(path: Path, flags: int) -> int:
@@ -112,7 +95,7 @@ class Child:
             stdout=log.descriptor,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | environment | {PARENT_VARIABLE: str(os.getpid()), "PYTHONIOENCODING": LOG_ENCODING},
-            cwd=_current_folder() or os.sep,  # hardly a program starts in a folder that is gone
+            cwd=current_folder() or os.sep,  # hardly a program starts in a folder that is gone
             start_new_session=True,  # Ctrl-C in a terminal is for the fleet, which drains its front first
         )
         return cls(process, log, begin)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from api.process.lifeline import module
 from engines import SERVERS
 from engines.profile import ServerCommand
-from fleet.host.child import module
 from fleet.host.report import ReplicaAddress
 from fleet.plan import FOREIGN, ModelPlan, Task
 

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from api.http.server import listen
-from api.process.lifeline import PARENT_VARIABLE
+from api.process.lifeline import PARENT_VARIABLE, module
 from fleet.control.controller import Controller, StateStore, room_here
 from fleet.control.hosts import LocalHosts
 from fleet.control.serving import Serving
-from fleet.host.child import LAST_LINES, module, open_log
+from fleet.host.child import LAST_LINES, open_log
 from fleet.on_ray.cleanup import clear_orphans, clear_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
 from fleet.on_ray.settings import LOOPBACK

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from api.process.lifeline import die_with_parent
+from api.process.lifeline import die_with_parent, module
 from events.tool.words import printable
 from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
 from fleet.commands.client import FleetClient
 from fleet.commands.view import ReplicaView
 from fleet.display import has_cursor
-from fleet.host.child import LAST_LINES, Log, module
+from fleet.host.child import LAST_LINES, Log
 from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
 from router.console.asking import Client

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import re
-import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ import msgspec
 
 from api.errors import ApiError, invalid, queue_full
 from api.openai.constraints import Asked, Constraint
+from api.process.lifeline import module
 
 LENGTH_BYTES = 4
 LIMIT_S = 5.0  # for one constraint, by the clock
@@ -88,9 +88,7 @@ class Checker:
                 message = "llguidance is not installed here, which constrains answers; install 'warmroute[replica]'"
                 raise ApiError(501, message, "server_error", code="not_installed")
             vocabulary = await self.vocabulary()
-            safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
-            command = [sys.executable, *safe, "-m", "replica.grammar.trial", str(os.getpid())]
-            pipe = asyncio.subprocess.PIPE
+            command, pipe = module("replica.grammar.trial", str(os.getpid())), asyncio.subprocess.PIPE
             self._child = await asyncio.create_subprocess_exec(
                 *command, stdin=pipe, stdout=pipe, start_new_session=True
             )

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from api.process.lifeline import module
 from api.process.own_folder import OwnFolder
 from events.native import Load
 from replica import messages
@@ -331,9 +331,7 @@ class EngineClient:
 
 
 def engine_command() -> list[str]:
-    """The child sees the current folder as a place of modules only if this process does."""
-    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
-    return [sys.executable, *safe, "-m", "replica.process"]
+    return module("replica.process")
 
 
 async def _start_process(command: Sequence[str], config: EngineConfig) -> asyncio.subprocess.Process:

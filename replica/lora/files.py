@@ -16,8 +16,8 @@ from safetensors.torch import load
 from torch import Tensor
 from xxhash import xxh3_128
 
-from api.model_files import read_bytes_of
-from replica.model.config import QUOTED_AT_MOST, ModelConfig, read_object
+from api.model_files import read_bytes_of, read_object
+from replica.model.config import QUOTED_AT_MOST, ModelConfig
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

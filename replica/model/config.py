@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from api.model_files import read_model_file
+from api.model_files import read_object
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -92,17 +92,6 @@ def read_config(folder: Path) -> ModelConfig:
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout") from error
     return parse_config(fields, str(file))
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """A file that must hold one JSON object. ValueError, with its name, for any other."""
-    try:
-        content = json.loads(read_model_file(file))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}; it must be an object")
-    return content
 
 
 def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:

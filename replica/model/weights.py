@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
-from replica.model.config import read_object
+from api.model_files import read_object
 from replica.model.progress import progress_of
 
 log = logging.getLogger(__name__)

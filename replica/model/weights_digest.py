@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from replica.model.config import ModelConfig, read_object
+from api.model_files import read_object
+from replica.model.config import ModelConfig
 from replica.model.demo import cache_folder
 from replica.model.progress import progress_of
 from replica.model.weights import GGUF_FILE, INDEX_FILE, SINGLE_FILE

@@ -7,7 +7,6 @@ without it, and the engine may be waiting for it in a collective.
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 from msgspec import Struct
 
+from api.process.lifeline import module
 from replica.parallel.messages import Failed, encode
 
 Answer = TypeVar("Answer")
@@ -52,10 +52,8 @@ class Followers:
             for rank, start in enumerate(starts, start=1):
                 ours, theirs = Pipe()
                 with theirs:
-                    # The child sees the current folder as a place of modules only if this process does.
-                    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
                     process = subprocess.Popen(
-                        [sys.executable, *safe, "-m", program, str(theirs.fileno()), str(os.getpid())],
+                        module(program, str(theirs.fileno()), str(os.getpid())),
                         stdin=subprocess.DEVNULL,
                         pass_fds=[theirs.fileno(), *start.descriptors],
                     )
