@@ -49,19 +49,12 @@ class Context:
 
 
 class ContextStep:
-    def __init__(self, decodes: Sequence[Span], prefills: Sequence[Span], block_size: int) -> None:
-        spans = [*decodes, *prefills]
-        contexts = [_context(span, block_size) for span in spans]
-        self.decodes = contexts[: len(decodes)]
-        self.prefills = contexts[len(decodes) :]
-        self.decoding = len(decodes)
-        self.prefilling = sum(span.tokens for span in prefills)
-        self.positions = torch.cat([torch.arange(span.start, span.start + span.tokens) for span in spans])
-        self.slots = torch.cat([context.slots[context.start :] for context in contexts])
-
-
-def _context(span: Span, block_size: int) -> Context:
-    length = span.start + span.tokens
-    blocks = torch.tensor(span.blocks[: -(-length // block_size)], dtype=torch.int64)
-    slots = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
-    return Context(slots, span.start, span.tokens)
+    def __init__(self, spans: Sequence[Span], block_size: int) -> None:
+        self.contexts: list[Context] = []
+        for span in spans:
+            length = span.start + span.tokens
+            blocks = torch.tensor(span.blocks[: -(-length // block_size)], dtype=torch.int64)
+            slots = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
+            self.contexts.append(Context(slots, span.start, span.tokens))
+        self.positions = torch.cat([torch.arange(context.start, context.length) for context in self.contexts])
+        self.slots = torch.cat([context.slots[context.start :] for context in self.contexts])

@@ -28,15 +28,10 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class CpuAttention(Attention[ContextStep]):
     name = "cpu"
 
-    def decode(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
+    def attend(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
         attend = exact if queries.dtype == torch.float32 else fused
-        rows = [attend(row[None], cache, context) for row, context in zip(queries, step.decodes, strict=True)]
-        return torch.cat(rows) if len(rows) > 1 else rows[0]
-
-    def prefill(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
-        attend = exact if queries.dtype == torch.float32 else fused
-        chunks = queries.split([context.tokens for context in step.prefills])
-        rows = [attend(chunk, cache, context) for chunk, context in zip(chunks, step.prefills, strict=True)]
+        chunks = queries.split([context.tokens for context in step.contexts])
+        rows = [attend(chunk, cache, context) for chunk, context in zip(chunks, step.contexts, strict=True)]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
@@ -98,7 +93,15 @@ def _tile(queries: Tensor, keys: Piecewise | Whole, values: Piecewise | Whole, s
     scores = matrix.new_empty(kv_heads, matrix.shape[1], visible)
     for begin, end in partitions:
         scores[:, :, begin:end] = torch.bmm(matrix, keys.partition(begin, end).transpose(1, 2))
-    _hide_later_tokens(scores, start, rows, group)
+    # Hide the tokens after each row's own.
+    if rows == 1:
+        scores[:, :, start + 1 :] = -torch.inf
+    else:
+        seen_by_all = (start + 1) // GRAIN * GRAIN
+        positions = torch.arange(start, start + rows).repeat_interleave(group)
+        positions = functional.pad(positions, (0, missing), value=start)
+        hidden = torch.arange(seen_by_all, visible) > positions[:, None]
+        scores[:, :, seen_by_all:].masked_fill_(hidden, -torch.inf)
     scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     result, total = torch.zeros_like(matrix), matrix.new_zeros(())
     for begin, end in partitions:
@@ -108,16 +111,6 @@ def _tile(queries: Tensor, keys: Piecewise | Whole, values: Piecewise | Whole, s
         grains = part.unflatten(-1, (-1, GRAIN)).sum(-1)
         total = total + functional.pad(grains, (0, PARTITION // GRAIN - grains.shape[2])).sum(-1, keepdim=True)
     return (result / total)[:, : rows * group].view(kv_heads, rows, group, head_dim)
-
-
-def _hide_later_tokens(scores: Tensor, start: int, rows: int, group: int) -> None:
-    if rows == 1:
-        scores[:, :, start + 1 :] = -torch.inf
-        return
-    seen_by_all = (start + 1) // GRAIN * GRAIN
-    positions = torch.arange(start, start + rows).repeat_interleave(group)
-    positions = functional.pad(positions, (0, scores.shape[1] - len(positions)), value=start)
-    scores[:, :, seen_by_all:].masked_fill_(torch.arange(seen_by_all, scores.shape[2]) > positions[:, None], -torch.inf)
 
 
 def _grains(tokens: int) -> int:
@@ -143,7 +136,11 @@ def fused(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
         spread = (_at(memory, context.own)[:, None].expand(-1, grouped.shape[2], -1, -1) for memory in cache)
         attended, sums = _flash(grouped.transpose(1, 2), *spread, is_causal=True)
         parts.append((attended.transpose(1, 2), sums.transpose(1, 2)))
-    return _joined(parts).transpose(0, 1).reshape(rows, heads, head_dim)
+    result = parts[0][0]
+    if len(parts) > 1:  # each part counts by its share of the sum
+        shares = torch.stack([sums for _, sums in parts]).softmax(0).unsqueeze(-1)
+        result = torch.stack([attended for attended, _ in parts]).mul(shares).sum(0).to(result.dtype)
+    return result.transpose(0, 1).reshape(rows, heads, head_dim)
 
 
 def _at(memory: Tensor, place: Place) -> Tensor:
@@ -151,12 +148,3 @@ def _at(memory: Tensor, place: Place) -> Tensor:
     slots = memory.flatten(0, 1)
     found = slots[place] if isinstance(place, slice) else slots.index_select(0, place)
     return found.transpose(0, 1)
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention to all tokens, from that to some of them each."""
-    if len(parts) == 1:
-        return parts[0][0]
-    shares = torch.stack([sums for _, sums in parts]).softmax(0).unsqueeze(-1)
-    total = torch.stack([attended for attended, _ in parts]).mul(shares).sum(0)
-    return total.to(parts[0][0].dtype)

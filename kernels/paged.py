@@ -1,11 +1,10 @@
 """The interface of attention over paged KV memory; `kernels.reference` specifies the result of every backend.
 
-A step's rows are tokens: first one of each sequence that decodes, then the prefills, sequence by sequence. A step goes
+A step's rows are tokens, sequence by sequence; for a GPU, those come first that decode, with one row each. A step goes
 
     copy      the beginnings of blocks that other blocks share          all layers at once      `kernels.pointwise`
     store     the rows' keys and values into their blocks               for each layer          `kernels.pointwise`
-    decode    the rows that decode, each against its own sequence       for each layer
-    prefill   the other rows, each against its sequence up to itself    for each layer
+    attend    the rows, each against its own sequence up to itself      for each layer
 
 A backend of a CPU is told of each sequence by itself (`kernels.contexts`), one of a GPU of all (`kernels.tables`).
 
@@ -54,18 +53,5 @@ class Attention(ABC, Generic[OwnStep]):
         return None
 
     @abstractmethod
-    def decode(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:
-        """Attend each decoding row to the KV of its sequence."""
-
-    @abstractmethod
-    def prefill(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:
-        """Attend the prefill rows, in order, each to the KV up to its own token."""
-
     def attend(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:
-        """Attend all rows of a step."""
-        if not step.prefilling:
-            return self.decode(queries, cache, step)
-        if not step.decoding:
-            return self.prefill(queries, cache, step)
-        decoded = self.decode(queries[: step.decoding], cache, step)
-        return torch.cat((decoded, self.prefill(queries[step.decoding :], cache, step)))
+        """Attend each row of a step to the KV of its sequence up to its own token."""

@@ -17,24 +17,20 @@ TOKENS = 256  # that are gathered at once: 64 MB of keys of 8 heads of 128
 class PlainAttention(Attention[TableStep]):
     name = "torch"
 
-    def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        return _attended(queries, cache, step.tables[: step.decoding], step.lengths[: step.decoding], step.longest)
+    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
+        rows = torch.arange(len(queries), device=queries.device, dtype=step.starts.dtype)
+        sequences = (torch.searchsorted(step.starts, rows, right=True) - 1).clamp(max=len(step.lengths) - 1)
+        visible = step.lengths[sequences] - (step.starts[sequences + 1] - 1 - rows).clamp(min=0)
+        attended = []
+        for first in range(0, len(queries), ROWS):
+            tile = slice(first, first + ROWS)
+            tables = step.tables[sequences[tile]]
+            attended.append(attend_tile(queries[tile], cache, tables, visible[tile], step.longest))
+        return torch.cat(attended)
 
-    def prefill(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        starts, lengths = step.starts[step.decoding :], step.lengths[step.decoding :]
-        rows = torch.arange(step.decoding, step.decoding + len(queries), device=queries.device, dtype=starts.dtype)
-        sequences = (torch.searchsorted(starts, rows, right=True) - 1).clamp(max=len(lengths) - 1)
-        visible = lengths[sequences] - (starts[sequences + 1] - 1 - rows).clamp(min=0)
-        return _attended(queries, cache, step.tables[step.decoding :][sequences], visible, step.longest)
 
-
-def _attended(queries: Tensor, cache: LayerCache, tables: Tensor, visible: Tensor, longest: int) -> Tensor:
+def attend_tile(queries: Tensor, cache: LayerCache, tables: Tensor, visible: Tensor, longest: int) -> Tensor:
     """Attend each row to the visible first tokens of its own table."""
-    tiles = [slice(first, first + ROWS) for first in range(0, len(queries), ROWS)]
-    return torch.cat([_tile(queries[tile], cache, tables[tile], visible[tile], longest) for tile in tiles])
-
-
-def _tile(queries: Tensor, cache: LayerCache, tables: Tensor, visible: Tensor, longest: int) -> Tensor:
     rows, heads, head_dim = queries.shape
     block_size, kv_heads = cache.keys.shape[1:3]
     own = (queries.float() * head_dim**-0.5).view(rows, kv_heads, heads // kv_heads, head_dim)

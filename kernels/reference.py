@@ -10,12 +10,8 @@ from kernels.paged import Attention, LayerCache
 class ReferenceAttention(Attention[ContextStep]):
     name = "reference"
 
-    def decode(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
-        tokens = [(context, context.start) for context in step.decodes]
-        return torch.stack([attend_one(row, cache, *token) for row, token in zip(queries, tokens, strict=True)])
-
-    def prefill(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
-        tokens = [(context, position) for context in step.prefills for position in range(context.start, context.length)]
+    def attend(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
+        tokens = [(context, position) for context in step.contexts for position in range(context.start, context.length)]
         return torch.stack([attend_one(row, cache, *token) for row, token in zip(queries, tokens, strict=True)])
 
 

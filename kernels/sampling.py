@@ -26,23 +26,16 @@ def draw(
         weights = ((values.double() - peaks.double()) / temperatures).exp()
         return weights.masked_fill((values < cutoffs) | (weights < min_ps.unsqueeze(1)), 0)
 
-    weights = weigh(logits)
-    ends = _nucleus_ends(weigh(ordered), top_ps.unsqueeze(1))
-    out.copy_(torch.where(certain, best, _picked(weights.masked_fill(weights < ends, 0), wheres.unsqueeze(1))))
-
-
-def _nucleus_ends(largest: Tensor, top_ps: Tensor) -> Tensor:
-    """The smallest weight within `top_p` of the whole, for weights in descending order."""
+    # Find the smallest weight within `top_p` of the whole.
+    largest, top_ps = weigh(ordered), top_ps.unsqueeze(1)
     sums = largest.cumsum(1)
     places = torch.searchsorted(sums, top_ps * sums[:, -1:])
-    ends = largest.gather(1, places.clamp(max=largest.shape[1] - 1))
-    return ends.masked_fill((top_ps >= 1) | (places == largest.shape[1]), 0)
-
-
-def _picked(weights: Tensor, wheres: Tensor) -> Tensor:
-    """The positions whose share of the whole holds these points; their weight is never 0."""
+    ends = largest.gather(1, places.clamp(max=vocab - 1)).masked_fill((top_ps >= 1) | (places == vocab), 0)
+    weights = weigh(logits)
+    weights = weights.masked_fill(weights < ends, 0)
+    # Pick the positions whose share of the whole holds these points; their weight is never 0.
     sums = weights.cumsum(1)
-    places = torch.searchsorted(sums, wheres * sums[:, -1:], right=True).clamp(max=weights.shape[1] - 1)
-    numbers = torch.arange(weights.shape[1], device=weights.device)
-    last = torch.where(weights > 0, numbers, 0).amax(1, keepdim=True)
-    return torch.where(weights.gather(1, places) > 0, places, last).squeeze(1)
+    places = torch.searchsorted(sums, wheres.unsqueeze(1) * sums[:, -1:], right=True).clamp(max=vocab - 1)
+    last = torch.where(weights > 0, torch.arange(vocab, device=weights.device), 0).amax(1, keepdim=True)
+    picked = torch.where(weights.gather(1, places) > 0, places, last).squeeze(1)
+    out.copy_(torch.where(certain, best, picked))

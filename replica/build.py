@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
 from kernels.backends import choose
@@ -14,7 +15,8 @@ from replica.cpu.leader import lead
 from replica.cpu.runner import NativeRunner, load
 from replica.model.config import read_config
 from replica.model.sizing import CPU_KV_CACHE_GB, GIGABYTE, blocks_in
-from replica.parallel.shares import kv_copies
+from replica.parallel.memory import kv_form
+from replica.parallel.shares import WHOLE, kv_copies
 from replica.runners.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -47,11 +49,16 @@ def build_on_cpu(config: EngineConfig) -> NativeRunner:
         log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
     bytes_per_token = model_config.kv_bytes_per_token(config.dtype) * kv_copies(model_config, ranks)
     num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
-    config = msgspec.structs.replace(config, num_blocks=num_blocks)
+    # No request is longer than the cache, whatever a config.json claims: the model keeps a row for each position.
+    longest = min(config.max_model_len, num_blocks * config.block_size)
+    config = msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=longest)
     if ranks > 1:
         runner: NativeRunner = lead(config, model_config, choice.attention)
     else:
-        runner = NativeRunner(load(config, model_config), choice.attention, num_blocks, config.block_size)
+        form = kv_form(config, model_config, WHOLE)
+        # The system gives numpy's zeros when they are first written; torch's own would take all of them at once.
+        kv = np.zeros(form.shape, np.uint8)
+        runner = NativeRunner(load(config, model_config), choice.attention, form, kv)
     log.info(
         "%s: %s, %.1f M parameters, %s, attention %s, %s, %.2f GB of KV",
         folder.name,

@@ -12,7 +12,6 @@ import click
 from api.process.lifeline import die_with_parent, parent_pid
 from api.process.options import SettingsCommand
 from api.process.settings import Unusable
-from replica.config import ReplicaConfig
 from replica.model.locate import SMOLLM2
 from replica.settings.configure import config_from
 from replica.settings.options import TABLE
@@ -47,17 +46,13 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     if config.die_with_parent:
         die_with_parent(parent_pid())
     if config.tokenizer is None and ctx.params["model"] != "demo":
-        click.echo(f"Note: {no_tokenizer(ctx.params['model'], config)}", err=True)
+        said = f"{ctx.params['model']!r} has no tokenizer.json, and there is no --tokenizer: every byte is a token"
+        if config.engine.engine != "simulated":
+            said += ", which this model hardly understands; prompts of token ids are unaffected"
+        click.echo(f"Note: {said}", err=True)
     from replica.server import serve  # a web framework: not needed to refuse a setting
 
     return serve(config)
-
-
-def no_tokenizer(model: str, config: ReplicaConfig) -> str:
-    said = f"{model!r} has no tokenizer.json, and there is no --tokenizer: every byte is a token"
-    if config.engine.engine == "simulated":
-        return said
-    return f"{said}, which this model hardly understands; prompts of token ids are unaffected"
 
 
 @click.command()

@@ -228,7 +228,21 @@ class Loop:
         self._log_at_s = time.monotonic() + engine.config.log_interval_s
 
     def run(self) -> None:
-        self._send(self._hello())
+        config, publisher, neighbours = self.engine.config, self.publisher, self.neighbours
+        self._send(
+            messages.Hello(
+                model=config.model,
+                num_blocks=config.num_blocks,
+                block_size=config.block_size,
+                max_model_len=config.max_model_len,
+                endpoints=publisher.endpoints if publisher else None,
+                incarnation=publisher.incarnation if publisher else 0,
+                topic=publisher.config.topic if publisher else "",
+                attention=self.engine.runner.attention_name,
+                kv_read=neighbours.endpoint if neighbours else "",
+                kv_layout=neighbours.kv_layout if neighbours else "",
+            )
+        )
         while not orphaned(self.parent_pid) and self._read():
             for compiled in self.compilations.take():
                 refused = compiled if isinstance(compiled, messages.Refused) else self.engine.submit_all(*compiled)
@@ -255,13 +269,13 @@ class Loop:
                 self.engine.expire_retention()
                 stats = self.engine.stats()
                 stats.cpu_wait_s = cpu_wait_s()
-                if self.neighbours is not None:
-                    stats.neighbours = self.neighbours.snapshot()
-                if self.publisher is not None:
-                    self.publisher.report(stats.load)
+                if neighbours is not None:
+                    stats.neighbours = neighbours.snapshot()
+                if publisher is not None:
+                    publisher.report(stats.load)
                 self._send(stats)
                 if time.monotonic() >= self._log_at_s:
-                    self._log_at_s = time.monotonic() + self.engine.config.log_interval_s
+                    self._log_at_s = time.monotonic() + config.log_interval_s
                     if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
                         log.info("%s", describe(stats))
         self.compilations.close()
@@ -329,21 +343,6 @@ class Loop:
 
     def _send(self, message: messages.FromEngine) -> None:
         self.socket.send(messages.encode(message))
-
-    def _hello(self) -> messages.Hello:
-        config, publisher, neighbours = self.engine.config, self.publisher, self.neighbours
-        return messages.Hello(
-            model=config.model,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_model_len=config.max_model_len,
-            endpoints=publisher.endpoints if publisher else None,
-            incarnation=publisher.incarnation if publisher else 0,
-            topic=publisher.config.topic if publisher else "",
-            attention=self.engine.runner.attention_name,
-            kv_read=neighbours.endpoint if neighbours else "",
-            kv_layout=neighbours.kv_layout if neighbours else "",
-        )
 
 
 def cpu_wait_s() -> float:

@@ -73,53 +73,28 @@ class TritonAttention(Attention[TableStep]):
 
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         results = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        if step.mixed is None:
-            self._decode(queries[: step.decoding], cache, step, results[: step.decoding])
-            self._prefill(queries[step.decoding :], cache, step, results[step.decoding :])
-        else:
-            self._decode(queries, cache, step, results)
-            parts = parts_of(results, mixed_splits(len(queries), cache, step))
-            launch_prefill(queries, cache, step, parts, prefill_grid(queries, cache, step), self._gpu)
-            add_up(parts, results, step)
-        return results
-
-    def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        results = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        self._decode(queries, cache, step, results)
-        return results
-
-    def prefill(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        results = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        self._prefill(queries, cache, step, results)
-        return results
-
-    def _decode(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
+        decoding = step.decoding if step.mixed is None else len(queries)
         plan = self.plan(step, cache) if step.plan is None else step.plan
         if plan is not None:
             sequences = decoders_of(step)
-            launch_decode(queries, cache, step, results, plan[:sequences], plan[sequences:])
-
-    def _prefill(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
-        if len(queries):
-            grid = prefill_grid(queries, cache, step)
-            parts = parts_of(results, min(self._splits(grid.tiles, cache), -(-step.longest // SHORT)))
-            launch_prefill(queries, cache, step, parts, grid, self._gpu)
-            add_up(parts, results, step)
-
-    def _splits(self, programs: int, cache: LayerCache) -> int:
-        """The number of splits for a number of programs per KV head."""
-        return min(MAX_SPLITS, power_of_two(-(-self._gpu.processors // (programs * cache.keys.shape[2]))))
+            shares = plan[:sequences], plan[sequences:]
+            launch_decode(queries[:decoding], cache, step, results[:decoding], *shares)
+        prompts, of_prompts = queries[step.decoding :], results[step.decoding :]
+        if len(prompts):
+            grid, kv_heads = prefill_grid(prompts, cache, step), cache.keys.shape[2]
+            if step.mixed is None:
+                most = min(MAX_SPLITS, power_of_two(-(-self._gpu.processors // (grid.tiles * kv_heads))))
+            else:
+                most = min(MIXED_SPLITS, MIXED_PROGRAMS // (len(step.lengths) * kv_heads), MIXED_PARTS // len(prompts))
+            parts = parts_of(of_prompts, max(1, min(most, -(-step.longest // SHORT))))
+            launch_prefill(prompts, cache, step, parts, grid, self._gpu)
+            add_up(parts, of_prompts, step)
+        return results
 
 
 def decoders_of(step: TableStep) -> int:
     """Sequences that decode, at most."""
     return step.decoding if step.mixed is None else min(step.prefilling, len(step.lengths))
-
-
-def mixed_splits(rows: int, cache: LayerCache, step: TableStep) -> int:
-    programs = len(step.lengths) * cache.keys.shape[2]
-    most = min(MIXED_SPLITS, MIXED_PROGRAMS // programs, MIXED_PARTS // rows, -(-step.longest // SHORT))
-    return max(1, most)
 
 
 def tried(shape: KvShape, device: str = "cuda") -> TritonAttention:

@@ -4,7 +4,6 @@ All read tables as they are here. vLLM's operators are called themselves: their 
 """
 
 import inspect
-from abc import abstractmethod
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +26,6 @@ WHOLE_TILES = 64
 
 # Versions differ in what they take and in its order, but not in what these mean. What else there is may be left out.
 COMMON = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale"}
-GIVEN, GIVEN2 = COMMON | {"page_table"}, COMMON | {"block_table", "cu_seqlens_k"}
 CONSTANTS: dict[str, Any] = {
     "is_causal": True,
     "window_size_left": -1,
@@ -44,88 +42,50 @@ CONSTANTS: dict[str, Any] = {
 }
 
 
-class FlashAttention(Attention[TableStep]):
-    """One call for any consecutive rows: a decoding row is a prefill of one row."""
+class FlashAttention2(Attention[TableStep]):
+    """An operator of vLLM's libraries, called once for all rows: a decoding row is a prefill of one row."""
 
-    @abstractmethod
-    def call(
-        self, queries: Tensor, cache: LayerCache, step: TableStep, sequences: slice, starts: Tensor, longest_rows: int
-    ) -> Tensor: ...
+    name = "flash2"
+    tables = "block_table"  # versions name them differently
+    starts_of_keys: tuple[str, ...] = ("cu_seqlens_k",)  # wanted, and not read where lengths and tables are given
+
+    def __init__(self, operator: Any) -> None:
+        """Raise RuntimeError if this is no operator that can be called here."""
+        self._operator = operator
+        self._others = others_of(operator, COMMON | {self.tables, *self.starts_of_keys})
 
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        if not step.prefilling:
-            return self.decode(queries, cache, step)
-        return self.call(queries, cache, step, slice(None), step.starts, step.longest_prefill)
+        return self.call(queries, cache, step, step.starts, max(1, step.longest_prefill))
 
-    def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        return self.call(queries, cache, step, slice(step.decoding), step.starts[: step.decoding + 1], 1)
+    def call(
+        self, queries: Tensor, cache: LayerCache, step: TableStep, starts: Tensor | None, longest_rows: int | None
+    ) -> Tensor:
+        """Without starts each sequence has one row: [sequences, 1, heads, head_dim]."""
+        results: list[Tensor] = self._operator(
+            q=queries,
+            k=cache.keys,
+            v=cache.values,
+            cu_seqlens_q=starts,
+            seqused_k=step.lengths,
+            max_seqlen_q=longest_rows,
+            max_seqlen_k=step.longest,
+            softmax_scale=queries.shape[-1] ** -0.5,
+            **{self.tables: step.tables},
+            **dict.fromkeys(self.starts_of_keys, starts),
+            **self._others,
+        )
+        return results[0]
 
-    def prefill(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        starts = step.starts[step.decoding :] - step.decoding
-        return self.call(queries, cache, step, slice(step.decoding, None), starts, step.longest_prefill)
 
-
-class FlashAttention3(FlashAttention):
+class FlashAttention3(FlashAttention2):
     name = "flash3"
+    tables = "page_table"
+    starts_of_keys = ()
 
-    def __init__(self, operator: Any) -> None:
-        """Raise RuntimeError if this is no operator that can be called here."""
-        self._operator = operator
-        self._others = others_of(operator, GIVEN)
-
-    def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        """Sequences of one row each: no starts are needed."""
-        return self.call(queries.unsqueeze(1), cache, step, slice(step.decoding), None, None).squeeze(1)
-
-    def call(
-        self,
-        queries: Tensor,
-        cache: LayerCache,
-        step: TableStep,
-        sequences: slice,
-        starts: Tensor | None,
-        longest_rows: int | None,
-    ) -> Tensor:
-        results: list[Tensor] = self._operator(
-            q=queries,
-            k=cache.keys,
-            v=cache.values,
-            cu_seqlens_q=starts,
-            seqused_k=step.lengths[sequences],
-            max_seqlen_q=longest_rows,
-            max_seqlen_k=step.longest,
-            page_table=step.tables[sequences],
-            softmax_scale=queries.shape[-1] ** -0.5,
-            **self._others,
-        )
-        return results[0]
-
-
-class FlashAttention2(FlashAttention):
-    name = "flash2"
-
-    def __init__(self, operator: Any) -> None:
-        """Raise RuntimeError if this is no operator that can be called here."""
-        self._operator = operator
-        self._others = others_of(operator, GIVEN2)
-
-    def call(
-        self, queries: Tensor, cache: LayerCache, step: TableStep, sequences: slice, starts: Tensor, longest_rows: int
-    ) -> Tensor:
-        results: list[Tensor] = self._operator(
-            q=queries,
-            k=cache.keys,
-            v=cache.values,
-            cu_seqlens_q=starts,
-            cu_seqlens_k=starts,  # wanted, and not read where lengths and tables are given
-            seqused_k=step.lengths[sequences],
-            max_seqlen_q=longest_rows,
-            max_seqlen_k=step.longest,
-            block_table=step.tables[sequences],
-            softmax_scale=queries.shape[-1] ** -0.5,
-            **self._others,
-        )
-        return results[0]
+    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
+        if step.prefilling:
+            return super().attend(queries, cache, step)
+        return self.call(queries.unsqueeze(1), cache, step, None, None).squeeze(1)
 
 
 def others_of(operator: Any, given: set[str]) -> dict[str, Any]:
@@ -220,7 +180,7 @@ def _check_shape(name: str, shape: KvShape) -> None:
         )
 
 
-class VarlenAttention(FlashAttention):
+class VarlenAttention(Attention[TableStep]):
     """torch's own attention over variable lengths, from 2.12 on."""
 
     name = "varlen"
@@ -228,15 +188,13 @@ class VarlenAttention(FlashAttention):
     def __init__(self, function: Any) -> None:
         self._function = function
 
-    def call(
-        self, queries: Tensor, cache: LayerCache, step: TableStep, sequences: slice, starts: Tensor, longest_rows: int
-    ) -> Tensor:
+    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         result: Tensor = self._function(
-            *(queries, *cache, starts, None, longest_rows, step.longest),
+            *(queries, *cache, step.starts, None, max(1, step.longest_prefill), step.longest),
             window_size=(-1, 0),  # causal
             enable_gqa=True,
-            seqused_k=step.lengths[sequences],
-            block_table=step.tables[sequences],
+            seqused_k=step.lengths,
+            block_table=step.tables,
         )
         return result
 

@@ -267,7 +267,7 @@ class BlockPool:
             end += 1
         self.named += end - start
         chain.named = end
-        if self.events:  # one for each run of first copies
+        if self.events:  # each run of first copies is one
             begins = [start, *(copy + 1 for copy in copies)]
             runs = zip(begins, [*copies, end], strict=True)
             self._events += [chain.stored_event(begin, until, MEDIUM) for begin, until in runs if begin < until]

@@ -47,14 +47,13 @@ class LowerTiers:
 
     def __init__(self, contents: Contents, host_slots: int, disk_slots: int, events: list[KnownEvent] | None) -> None:
         first = contents.num_blocks
-        self.host = Tier(HOST, first, host_slots, contents)
-        self.disk = Tier(DISK, first + host_slots, disk_slots, contents) if disk_slots else None
+        self.host = Tier(HOST, first, host_slots, contents, events)
+        self.disk = Tier(DISK, first + host_slots, disk_slots, contents, events) if disk_slots else None
         self.tiers = [self.host] if self.disk is None else [self.host, self.disk]
         self.unsaved = 0  # blocks given up for good, as every slot was held
         self.unwritten = 0  # blocks that the disk was too slow for
         self.past_marks = PastMarks(host_slots + disk_slots)
         self._contents = contents
-        self._events = events
         self._saves: list[Save] = []
         self._erasures: set[int] = set()
         self.writing = 0  # slots that wait to be written
@@ -85,7 +84,6 @@ class LowerTiers:
         slots = np.array([slot for slot, _ in recovered], np.intp) + disk.first
         disk.name(slots, np.array(list(by_key), np.uint64))
         disk.refresh(slots[::-1])
-        self._say_stored(disk, slots)
 
     # ---- look up
 
@@ -148,15 +146,13 @@ class LowerTiers:
             blocks, keys = blocks[~is_same], keys[~is_same]
             self._forget_others(slots[~is_same])
         # With too little room the heads are kept, without which nobody would find the rest.
-        given, evicted = host.take(len(blocks))
-        self._say(evicted)
+        given = host.take(len(blocks))
         self.unsaved += len(blocks) - len(given)
         if not given.size:
             return
         blocks, keys = blocks[: len(given)], keys[: len(given)]
         contents.copy(blocks, given)
         host.name(given, keys)
-        self._say_stored(host, given)
         self._saves += map(Save, blocks[::-1].tolist(), given[::-1].tolist())
 
     def _has(self, tier: Tier, sources: Slots, keys: Keys) -> NDArray[np.bool_]:
@@ -195,8 +191,7 @@ class LowerTiers:
             self.unwritten += len(sources) - room
             sources = sources[len(sources) - room :]  # the heads
         self._forget_others(disk.find_many(host.keys(sources)))
-        targets, evicted = disk.take(len(sources))
-        self._say(evicted)
+        targets = disk.take(len(sources))
         self._erasures.difference_update(targets.tolist())
         host.hold(sources.tolist())
         self.writing += len(sources)
@@ -216,11 +211,10 @@ class LowerTiers:
         keys = host.keys(sources)
         is_valid = np.array([done for _, done in outcomes]) & contents.is_full(sources)
         is_valid &= disk.find_many(keys) == NOBODY
-        valid = slots[is_valid]
-        if valid.size:
-            contents.copy(sources[is_valid], valid)
-            disk.name(valid, keys[is_valid])
-            self._say_stored(disk, valid[::-1])
+        if is_valid.any():
+            valid = slots[is_valid][::-1]  # heads first
+            contents.copy(sources[is_valid][::-1], valid)
+            disk.name(valid, keys[is_valid][::-1])
         self._erasures.update(slots[~is_valid].tolist())
         host.release(sources.tolist())
         disk.release(slots.tolist())
@@ -273,7 +267,7 @@ class LowerTiers:
         """Forget slots whose KV turned out to be something else, or that are in the way."""
         named = [slot for slot in slots if self._contents.filled[slot]]
         for tier, own in self._by_tier(named):
-            self._say(tier.drop(np.array(own, np.intp)))
+            tier.drop(np.array(own, np.intp))
             if tier is self.disk:
                 self._erasures.update(own)
 
@@ -295,16 +289,6 @@ class LowerTiers:
         ready = [slot for slot in self._erasures if not self.disk.is_held(slot)]
         self._erasures.difference_update(ready)
         return ready
-
-    # ---- say
-
-    def _say(self, events: list[KnownEvent]) -> None:
-        if self._events is not None:
-            self._events += events
-
-    def _say_stored(self, tier: Tier, slots: Slots) -> None:
-        if self._events is not None:
-            self._events += tier.stored(slots)
 
     def check(self) -> None:
         """Verify every invariant; AssertionError says which one does not hold."""

@@ -18,13 +18,17 @@ NO_ORIGIN = Origin(None, None)
 
 
 class Tier:
-    def __init__(self, medium: str, first: int, num_slots: int, contents: Contents) -> None:
+    def __init__(
+        self, medium: str, first: int, num_slots: int, contents: Contents, events: list[KnownEvent] | None
+    ) -> None:
+        """`events` collects what is named and forgotten; None: nobody asks."""
         self.medium = medium
         self.first = first
         self.num_slots = num_slots
         self.named = 0
         self.evictions = 0
         self._contents = contents
+        self._events = events
         self._names = Names(num_slots)
         self._queue = FreeQueue(num_slots)
         self._holders = array("i", bytes(4 * num_slots))
@@ -90,56 +94,26 @@ class Tier:
 
     # ---- take, name and forget
 
-    def take(self, count: int) -> tuple[Slots, list[KnownEvent]]:
-        """Hand out up to `count` slots, held once, and the events of what they had."""
+    def take(self, count: int) -> Slots:
+        """Hand out up to `count` slots, held once; what they had is forgotten."""
         own = np.array(self._queue.pop(min(count, self._queue.length)), np.intp)
         slots = own + self.first
         self._many_holders[own] = 1
         named = slots[self._is_named(own)]
         self.evictions += len(named)
-        return slots, self._forget(named)
+        self._forget(named)
+        return slots
 
     def name(self, slots: Slots, keys: Keys) -> None:
-        """Name slots whose contents are recorded; no key is here yet, and none is given twice."""
+        """Name slots whose contents are recorded, heads first; no key is here yet, and none is given twice."""
         added = self._names.add_many(keys, slots - self.first)
         assert added, f"{self.medium}: a key is named twice"
         self.named += len(slots)
-
-    def drop(self, slots: Slots) -> list[KnownEvent]:
-        """Forget named slots, held or not: they are the next to be handed out."""
-        own = (slots - self.first).tolist()
-        queued = [slot for slot in own if not self._holders[slot]]
-        events = self._forget(slots)
-        self._queue.remove(queued)
-        self._queue.prepend(np.array(queued, np.intp))
-        return events
-
-    def clear(self) -> None:
-        """Forget everything; its contents are cleared elsewhere. Held slots stay held."""
-        self._names.clear()
-        self.named = 0
-
-    def _forget(self, slots: Slots) -> list[KnownEvent]:
-        if not slots.size:
-            return []
-        keys = self.keys(slots).tolist()
-        self._names.remove_many(slots - self.first)
-        self._contents.forget(slots)
-        self.named -= len(slots)
-        return [BlockRemoved(keys, self.medium)]
-
-    def _is_named(self, own: Slots) -> "np.typing.NDArray[np.bool_]":
-        return self._contents.is_full(own + self.first)
-
-    # ---- say
-
-    def stored(self, slots: Slots) -> list[KnownEvent]:
-        """Make one event for each run of slots that follow each other in a chain, heads first."""
-        if not slots.size:
-            return []
+        if self._events is None or not slots.size:
+            return
         contents = self._contents
         goes_on = contents.many_parents[slots[1:]] == contents.many_identities[slots[:-1]]
-        events: list[KnownEvent] = []
+        # One event for each run of slots that follow each other in a chain.
         for run in np.split(slots, np.flatnonzero(~goes_on) + 1):
             first = int(run[0])
             origins = [contents.origins.get(slot, NO_ORIGIN) for slot in run.tolist()] if contents.origins else []
@@ -154,8 +128,33 @@ class Tier:
             )
             if any(origin != NO_ORIGIN for origin in origins):
                 stored.extra_keys = [origin.extra_keys for origin in origins]
-            events.append(stored)
-        return events
+            self._events.append(stored)
+
+    def drop(self, slots: Slots) -> None:
+        """Forget named slots, held or not: they are the next to be handed out."""
+        queued = [slot for slot in (slots - self.first).tolist() if not self._holders[slot]]
+        self._forget(slots)
+        self._queue.remove(queued)
+        self._queue.prepend(np.array(queued, np.intp))
+
+    def clear(self) -> None:
+        """Forget everything; its contents are cleared elsewhere. Held slots stay held."""
+        self._names.clear()
+        self.named = 0
+
+    def _forget(self, slots: Slots) -> None:
+        if not slots.size:
+            return
+        if self._events is not None:
+            self._events.append(BlockRemoved(self.keys(slots).tolist(), self.medium))
+        self._names.remove_many(slots - self.first)
+        self._contents.forget(slots)
+        self.named -= len(slots)
+
+    def _is_named(self, own: Slots) -> "np.typing.NDArray[np.bool_]":
+        return self._contents.is_full(own + self.first)
+
+    # ---- say
 
     def slots(self) -> Slots:
         """The slots of all named blocks."""

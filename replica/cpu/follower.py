@@ -12,19 +12,17 @@ from kernels.backends import choose
 from kernels.paged import KvShape
 from replica.cpu.runner import NativeRunner, load
 from replica.model.config import read_config
-from replica.parallel import memory
 from replica.parallel.adapters import OwnAdapters, loaded_with
 from replica.parallel.following import Channel, follow_with, tried
 from replica.parallel.group import Group, RankLostError
-from replica.parallel.memory import KvForm
-from replica.parallel.messages import Compute, Logits, Start, receive_order
+from replica.parallel.memory import attach, kv_form
+from replica.parallel.messages import Compute, Logits, Start, decode_order
 from replica.parallel.ranks import GroupRanks
 from replica.parallel.shares import Share
-from replica.runners.block_memory import ArrayMemory
 
 
 def follow(channel: Channel) -> None:
-    start = receive_order(channel)
+    start = decode_order(channel.recv_bytes())
     assert isinstance(start, Start)
     runner = tried(channel, lambda: loaded(start), lambda runner: loaded_with(runner.model.adapters))
     try:
@@ -38,14 +36,13 @@ def loaded(start: Start) -> NativeRunner:
     model_config, dtype = read_config(Path(config.model_path)), getattr(torch, config.dtype)
     share = Share(start.rank, config.tensor_parallel_size)
     choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
-    form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share.size)
-    array = memory.attach(start.kv, form)
+    form = kv_form(config, model_config, share)
+    kv = attach(start.kv, form)
     group = Group(share, start.exchange, [socket.socket(fileno=peer) for peer in start.peers])
     for descriptor in (start.kv, start.exchange):
         os.close(descriptor)
     model = load(config, model_config, share, GroupRanks(share, model_config, group))
-    kv = memory.own_caches(array, form, share), ArrayMemory(array)
-    return NativeRunner(model, choice.attention, config.num_blocks, config.block_size, kv)
+    return NativeRunner(model, choice.attention, form, kv)
 
 
 @torch.inference_mode()
@@ -53,7 +50,7 @@ def serve(channel: Channel, runner: NativeRunner) -> None:
     """Take part in each computation until the engine has ended."""
     model, adapters = runner.model, OwnAdapters(runner.model.adapters, channel)
     while True:
-        order = receive_order(channel)
+        order = decode_order(channel.recv_bytes())
         if isinstance(order, Compute):
             runner.compute(np.frombuffer(order.token_ids, np.int64).copy(), order.spans, order.copies, order.adapters)
         elif isinstance(order, Logits):

@@ -1,20 +1,20 @@
 """The runner of an engine whose model several processes compute: this one is rank 0, and leads the others."""
 
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.contexts import ContextStep
-from kernels.paged import Attention, LayerCache
+from kernels.paged import Attention
 from kernels.spans import Copy, Span
 from replica.config import EngineConfig
-from replica.cpu.runner import NativeRunner, load, refuse_too_large
+from replica.cpu.runner import NativeRunner, load
 from replica.model.config import ModelConfig
 from replica.parallel import followers, memory
 from replica.parallel.adapters import OthersAdapters, refuse_other_files
@@ -24,7 +24,6 @@ from replica.parallel.memory import KvForm
 from replica.parallel.messages import Compute, Logits, Start, decode_answer
 from replica.parallel.ranks import LeadingRanks
 from replica.parallel.shares import Share, refuse_what_does_not_divide
-from replica.runners.block_memory import ArrayMemory
 from replica.runners.request import Scheduled
 from replica.runners.runner import SampledToken
 from replica.transformer import Transformer
@@ -36,9 +35,8 @@ def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[C
     """Start the other ranks, and load what each of them computes. ValueError, OSError, MemoryError: that cannot be."""
     share = Share(0, config.tensor_parallel_size)
     refuse_what_does_not_divide(model_config, share.size)
-    form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share.size)
-    refuse_too_large(config.num_blocks, config.block_size, form.size)
-    with shared(form.size) as kv, shared(memory_size(share.size)) as exchange, ExitStack() as undo:
+    form = memory.kv_form(config, model_config, share)
+    with shared(prod(form.shape)) as kv, shared(memory_size(share.size)) as exchange, ExitStack() as undo:
         array = memory.attach(kv, form)
         own, *theirs = connected(share.size)
         group = Group(share, exchange, own)
@@ -46,7 +44,11 @@ def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[C
         with ExitStack() as given:
             for peer in chain.from_iterable(theirs):
                 given.enter_context(peer)
-            starts = [start(config, rank, kv, exchange, peers) for rank, peers in enumerate(theirs, start=1)]
+            starts = []
+            for rank, peers in enumerate(theirs, start=1):
+                sockets = [peer.fileno() for peer in peers]
+                message = Start(config, rank, kv, exchange, sockets)
+                starts.append(followers.Start(message, [kv, exchange, *sockets]))
             others = Followers(PROGRAM, starts)
         undo.callback(others.close)
         ranks = LeadingRanks(share, model_config, group, lambda rows: others.tell(Logits(rows)))
@@ -55,8 +57,7 @@ def lead(config: EngineConfig, model_config: ModelConfig, attention: Attention[C
         others.watch()
         model.adapters.others = OthersAdapters(others)
         undo.pop_all()
-    caches = memory.own_caches(array, form, share), ArrayMemory(array)
-    return ParallelRunner(model, attention, config.num_blocks, config.block_size, caches, others, group)
+    return ParallelRunner(model, attention, form, array, others, group)
 
 
 @contextmanager
@@ -69,11 +70,6 @@ def shared(size: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def start(config: EngineConfig, rank: int, kv: int, exchange: int, peers: Sequence[socket.socket]) -> followers.Start:
-    sockets = [peer.fileno() for peer in peers]
-    return followers.Start(Start(config, rank, kv, exchange, sockets), [kv, exchange, *sockets])
-
-
 class ParallelRunner(NativeRunner):
     """A step is over for all ranks when its last sum is: each rank stores its KV before it sends its part of that."""
 
@@ -81,13 +77,12 @@ class ParallelRunner(NativeRunner):
         self,
         model: Transformer,
         attention: Attention[ContextStep],
-        num_blocks: int,
-        block_size: int,
-        kv: tuple[list[LayerCache], ArrayMemory],
+        form: KvForm,
+        kv: NDArray[np.uint8],
         others: Followers,
         group: Group,
     ) -> None:
-        super().__init__(model, attention, num_blocks, block_size, kv)
+        super().__init__(model, attention, form, kv)
         self.others = others
         self._group = group
 

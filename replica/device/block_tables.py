@@ -48,10 +48,10 @@ class BlockTables:
         for request in requests:
             row = self._taken.get(request.id)
             if row is None or row.is_stale:
-                left = row
-                if left is None and not self._free:
-                    self._clear()
-                number = self._free.pop() if left is None else left.number
+                if row is None and not self._free:  # the end of a request is not reported; its missing blocks show it
+                    for ended in [taken for taken, its in self._taken.items() if its.is_stale]:
+                        self._free.append(self._taken.pop(ended).number)
+                number = self._free.pop() if row is None else row.number
                 self._taken[request.id] = row = Row(number, request, request.blocks)
             if row.written < len(row.blocks):
                 new = np.array(row.blocks[row.written :], np.int64)
@@ -63,12 +63,6 @@ class BlockTables:
                 self._blocks.append(new)
             numbers.append(row.number)
         return numbers
-
-    def _clear(self) -> None:
-        """The end of a request is not reported; its missing blocks show it when a row is needed."""
-        for request_id, row in list(self._taken.items()):
-            if row.is_stale:
-                self._free.append(self._taken.pop(request_id).number)
 
     def news(self) -> memoryview:
         """Return what has been written since the last call: places in the table, and as many blocks."""

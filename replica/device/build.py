@@ -10,9 +10,8 @@ from replica.cache.chain import Chain
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
-from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits, Size
-from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
+from replica.device.parts import Parts, limits_of, load
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
 from replica.lora.adapter import Adapters
@@ -48,9 +47,7 @@ class Team:
         """Wait until the others have loaded their shares of the model and of the same adapters."""
 
     def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
-        kv = new_caches(parts.model, blocks + 1, config.block_size)
-        steps = Steps(parts.model, parts.attention, parts.draw, layers_of(kv), limits_of(config), accelerator)
-        return DeviceRunner(steps, DeviceMemory(kv, accelerator))
+        return DeviceRunner(*parts.with_kv(blocks, config, accelerator, Steps))
 
     def spans(self) -> list[Span]:
         """Return what has happened to the memory of the others' devices."""
@@ -78,7 +75,22 @@ def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> De
     runner = team.runner(parts, config, accelerator, blocks)
     runner.steps.rehearse_copy()
     capture_all(runner, sizes)
-    say(config, parts, accelerator, needs, blocks * config.block_size * bytes_per_token, len(sizes))
+    ranks = config.tensor_parallel_size
+    log.info(
+        "%s: %s, %.1f M parameters, %s, on %s%s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, "
+        "%d graphs",
+        Path(config.model_path).name,
+        parts.model.config.architecture,
+        parts.model.config.parameters / 1e6,
+        config.dtype,
+        f"{ranks} GPUs, each of which holds a share: " if ranks > 1 else "",
+        accelerator.name,
+        parts.attention.name,
+        parts.model.pointwise.name,
+        blocks * config.block_size * bytes_per_token / GIGABYTE,
+        needs.step / GIGABYTE,
+        len(sizes),
+    )
     return runner
 
 
@@ -140,30 +152,10 @@ def made_up(tokens: int, runner: DeviceRunner, computed: int = 0, adapter: str |
 def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
     if not sizes:
         return
-    progress = progress_of("capturing graphs", len(sizes), spoken=str)
-    for size in sizes:
-        runner.capture(size)
-        progress.advance(1)
-    progress.finish()
-
-
-def say(config: EngineConfig, parts: Parts, accelerator: Accelerator, needs: Needs, kv_bytes: int, graphs: int) -> None:
-    ranks = config.tensor_parallel_size
-    log.info(
-        "%s: %s, %.1f M parameters, %s, on %s%s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, "
-        "%d graphs",
-        Path(config.model_path).name,
-        parts.model.config.architecture,
-        parts.model.config.parameters / 1e6,
-        config.dtype,
-        f"{ranks} GPUs, each of which holds a share: " if ranks > 1 else "",
-        accelerator.name,
-        parts.attention.name,
-        parts.model.pointwise.name,
-        kv_bytes / GIGABYTE,
-        needs.step / GIGABYTE,
-        graphs,
-    )
+    with progress_of("capturing graphs", len(sizes), spoken=str) as progress:
+        for size in sizes:
+            runner.capture(size)
+            progress.advance(1)
 
 
 # ---- shares of the memory

@@ -12,9 +12,8 @@ import torch
 from replica.device.accelerator import Accelerator, Span
 from replica.device.collectives import NCCL, DeviceGroup
 from replica.device.memory import DeviceMemory
-from replica.device.messages import Build, Load, Measure, Measured, Meet, decode_order
-from replica.device.orders import Capture, Order
-from replica.device.parts import Parts, layers_of, limits_of, load, new_caches
+from replica.device.orders import Build, Capture, Load, Measure, Measured, Meet, Order, decode_order
+from replica.device.parts import Parts, load
 from replica.device.ranks_memory import Keeper, opened
 from replica.device.steps import Steps
 from replica.model.config import read_config
@@ -45,38 +44,35 @@ class Follower:
         """Join the group, and load this rank's share."""
         group = DeviceGroup(self._share, file, self._accelerator, backend)
         ranks = GroupRanks(self._share, read_config(Path(self._config.model_path)), group)
-        self._parts = load(self._config, self._accelerator, self._share, ranks)
-        return self._parts.model
+        parts = load(self._config, self._accelerator, self._share, ranks)
+        self._parts = parts._replace(draw=None)
+        return parts.model
 
     def build(self, blocks: int) -> None:
         self._let_go()
-        model, attention, _ = self._parts
-        kv = new_caches(model, blocks + 1, self._config.block_size)
-        self._steps = Steps(model, attention, None, layers_of(kv), limits_of(self._config), self._accelerator)
+        self._steps, self._memory = self._parts.with_kv(blocks, self._config, self._accelerator, Steps)
         self._steps.rehearse_copy()
-        self._memory = memory = DeviceMemory(kv, self._accelerator)
-        if not self._keepers:
-            self._keep(memory.block_bytes)
-
-    def _let_go(self) -> None:
-        self._steps = self._memory = None
-        gc.collect()
-
-    def _keep(self, part_bytes: int) -> None:
-        """From now on copy blocks when the engine says so."""
+        if self._keepers:
+            return
+        # From now on copy blocks when the engine says so.
         for channel, window, name in zip(self._channels, self._windows, ("read", "write"), strict=True):
             self._accelerator.pin(window)
 
             def copy(blocks: Sequence[int], views: Sequence[memoryview], name: str = name) -> None:
                 getattr(self._memory, name)(blocks, views)
 
-            keeper = Keeper(self._accelerator.use, channel, window, part_bytes, copy)
+            keeper = Keeper(self._accelerator.use, channel, window, self._memory.block_bytes, copy)
             keeper.start()
             self._keepers.append(keeper)
 
+    def _let_go(self) -> None:
+        self._steps = self._memory = None
+        gc.collect()
+
     def serve(self, channel: Channel) -> None:
         """Take part in each computation until the engine has ended."""
-        adapters = OwnAdapters(self._parts.model.adapters, channel)
+        model = self._parts.model
+        adapters = OwnAdapters(model.adapters, channel)
         while True:
             order = decode_order(channel.recv_bytes())
             if isinstance(order, Build):
@@ -87,18 +83,14 @@ class Follower:
                 channel.send_bytes(encode(Measured(Span(self._before, self._accelerator.memory()))))
             elif isinstance(order, OfAdapters):
                 adapters.obey(order)
-            else:
-                self._compute(order)
-
-    def _compute(self, order: object) -> None:
-        model, steps = self._parts.model, self._steps
-        assert steps is not None, "there is KV before the first step"
-        if isinstance(order, Order):
-            steps.run(order)
-        elif isinstance(order, Capture):
-            steps.capture(order)
-        elif isinstance(order, Logits):
-            model.logits(torch.empty(order.rows, model.config.hidden_size, dtype=model.dtype, device=model.device))
+            elif isinstance(order, Logits):
+                model.logits(torch.empty(order.rows, model.config.hidden_size, dtype=model.dtype, device=model.device))
+            elif isinstance(order, Order | Capture):
+                assert self._steps is not None, "there is KV before the first step"
+                if isinstance(order, Order):
+                    self._steps.run(order)
+                else:
+                    self._steps.capture(order)
 
 
 def main(

@@ -6,15 +6,12 @@ from pathlib import Path
 import torch
 
 from api.process.own_folder import OwnFolder
-from kernels.paged import LayerCache
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
 from replica.device.build import Team, build_with
 from replica.device.collectives import NCCL, DeviceGroup
-from replica.device.memory import DeviceMemory
-from replica.device.messages import Build, Load, Measure, Meet, decode_measured
-from replica.device.orders import Capture, Limits, Order
-from replica.device.parts import Parts, layers_of, limits_of, new_caches
+from replica.device.orders import Build, Capture, Load, Measure, Meet, Order, decode_measured
+from replica.device.parts import Parts
 from replica.device.ranks_memory import Lane, RanksMemory
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Computed, Steps
@@ -63,7 +60,9 @@ class Leader(Team):
         with ExitStack() as undo:
             self._folder = undo.enter_context(closing(OwnFolder("warmroute-ranks-")))
             self._lanes = [undo.enter_context(closing(Lane(self.share.size - 1, part_bytes))) for _ in range(2)]
-            self.followers = undo.enter_context(closing(Followers(program, self._starts(config))))
+            ends = zip(*(lane.ends for lane in self._lanes), strict=True)
+            starts = [Start(Load(config, rank, *both), [*both[0], *both[1]]) for rank, both in enumerate(ends, start=1)]
+            self.followers = undo.enter_context(closing(Followers(program, starts)))
             for lane in self._lanes:
                 lane.give()
             self.followers.watch(NOTICED_AFTER_S)  # who waits for the others to meet hears of nothing else
@@ -77,21 +76,16 @@ class Leader(Team):
             undo.pop_all()
         self.ranks = LeadingRanks(self.share, model_config, self._group, lambda rows: self.followers.tell(Logits(rows)))
 
-    def _starts(self, config: EngineConfig) -> list[Start]:
-        reads, writes = self._lanes
-        ends = zip(reads.ends, writes.ends, strict=True)
-        return [Start(Load(config, rank, *both), [*both[0], *both[1]]) for rank, both in enumerate(ends, start=1)]
-
     def wait_loaded(self, adapters: Adapters) -> None:
         refuse_other_files(adapters, self.followers.answers(decode_answer))
         self.followers.patience_s = 0.0
 
     def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
         self.followers.tell(Build(blocks))
-        kv = new_caches(parts.model, blocks + 1, config.block_size)
-        steps = LeadingSteps(self, parts, layers_of(kv), limits_of(config), accelerator)
+        steps, memory = parts.with_kv(blocks, config, accelerator, LeadingSteps)
+        steps.leader = self
         self.followers.answers(decode_answer)
-        return DeviceRunner(steps, RanksMemory(DeviceMemory(kv, accelerator), *self._lanes))
+        return DeviceRunner(steps, RanksMemory(memory, *self._lanes))
 
     def spans(self) -> list[Span]:
         self.followers.tell(Measure())
@@ -108,22 +102,18 @@ class Leader(Team):
 class LeadingSteps(Steps):
     """Each step is also an order to the followers."""
 
-    def __init__(
-        self, leader: Leader, parts: Parts, caches: list[LayerCache], limits: Limits, accelerator: Accelerator
-    ) -> None:
-        super().__init__(parts.model, parts.attention, parts.draw, caches, limits, accelerator)
-        self._leader = leader
+    leader: Leader
 
     def run(self, order: Order) -> Computed:
-        self._leader.followers.tell(order)
+        self.leader.followers.tell(order)
         try:
             return super().run(order)
         except RankLostError as error:
-            self._leader.followers.give_up(error)
+            self.leader.followers.give_up(error)
 
     def capture(self, order: Capture) -> None:
-        self._leader.followers.tell(order)
+        self.leader.followers.tell(order)
         super().capture(order)
 
     def close(self) -> None:
-        self._leader.close()
+        self.leader.close()

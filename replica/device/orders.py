@@ -1,16 +1,34 @@
-"""Steps as orders: all that a device, or each rank of a model on several, has to be told to compute one.
+"""Messages between the engine's process, which has the first GPU, and its followers, which have one each.
 
-They name no requests, and hold numbers of the host only.
+engine                              follower
+Load                   ->                         take your GPU
+                       <-           Ready         or Failed, and it ends
+Meet                   ->                         join the group, and load your share of the model
+                       <-           Ready         or Failed, and it ends
+Build                  ->                         take so many blocks of KV
+                       <-           Ready         or Failed, and it ends
+Capture, Order, Logits ->                         take part in their collectives
+Measure                ->
+                       <-           Measured
+ReadAdapter, AddAdapter, DropAdapter               as in `replica.parallel.messages`
+
+A step is an order, on one device, too: all that has to be told to compute it. It names no requests, and holds numbers
+of the host only.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from kernels.adapters import most_tiles
 from kernels.spans import Copy
+from replica.config import EngineConfig
+from replica.device.accelerator import Span
 from replica.device.inputs import Counts
+from replica.device.ranks_memory import End
+from replica.parallel.messages import Failed, Logits, OfAdapters
 
 
 class Size(NamedTuple):
@@ -31,13 +49,11 @@ class Limits(NamedTuple):
 
     @property
     def largest(self) -> Counts:
-        return self._counts(self.rows, adapted=self.adapters > 0)
+        return self.counts(Size(True, self.rows, self.adapters > 0))
 
     def counts(self, size: Size) -> Counts:
-        return self._counts(size.rows, adapted=size.adapted)
-
-    def _counts(self, rows: int, *, adapted: bool) -> Counts:
-        return Counts(rows, min(rows, self.requests), most_tiles(rows, self.adapters) if adapted else 0)
+        tiles = most_tiles(size.rows, self.adapters) if size.adapted else 0
+        return Counts(size.rows, min(size.rows, self.requests), tiles)
 
 
 class Order(Struct, tag=True, array_like=True):
@@ -60,3 +76,32 @@ class Capture(Struct, tag=True, array_like=True):
 
     size: Size
     inputs: memoryview
+
+
+class Load(Struct, tag=True, array_like=True):
+    config: EngineConfig
+    rank: int
+    reads: End
+    writes: End
+
+
+class Meet(Struct, tag=True, array_like=True):
+    file: str  # that is not there yet, in a folder of the engine's own
+
+
+class Build(Struct, tag=True, array_like=True):
+    blocks: int  # and one more, for padding
+
+
+class Measure(Struct, tag=True, array_like=True):
+    pass
+
+
+class Measured(Struct, tag=True, array_like=True):
+    span: Span
+
+
+ToFollower: TypeAlias = Load | Meet | Build | Order | Capture | Logits | Measure | OfAdapters
+
+decode_order = msgspec.msgpack.Decoder(ToFollower).decode
+decode_measured = msgspec.msgpack.Decoder(Measured | Failed).decode

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,40 +12,45 @@ from kernels.paged import Attention, KvShape, LayerCache
 from kernels.pointwise import Pointwise
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Wait
+from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits
-from replica.device.steps import Draw
+from replica.device.steps import Draw, Steps
 from replica.model.config import read_config
 from replica.model.ranks import Ranks
-from replica.model.weights import Weights
-from replica.parallel.shares import WHOLE, Share
-from replica.parallel.weights import SharedWeights
+from replica.parallel.shares import Share
+from replica.parallel.weights import load_share
 from replica.transformer import Transformer
 
 log = logging.getLogger(__name__)
+
+AnySteps = TypeVar("AnySteps", bound=Steps)
 
 
 class Parts(NamedTuple):
     model: Transformer
     attention: Attention[Any]
-    draw: Draw
+    draw: Draw | None
+
+    def with_kv(
+        self, blocks: int, config: EngineConfig, accelerator: Accelerator, steps: type[AnySteps]
+    ) -> tuple[AnySteps, DeviceMemory]:
+        """Take memory for so many blocks, and one more for padding; return the steps that compute in it."""
+        kv = new_caches(self.model, blocks + 1, config.block_size)
+        made = steps(self.model, self.attention, self.draw, layers_of(kv), limits_of(config), accelerator)
+        return made, DeviceMemory(kv, accelerator)
 
 
 def load(config: EngineConfig, accelerator: Accelerator, share: Share, ranks: Ranks) -> Parts:
     """Choose the kernels, and load this rank's share of the model and of the adapters that are named at the start."""
-    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
-    model_config = read_config(folder)
+    model_config = read_config(Path(config.model_path))
     own = share.own(model_config)
-    shape = KvShape(dtype, config.block_size, own.head_dim, own.num_heads // own.num_kv_heads)
+    shape = KvShape(getattr(torch, config.dtype), config.block_size, own.head_dim, own.num_heads // own.num_kv_heads)
     choice = choose(config.attention, "cuda", shape)
     if not share.rank:
         for name, reason in choice.passed.items():
             log.warning("attention %s cannot be used: %s", name, reason)
     pointwise, draw = kernels_for(choice, shape)
-    with Weights(folder, dtype, Uploads(accelerator).send, shows_progress=not share.rank) as weights:
-        source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
-        model = Transformer(model_config, source, config.max_model_len, pointwise, ranks)
-        weights.finish()
-    model.adapters.load_named(config)
+    model = load_share(config, model_config, share, ranks, pointwise, Uploads(accelerator).send)
     return Parts(model, choice.attention, draw)
 
 
@@ -57,7 +62,11 @@ def limits_of(config: EngineConfig) -> Limits:
 def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:
     """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
     if choice.attention.name not in ("triton", "torch"):
-        choice = choose_ours(shape)
+        try:
+            choice = choose("triton", "cuda", shape)
+        except ValueError as error:
+            log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
+            choice = choose("torch", "cuda", shape)
     if choice.attention.name == "torch":
         from kernels.sampling import draw
 
@@ -66,14 +75,6 @@ def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Dra
     from kernels.gpu.sampling import draw as fused_draw
 
     return TritonPointwise(), fused_draw
-
-
-def choose_ours(shape: KvShape) -> ChosenAttention:
-    try:
-        return choose("triton", "cuda", shape)
-    except ValueError as error:
-        log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
-        return choose("torch", "cuda", shape)
 
 
 def new_caches(model: Transformer, num_blocks: int, block_size: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.adapters import ROOM, Cut, cut
 from replica.device.accelerator import Accelerator
 from replica.device.block_tables import BlockTables, Numbers
-from replica.device.inputs import Counts, Inputs, packed
+from replica.device.inputs import Counts, packed
 from replica.device.orders import Capture, Order, Size
 from replica.device.steps import Steps
 from replica.messages import TokenLogprobs
@@ -74,14 +74,16 @@ class DeviceRunner:
             return list
         order = sorted(range(len(batch)), key=lambda index: batch[index].tokens > 1)  # those that decode first
         ordered = [batch[index] for index in order]
-        inputs = self._compute(batch, ordered)
+        inputs, hidden = self.steps.run(self._order(batch, ordered))
+        if hidden is not None and any(one.request.computes_whole_prompt for one in ordered):
+            last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
+            keep_prompt_logprobs(self.model, ordered, hidden, last_rows.tolist())
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
         # What may not come next in constrained answers is ruled out.
         places = list(drawing)
         bits = bits_of([one.request for one in drawing.values()])
         if bits:
             self._masks.apply(self.steps.logits, {places[number]: of_request for number, of_request in bits.items()})
-        is_masked = bool(bits)
         shaping = {place: one for place, one in drawing.items() if is_shaped(one.request, one.position)}
         if shaping:
             # Once more, where clients add something to the logits: few do. Log probabilities are of those without.
@@ -93,34 +95,25 @@ class DeviceRunner:
             self.steps.logits[shaped_rows] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
             self.steps.draw_all(inputs)
             self.steps.logits[shaped_rows] = kept
-        elif is_masked:
+        elif bits:
             self.steps.draw_all(inputs)
         self._drawers = {one.request.id: place for place, one in drawing.items()}
         return self._receive(drawing, order)
-
-    def _compute(self, batch: Sequence[Scheduled], ordered: Sequence[Scheduled]) -> Inputs:
-        order = self._order(batch, ordered)
-        computed = self.steps.run(order)
-        if computed.hidden is not None and any(one.request.computes_whole_prompt for one in ordered):
-            last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
-            keep_prompt_logprobs(self.model, ordered, computed.hidden, last_rows.tolist())
-        return computed.inputs
 
     def _order(self, batch: Sequence[Scheduled], ordered: Sequence[Scheduled]) -> Order:
         table_rows = np.array(self._tables.of([scheduled.request for scheduled in ordered]))
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
-        adapters = list(dict.fromkeys(name for one in ordered if (name := one.request.chain.lora_name) is not None))
-        slots = self.steps.slots
-        if slots is None:
-            tiles = NO_TILES
-        else:
-            names = [scheduled.request.chain.lora_name for scheduled in ordered]
+        names = [scheduled.request.chain.lora_name for scheduled in ordered]
+        adapters = list(dict.fromkeys(name for name in names if name is not None))
+        slots, tiles, fits_graph = self.steps.slots, NO_TILES, not adapters
+        if slots is not None:
             of_each = [-1 if name is None else slots.of(name) for name in names]
             tiles = cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
+            fits_graph = not adapters or slots.room(adapters) <= ROOM
         size = None
-        if not scores and self._fit(adapters):
+        if fits_graph and not scores:
             size = self.steps.size_for(rows, sequences - decoding, adapted=bool(adapters))
         counts = Counts(rows, sequences, len(tiles.tiles)) if size is None else self.limits.counts(size)
         order = Order(
@@ -138,10 +131,6 @@ class DeviceRunner:
             order.longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         return order
 
-    def _fit(self, adapters: Sequence[str]) -> bool:
-        """Tell whether graphs can compute with these."""
-        return not adapters or (self.steps.slots is not None and self.steps.slots.room(adapters) <= ROOM)
-
     def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
         self._received.reverse()
         received = self._received[0][: len(order)]
@@ -150,7 +139,10 @@ class DeviceRunner:
         logprobs: dict[int, TokenLogprobs] = {}
         if any(one.request.sampling.top_logprobs is not None for one in drawing.values()):
             wait()  # the next step's logits come into the same memory
-            logprobs = self._logprobs(drawing, received.tolist())
+            places, tokens = list(drawing), received.tolist()
+            requests = [one.request for one in drawing.values()]
+            found = logprobs_of(self.steps.logits[places], [tokens[place] for place in places], requests)
+            logprobs = {places[number]: of_token for number, of_token in found.items()}
 
         def finish() -> list[SampledToken | None]:
             wait()
@@ -161,12 +153,6 @@ class DeviceRunner:
             return results
 
         return finish
-
-    def _logprobs(self, drawing: Mapping[int, Scheduled], tokens: Sequence[int]) -> dict[int, TokenLogprobs]:
-        places = list(drawing)
-        requests = [one.request for one in drawing.values()]
-        found = logprobs_of(self.steps.logits[places], [tokens[place] for place in places], requests)
-        return {places[number]: logprobs for number, logprobs in found.items()}
 
     # ---- its inputs
 
@@ -180,8 +166,18 @@ class DeviceRunner:
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
         blocks = self._tables.mirror[table_rows[of_row], positions // self.block_size].astype(np.int64)
         missing, nowhere = counts.sequences - len(ordered), self.num_blocks * self.block_size
-        decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
+        decoding = []
+        for request, start, count, _ in ordered:
+            if count == 1:
+                known = request.chain.tokens
+                # Otherwise the host does not know it yet: the step before draws it.
+                decoding.append(known[start] if start < len(known) else -1 - self._drawers[request.id])
         parts = (scheduled.token_ids for scheduled in ordered[len(decoding) :])
+        samplings = [scheduled.request.sampling for scheduled in ordered]
+        points = [
+            0.0 if sampling.temperature < GREEDY_BELOW else uniform(sampling.seed, max(0, scheduled.position))
+            for scheduled, sampling in zip(ordered, samplings, strict=True)
+        ]
         return {
             "token_ids": np.concatenate((np.array(decoding, np.int64), *parts)),
             "positions": positions,
@@ -193,14 +189,13 @@ class DeviceRunner:
             "decoding": np.array([np.count_nonzero(tokens == 1)]),
             "adapted": tiles.rows,
             "tiles": tiles.tiles.ravel(),
-            **_of_draws(ordered),
+            # The rest decides the tokens, and changes nothing in rows that draw none.
+            "temperatures": np.array([min(sampling.temperature, HOTTEST) for sampling in samplings]),
+            "top_ks": np.array([min(sampling.top_k, MOST) for sampling in samplings]),
+            "top_ps": np.array([sampling.top_p for sampling in samplings]),
+            "min_ps": np.array([sampling.min_p for sampling in samplings]),
+            "points": np.array(points),
         }
-
-    def _token_id(self, scheduled: Scheduled) -> int:
-        tokens = scheduled.request.chain.tokens
-        if scheduled.start < len(tokens):
-            return tokens[scheduled.start]
-        return -1 - self._drawers[scheduled.request.id]  # the host does not know it yet
 
     # ---- before the first step
 
@@ -212,23 +207,6 @@ class DeviceRunner:
 
 def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:
     return np.concatenate((given, np.full(missing, otherwise))) if missing else given
-
-
-def _of_draws(ordered: Sequence[Scheduled]) -> dict[str, NDArray[Any]]:
-    """The arrays that decide the tokens; they change nothing in rows that draw none."""
-    samplings = [scheduled.request.sampling for scheduled in ordered]
-    return {
-        "temperatures": np.array([min(sampling.temperature, HOTTEST) for sampling in samplings]),
-        "top_ks": np.array([min(sampling.top_k, MOST) for sampling in samplings]),
-        "top_ps": np.array([sampling.top_p for sampling in samplings]),
-        "min_ps": np.array([sampling.min_p for sampling in samplings]),
-        "points": np.array(
-            [
-                0.0 if sampling.temperature < GREEDY_BELOW else uniform(sampling.seed, max(0, scheduled.position))
-                for scheduled, sampling in zip(ordered, samplings, strict=True)
-            ]
-        ),
-    }
 
 
 PLACE_BYTES = 8

@@ -80,8 +80,8 @@ class Engine:
             self.pool.lower.restore(mover.recover())
         for name, digest in self._digests.items():
             self.pool.forget_other_adapter(name, digest)
-        self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self._compute_s))
         self.speed = Speed()
+        self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self.speed.prefill_s))
         self.step_limit = StepLimit(config.max_step_s)
         self.window = Window()
         self.steps = 0
@@ -130,7 +130,6 @@ class Engine:
                 return Refused(submit.id, "invalid", f"the adapter {submit.lora_name!r} is not loaded (any more)")
             lora_digest = self._digests[submit.lora_name]
         self._arrivals += 1
-        rank_s = self.clock.now_s() + submit.priority
         chain = Chain(
             array("I", tokens),
             self.config.block_size,
@@ -140,14 +139,12 @@ class Engine:
             cache_salt=submit.cache_salt,
             extras=submit.extras,
         )
-        priority = rank_s, self._arrivals
-        prompt_tokens = len(submit.prompt) // 4
         request = Request(
             submit.id,
             chain,
-            prompt_tokens,
-            submit.sampling,
-            priority,
+            prompt_tokens=len(submit.prompt) // 4,
+            sampling=submit.sampling,
+            priority=(self.clock.now_s() + submit.priority, self._arrivals),
             matcher=matcher,
             sources=submit.sources if self.mover else (),
             retain=submit.retain,
@@ -155,17 +152,14 @@ class Engine:
         try:
             self.scheduler.submit(request)
         except QueueFull as full:
-            return Refused(submit.id, "full", str(full), self._retry_after_s())
+            # Until there should be room again: the queue's prefill, and the first answer to end.
+            prefill_s = self.speed.prefill_s(self.scheduler.queued_prefill_tokens())
+            left = min((one.sampling.max_tokens - one.generated for one in self.scheduler.running), default=0)
+            retry_after_s = min(60.0, max(1.0, prefill_s + left * self.speed.step_s))
+            return Refused(submit.id, "full", str(full), retry_after_s)
         except TooLong as too_long:
             return Refused(submit.id, "too_long", str(too_long))
         return None
-
-    def _retry_after_s(self) -> float:
-        """Seconds until there should be room again, from 1 to 60: the queue's prefill, and the first answer to end."""
-        rate, step_s = self.speed.prefill_tokens_per_s, self.speed.step_s
-        prefill_s = self.scheduler.queued_prefill_tokens() / rate if rate else 0.0
-        left = min((request.sampling.max_tokens - request.generated for request in self.scheduler.running), default=0)
-        return min(60.0, max(1.0, prefill_s + left * step_s))
 
     def cancel(self, request_id: int) -> bool:
         return self.scheduler.cancel(request_id)
@@ -264,11 +258,6 @@ class Engine:
         computed = self.speed.prefill_tokens_per_s
         return not loaded or not computed or loaded > computed
 
-    def _compute_s(self, tokens: int) -> float:
-        """Seconds that so many tokens take to compute; 0: not known."""
-        rate = self.speed.prefill_tokens_per_s
-        return tokens / rate if rate else 0.0
-
     def reset(self) -> bool:
         """Forget the cache; refused while requests run."""
         done = self.pool.reset()
@@ -325,6 +314,11 @@ class Engine:
     # ---- say
 
     def load(self) -> Load:
+        speeds = dict[str, float]()  # tokens per second that come from each medium, as far as it is known
+        if self.mover is not None:
+            of_medium = self.mover.speeds.blocks_per_s
+            found = {medium: of_medium(medium) * self.config.block_size for medium in self.mover.speeds.media()}
+            speeds = {medium: min(speed, MOST_TOKENS_PER_S) for medium, speed in found.items() if speed}
         return Load(
             running=self.scheduler.admitted,
             waiting=self.scheduler.waiting,
@@ -332,15 +326,16 @@ class Engine:
             free_blocks=self.pool.free,
             cached_blocks=self.pool.named,
             prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
-            load_tokens_per_s=self._load_speeds(),
+            load_tokens_per_s=speeds,
             loading_tokens=self.scheduler.transfers.tokens(),
             host_blocks=self.pool.lower.host.num_slots if self.pool.lower is not None else 0,
         )
 
     def stats(self) -> Stats:
-        scheduler, lower = self.scheduler, self.pool.lower
+        scheduler, lower, load = self.scheduler, self.pool.lower, self.load()
+        loaded = scheduler.transfers.loaded_tokens
         stats = Stats(
-            load=self.load(),
+            load=load,
             pool=self.pool.snapshot(),
             preemptions=scheduler.preemptions,
             prompt_tokens=scheduler.prompt_tokens,
@@ -350,38 +345,22 @@ class Engine:
             decode_tokens_per_s=self.speed.decode_tokens_per_s,
             kv_events=self.kv_events,
             constraint_failures=scheduler.constraint_failures,
-            tiers=self._tiers(),
+            tiers={
+                tier.medium: TierSnapshot(
+                    total=tier.num_slots,
+                    cached=tier.named,
+                    evictions=tier.evictions,
+                    loaded_tokens=loaded.get(tier.medium, 0),
+                    load_tokens_per_s=load.load_tokens_per_s.get(tier.medium, 0.0),
+                )
+                for tier in (lower.tiers if lower is not None else ())
+            },
             disk=DiskCounters() if self.mover is None else self.mover.disk_counters,
             host_skipped_saves=0 if lower is None else lower.unsaved,
             disk_skipped_writes=0 if lower is None else lower.unwritten,
         )
         stats.rates = self.window.add(self.clock.now_s(), stats)
         return stats
-
-    def _tiers(self) -> dict[str, TierSnapshot]:
-        lower, loaded = self.pool.lower, self.scheduler.transfers.loaded_tokens
-        return (
-            {}
-            if lower is None
-            else {
-                tier.medium: TierSnapshot(
-                    total=tier.num_slots,
-                    cached=tier.named,
-                    evictions=tier.evictions,
-                    loaded_tokens=loaded.get(tier.medium, 0),
-                    load_tokens_per_s=self._load_speeds().get(tier.medium, 0.0),
-                )
-                for tier in lower.tiers
-            }
-        )
-
-    def _load_speeds(self) -> dict[str, float]:
-        """Tokens per second that come from each medium, as far as it is known."""
-        if self.mover is None:
-            return {}
-        speeds = self.mover.speeds
-        found = {medium: speeds.blocks_per_s(medium) * self.config.block_size for medium in speeds.media()}
-        return {medium: min(speed, MOST_TOKENS_PER_S) for medium, speed in found.items() if speed}
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""

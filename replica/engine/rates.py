@@ -30,6 +30,10 @@ class Speed:
         """0 while it is not known."""
         return self._prefill.per_s
 
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds that so many tokens take to compute; 0: not known."""
+        return tokens / self._prefill.per_s if self._prefill.per_s else 0.0
+
     @property
     def decode_tokens_per_s(self) -> float:
         """Tokens that one request decodes in a second."""

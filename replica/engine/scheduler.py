@@ -12,7 +12,7 @@ drawn as a token, whichever it will be. `may_run_ahead` says whether that is eno
 import itertools
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
@@ -64,8 +64,18 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Let it wait; QueueFull or TooLong if it cannot."""
-        request.limit = min(request.limit, self.limits.max_model_len)
-        self._check_length(request)  # first: nobody should be told to come back with what never fits
+        request.limit = limit = min(request.limit, self.limits.max_model_len)
+        # The length comes first: nobody should be told to come back with what never fits.
+        tokens, most = len(request.chain), self.limits.max_model_len
+        if tokens >= most:
+            found = f"the prompt has {tokens} tokens and leaves no room for an answer"
+            raise TooLong(f"This model's maximum context length is {most} tokens. However, {found}")
+        longest, capacity = max(tokens, limit), self.pool.num_blocks * self.pool.block_size
+        if longest > capacity:
+            raise TooLong(
+                f"{request.prompt_tokens} prompt tokens and up to {longest - request.prompt_tokens} generated ones "
+                f"never fit in the cache of {capacity} tokens ({self.pool.num_blocks} blocks of {self.pool.block_size})"
+            )
         # Those for whom there is a place only wait for the next step.
         queue = self.waiting - (self.limits.max_num_seqs - self.admitted)
         if queue >= self.limits.max_waiting:
@@ -74,19 +84,6 @@ class Scheduler:
         request.uncached_tokens = len(request.chain) - self.pool.block_size * (len(match.blocks) + len(match.lower))
         self.requests[request.id] = request
         heappush(self._waiting, (request.priority, request))
-
-    def _check_length(self, request: Request) -> None:
-        tokens, limit = len(request.chain), self.limits.max_model_len
-        if tokens >= limit:
-            found = f"the prompt has {tokens} tokens and leaves no room for an answer"
-            raise TooLong(f"This model's maximum context length is {limit} tokens. However, {found}")
-        longest = max(tokens, request.limit)
-        capacity = self.pool.num_blocks * self.pool.block_size
-        if longest > capacity:
-            raise TooLong(
-                f"{request.prompt_tokens} prompt tokens and up to {longest - request.prompt_tokens} generated ones "
-                f"never fit in the cache of {capacity} tokens ({self.pool.num_blocks} blocks of {self.pool.block_size})"
-            )
 
     def cancel(self, request_id: int) -> bool:
         """Give everything back at once; False if there is no such request (any more)."""
@@ -137,7 +134,7 @@ class Scheduler:
         batch: Batch = []
         size, preemptions = self.pool.block_size, self.preemptions
         # Whoever needs one token gets it, whatever prompt has priority: no answer stalls for another's prefill.
-        for request in self._in_order():
+        for request in self.running:  # those at the end may be preempted meanwhile
             if request.decodes:
                 tokens = request.launched + 1
                 if tokens <= len(request.blocks) * size or self._make_room(request, tokens):
@@ -154,7 +151,9 @@ class Scheduler:
         skipped: list[Request] = []
         while budget:
             may_admit = admits and self.admitted < self.limits.max_num_seqs and len(skipped) < MAX_SKIPPED
-            waiting = self._first_waiting() if may_admit else None
+            while self._waiting and not self._is_here(self._waiting[0][1]):
+                heappop(self._waiting)
+            waiting = self._waiting[0][1] if may_admit and self._waiting else None
             scheduled = None
             if waiting is None or (running and running[0].priority < waiting.priority):
                 if not running:
@@ -177,18 +176,6 @@ class Scheduler:
                 budget -= scheduled.tokens
         for request in skipped:
             heappush(self._waiting, (request.priority, request))
-
-    def _first_waiting(self) -> Request | None:
-        while self._waiting and not self._is_here(self._waiting[0][1]):
-            heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
-
-    def _in_order(self) -> Iterator[Request]:
-        """Iterate over the running requests; those at the end may be preempted meanwhile."""
-        index = 0
-        while index < len(self.running):
-            yield self.running[index]
-            index += 1
 
     def _make_room(self, request: Request, tokens: int) -> bool:
         """Reserve blocks for this many tokens, preempting the last request; False if that is the request itself."""
@@ -279,9 +266,8 @@ class Scheduler:
         Less than a block is not worth a step: it is waited for only together with blocks before it.
         """
         keys = request.chain.keys
-        if not self.pool.caching or matched >= (len(request.chain) - 1) // self.pool.block_size:
-            return None
-        if request.computes_whole_prompt:
+        is_last = matched >= (len(request.chain) - 1) // self.pool.block_size
+        if is_last or not self.pool.caching or request.computes_whole_prompt:
             return None
         for other in itertools.chain(self.running, self.transfers.requests):
             its = other.chain
@@ -318,24 +304,22 @@ class Scheduler:
         return outputs
 
     def _output(self, request: Request, drawn: SampledToken) -> Output:
-        reason = self._finish_reason(request, drawn.token)
+        sampling, reason = request.sampling, None
+        if drawn.token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
+            reason = "stop"
+            if request.matcher is not None and request.matcher.failed:
+                # A constraint that could not be followed further has ended the answer, not the model.
+                self.constraint_failures += 1
+                reason = "length"
+        elif len(request.chain.tokens) >= request.limit:
+            reason = "length"
         if reason is not None:
             del self.requests[request.id]
             self._stop_running(request)
         logprobs = None if drawn.logprobs is None else [drawn.logprobs]
-        is_scored = request.sampling.prompt_logprobs is not None and request.generated == 1
+        is_scored = sampling.prompt_logprobs is not None and request.generated == 1
         of_prompt = request.prompt_logprobs if is_scored else None
         return Output(request.id, [drawn.token], reason, request.cached_tokens or 0, logprobs, of_prompt)
-
-    def _finish_reason(self, request: Request, token: int) -> str | None:
-        sampling = request.sampling
-        if token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
-            if request.matcher is None or not request.matcher.failed:
-                return "stop"
-            # A constraint that could not be followed further has ended the answer, not the model.
-            self.constraint_failures += 1
-            return "length"
-        return "length" if len(request.chain.tokens) >= request.limit else None
 
     # ---- say
 

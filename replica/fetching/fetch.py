@@ -53,8 +53,11 @@ def fetch_model(
 ) -> tuple[Record, bool]:
     """Return the folder's record, and whether files had to be fetched. Raise Unusable or FetchFailed."""
     sources = sources_of(model, revision)
-    if isinstance(sources[0], Folder) and overlap(sources[0].folder, folder):
-        raise Unusable(f"{str(folder)!r} and {model!r} lie in each other; choose another folder to put the files into")
+    if isinstance(sources[0], Folder):
+        one, other = sources[0].folder.resolve(), folder.resolve()
+        if one.is_relative_to(other) or other.is_relative_to(one):
+            what = f"{str(folder)!r} and {model!r} lie in each other"
+            raise Unusable(f"{what}; choose another folder to put the files into")
     with naming(folder):
         if (kept := holds(folder, sources, tokenizer_only)) is not None:
             return kept, False
@@ -64,7 +67,15 @@ def fetch_model(
             refuse_others(folder, sources)  # another one may have filled it meanwhile
             if (kept := holds(folder, sources, tokenizer_only)) is not None:
                 return kept, False
-            return _from_first(sources, folder, tokenizer_only, say), True
+            known, begun, failures = recorded(folder), recorded(folder, BEGUN), []
+            # Fetch from the first source that can be reached, or from that of which there is a part already.
+            for source in sorted(sources, key=lambda source: begun is None or begun.source != source.name):
+                if known is None or known.source == source.name:
+                    try:
+                        return _fetched(source, folder, tokenizer_only, say), True
+                    except FetchFailed as error:
+                        failures.append(str(error))
+            raise FetchFailed("; ".join(failures))
 
 
 def smollm2_folder() -> Path:
@@ -110,11 +121,6 @@ def sources_of(model: str, revision: str | None) -> tuple[Source, ...]:
     return (source,)
 
 
-def overlap(one: Path, other: Path) -> bool:
-    one, other = one.resolve(), other.resolve()
-    return one.is_relative_to(other) or other.is_relative_to(one)
-
-
 def holds(folder: Path, sources: Sequence[Source], tokenizer_only: bool) -> Record | None:
     """The record of a folder that is complete for this."""
     record = recorded(folder)
@@ -154,27 +160,19 @@ def only_one(folder: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _from_first(sources: Sequence[Source], folder: Path, tokenizer_only: bool, say: Say) -> Record:
-    """Fetch from the first source that can be reached, or from that of which there is a part already."""
-    known, begun, failures = recorded(folder), recorded(folder, BEGUN), []
-    for source in sorted(sources, key=lambda source: begun is None or begun.source != source.name):
-        if known is None or known.source == source.name:
-            try:
-                return _fetched(source, folder, tokenizer_only, say)
-            except FetchFailed as error:
-                failures.append(str(error))
-    raise FetchFailed("; ".join(failures))
-
-
 def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Record:
-    known, begun = recorded(folder), begun_before(folder, source.name)
+    gathered = folder / OWN / "files"
+    known, begun = recorded(folder), recorded(folder, BEGUN)
+    if begun is not None and begun.source != source.name:
+        begun = None
+    if begun is None:  # what lies there is another model's
+        shutil.rmtree(gathered, ignore_errors=True)
     revision, offered = source.listing(known or begun)
     record = Record(source.name, revision, tokenizer_only, wanted(source.name, offered, tokenizer_only))
     if known is not None and any(offered.get(name) not in (file, MADE) for name, file in known.files.items()):
         raise FetchFailed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
     lacking = missing(folder, record.files)
-    gathered = folder / OWN / "files"
-    refuse_full(folder, max(0, total_bytes(lacking) - taken_bytes(gathered)))
+    refuse_full(folder, total_bytes(lacking) - taken_bytes(gathered))
     say(f"fetching {source.name}: {amount(lacking)} into {str(folder)!r}")
     write_record(folder, record, BEGUN)
     gathered.mkdir(exist_ok=True)
@@ -185,19 +183,12 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
         raise FetchFailed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
     refuse_lost_shards(source.name, gathered, lacking, record.files)
     write_record(folder, record)
-    put(gathered, folder, in_order(lacking, tokenizer_only))
+    for name in in_order(lacking, tokenizer_only):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (gathered / name).replace(folder / name)
     shutil.rmtree(gathered, ignore_errors=True)
     (folder / OWN / BEGUN).unlink(missing_ok=True)
     return record
-
-
-def begun_before(folder: Path, source: str) -> Record | None:
-    """Return the record of a killed run of this model; files of another model are removed."""
-    begun = recorded(folder, BEGUN)
-    if begun is not None and begun.source == source:
-        return begun
-    shutil.rmtree(folder / OWN / "files", ignore_errors=True)
-    return None
 
 
 def refuse_full(folder: Path, needed_bytes: int) -> None:
@@ -205,12 +196,6 @@ def refuse_full(folder: Path, needed_bytes: int) -> None:
     if needed_bytes > free_bytes:
         room = f"{spoken_size(needed_bytes)} are needed, {spoken_size(free_bytes)} are free"
         raise FetchFailed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
-
-
-def put(gathered: Path, folder: Path, names: list[str]) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (gathered / name).replace(folder / name)
 
 
 def summary(record: Record, folder: Path, fetched: bool, started_s: float) -> str:

@@ -1,7 +1,7 @@
 """The files of a model: which are required, which are there, and the records of both."""
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -107,28 +107,22 @@ def write_record(folder: Path, record: Record, name: str = RECORD) -> None:
 
 def missing(folder: Path, files: Files) -> dict[str, File]:
     """The files that are not there, or not whole."""
-    return {name: file for name, file in files.items() if _size_of(folder / name) != file.size_bytes}
-
-
-def _size_of(file: Path) -> int | None:
-    try:
-        return file.stat().st_size if file.is_file() else None
-    except OSError:
-        return None
+    found = {}
+    for name in files:
+        with suppress(OSError):
+            if (folder / name).is_file():
+                found[name] = (folder / name).stat().st_size
+    return {name: file for name, file in files.items() if found.get(name) != file.size_bytes}
 
 
 def taken_bytes(folder: Path) -> int:
     """Return the bytes that everything below the path takes on the disk."""
-    return sum(_taken_bytes(file) for file in folder.rglob("*"))
-
-
-def _taken_bytes(file: Path) -> int:
-    """Files may be moved while we look, and sparse at first."""
-    try:
-        stat = file.stat()
-    except FileNotFoundError:
-        return 0
-    return 0 if file.is_dir() else min(stat.st_size, stat.st_blocks * 512)
+    taken = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # files may be moved while we look, and sparse at first
+            if not file.is_dir():
+                taken += min(file.stat().st_size, file.stat().st_blocks * 512)
+    return taken
 
 
 # ---- what is wanted
@@ -140,19 +134,16 @@ def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
     needed = "tokenizer.json" if tokenizer_only else "config.json"
     if needed not in offered:
         raise FetchFailed(f"{model} has no {needed}{gguf}; name a model that has one")
-    files = {name: file for name, file in offered.items() if _is_wanted(name, tokenizer_only)}
+    patterns, files = () if tokenizer_only else (GGUF, *WANTED, *ALSO_WANTED), {}
+    for name, file in offered.items():
+        matches = any(fnmatch(name, one) for one in patterns) and not any(fnmatch(name, one) for one in UNWANTED)
+        if matches or name in TOKENIZER_FILES:
+            files[name] = file
     if not tokenizer_only and not any(name == GGUF or name.endswith(".safetensors") for name in files):
         raise FetchFailed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
     if broken := [name for name, file in files.items() if file == LINK_TO_NOWHERE]:
         raise FetchFailed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
     return files
-
-
-def _is_wanted(name: str, tokenizer_only: bool) -> bool:
-    if name in TOKENIZER_FILES or tokenizer_only:
-        return name in TOKENIZER_FILES
-    matches = name == GGUF or any(fnmatch(name, pattern) for pattern in (*WANTED, *ALSO_WANTED))
-    return matches and not any(fnmatch(name, pattern) for pattern in UNWANTED)
 
 
 def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[str]) -> None:

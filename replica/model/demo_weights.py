@@ -3,7 +3,6 @@ demo.txt; the layers are random, and choose among what is likely by all of the c
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -80,7 +79,10 @@ QUERY_KEY, VALUE, OUTPUT, GATE_UP, DOWN, CHOICE = 0.2, 0.15, 0.13, 0.11, 0.02, 0
 def _weights(counts: Counts) -> dict[str, Floats]:
     random = np.random.Philox(key=SEED)
     known: NDArray[np.bool_] = np.asarray(counts.any(axis=1))
-    codes = _codes(random, known)
+    # Each token has a row of signs; unknown tokens have that of <|endoftext|> but for about an eighth.
+    codes = (random.random_raw((len(known), CODE)) >> np.uint64(63)).astype(np.float32) * 2 - 1
+    codes[:, 0] = 1
+    codes = np.where(~known[:, None] & (np.arange(CODE) % 4 > 0), codes[END_OF_TEXT], codes)
     head = _head(codes[known], counts[known]) / np.float32(LOGIT * CODE)
     head[~counts.any(axis=0), 0] = NEVER
     blank = np.zeros((len(counts), CONTEXT), np.float32)
@@ -88,17 +90,25 @@ def _weights(counts: Counts) -> dict[str, Floats]:
         "model.embed_tokens.weight": np.hstack([codes, blank]),
         "model.norm.weight": np.ones(SHAPE.hidden_size, np.float32),
     }
-    for layer in range(SHAPE.num_layers):
-        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(random)}
+    queries, keys = SHAPE.num_heads * SHAPE.head_dim, SHAPE.num_kv_heads * SHAPE.head_dim
+    hidden, intermediate = SHAPE.hidden_size, SHAPE.intermediate_size
+    matrices = (
+        ("self_attn.q_proj", QUERY_KEY, (queries, hidden)),
+        ("self_attn.k_proj", QUERY_KEY, (keys, hidden)),
+        ("self_attn.v_proj", VALUE, (keys, hidden)),
+        ("self_attn.o_proj", OUTPUT, (CONTEXT, queries)),
+        ("mlp.gate_proj", GATE_UP, (intermediate, hidden)),
+        ("mlp.up_proj", GATE_UP, (intermediate, hidden)),
+        ("mlp.down_proj", DOWN, (CONTEXT, intermediate)),
+    )
+    for layer in (f"model.layers.{layer}" for layer in range(SHAPE.num_layers)):
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = np.ones(hidden, np.float32)
+        for name, limit, shape in matrices:
+            rows = _uniform(random, limit, shape)
+            into_context = np.zeros((CODE if shape[0] == CONTEXT else 0, shape[1]), np.float32)
+            tensors[f"{layer}.{name}.weight"] = np.vstack([into_context, rows])
     return tensors | {"lm_head.weight": np.hstack([head, _uniform(random, CHOICE, blank.shape)])}
-
-
-def _codes(random: np.random.Philox, known: NDArray[np.bool_]) -> Floats:
-    """A row of signs for each token; those of unknown tokens are that of <|endoftext|> but for about an eighth."""
-    codes = (random.random_raw((len(known), CODE)) >> np.uint64(63)).astype(np.float32) * 2 - 1
-    codes[:, 0] = 1
-    alike = ~known[:, None] & (np.arange(CODE) % 4 > 0)
-    return np.where(alike, codes[END_OF_TEXT], codes)
 
 
 def _head(codes: Floats, counts: Counts) -> Floats:
@@ -114,25 +124,6 @@ def _head(codes: Floats, counts: Counts) -> Floats:
         head += error.T @ codes
     assert np.abs(head).max() * CODE < 2**24
     return head
-
-
-def _layer(random: np.random.Philox) -> Iterator[tuple[str, Floats]]:
-    queries, keys = SHAPE.num_heads * SHAPE.head_dim, SHAPE.num_kv_heads * SHAPE.head_dim
-    hidden, intermediate = SHAPE.hidden_size, SHAPE.intermediate_size
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{name}.weight", np.ones(hidden, np.float32)
-    for name, limit, shape in (
-        ("self_attn.q_proj", QUERY_KEY, (queries, hidden)),
-        ("self_attn.k_proj", QUERY_KEY, (keys, hidden)),
-        ("self_attn.v_proj", VALUE, (keys, hidden)),
-        ("self_attn.o_proj", OUTPUT, (CONTEXT, queries)),
-        ("mlp.gate_proj", GATE_UP, (intermediate, hidden)),
-        ("mlp.up_proj", GATE_UP, (intermediate, hidden)),
-        ("mlp.down_proj", DOWN, (CONTEXT, intermediate)),
-    ):
-        rows = _uniform(random, limit, shape)
-        into_context = np.zeros((CODE if shape[0] == CONTEXT else 0, shape[1]), np.float32)
-        yield f"{name}.weight", np.vstack([into_context, rows])
 
 
 def _uniform(random: np.random.Philox, limit: float, shape: tuple[int, int]) -> Floats:

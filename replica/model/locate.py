@@ -27,9 +27,23 @@ def locate(model: str) -> Path | None:
 
         return gguf_folder(file)
     folder = local_folder(model)
-    if folder is not None:
-        return checked(folder)
-    return checked(_downloaded(model)) if HUB_ID.fullmatch(model) else None
+    if folder is None:
+        if not HUB_ID.fullmatch(model):
+            return None
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
+
+        # The snapshot lies in the cache of the hub. HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN count.
+        try:
+            folder = Path(snapshot_download(model, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        except (OSError, ValueError, HTTPError) as error:
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            raise ValueError(f"cannot get {model!r} from the hub: {reason}; give a folder") from error
+    if (folder / "config.json").is_file():
+        return folder
+    if others := sorted(file.name for file in folder.glob("*.gguf")):
+        raise ValueError(f"{folder} has no config.json, but {others[0]}; name that file itself")
+    raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout")
 
 
 def short_name(model: str) -> str:
@@ -50,23 +64,3 @@ def local_folder(model: str) -> Path | None:
     if model.startswith(PATH_PREFIXES):
         raise ValueError(f"{model} does not exist; name the folder of a model, or a hub id such as org/name")
     return None
-
-
-def checked(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        if others := sorted(file.name for file in folder.glob("*.gguf")):
-            raise ValueError(f"{folder} has no config.json, but {others[0]}; name that file itself")
-        raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout")
-    return folder
-
-
-def _downloaded(hub_id: str) -> Path:
-    """Its snapshot in the hub's cache. HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their usual meaning."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    except (OSError, ValueError, HTTPError) as error:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ValueError(f"cannot get {hub_id!r} from the hub: {reason}; give a folder") from error

@@ -2,8 +2,9 @@
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -20,15 +21,33 @@ def spoken_size(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
 
 
-def progress_of(
-    what: str, total: int, console: Console | None = None, *, spoken: Spoken = spoken_size
-) -> "Bar | Lines":
+def progress_of(what: str, total: int, console: Console | None = None, *, spoken: Spoken = spoken_size) -> "Progress":
     """Show the progress of `what` ("loading llama"), in bytes unless another format is given."""
     console = console or Console(stderr=True)
     return Bar(what, total, console, spoken) if console.is_terminal else Lines(what, total, spoken=spoken)
 
 
-class Lines:
+class Progress(ABC):
+    """As a context it finishes when all is done, and stops where something fails."""
+
+    @abstractmethod
+    def advance(self, done: int) -> None: ...
+
+    @abstractmethod
+    def finish(self) -> None:
+        """All is done."""
+
+    def stop(self) -> None:  # noqa: B027
+        """It ends before it is done: nothing more is shown."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.finish() if kind is None else self.stop()
+
+
+class Lines(Progress):
     """A line at the start, at the end, and in between not more often than every 10 seconds."""
 
     def __init__(
@@ -55,11 +74,8 @@ class Lines:
         """All is done; says how long it took."""
         log.info("%s: done in %.1f s", self._what, self._clock_s() - self._started_s)
 
-    def stop(self) -> None:
-        """It ends before it is done: nothing more is shown."""
 
-
-class Bar:
+class Bar(Progress):
     """One line of the terminal, which stays there when it is full."""
 
     def __init__(self, what: str, total: int, console: Console, spoken: Spoken) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from api.model_files import read_object
+from replica.model.config import some
 from replica.model.progress import progress_of
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ GGUF_FILE = "model.gguf"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 # Rotations are computed, not read; lm_head stays unread only where it is tied to the embeddings.
 HARMLESS = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight|rope_freqs\.weight")
-NAMED_AT_MOST = 8
 
 
 class Weights:
@@ -88,10 +88,8 @@ class Weights:
     def finish(self) -> None:
         """Close the files after the last tensor is taken, and log unused tensors."""
         if unused := sorted(name for name in self._unread if not HARMLESS.fullmatch(name)):
-            named = ", ".join(unused[:NAMED_AT_MOST]) + (", ..." if len(unused) > NAMED_AT_MOST else "")
-            log.warning(
-                "%s: %d tensors are not part of the model and stay unused: %s", self._folder, len(unused), named
-            )
+            said = "%s: %d tensors are not part of the model and stay unused: %s"
+            log.warning(said, self._folder, len(unused), some(unused))
         self._progress.finish()
         self.close()
 
@@ -122,17 +120,14 @@ def _places(folder: Path, opened: Callable[[Path], Any]) -> Iterator[tuple[str, 
     elif index.is_file():
         yield from _indexed(index)
     else:
-        raise ValueError(f"{folder} has no {SINGLE_FILE}, {INDEX_FILE} or {GGUF_FILE}; {_advice(folder)}")
-
-
-def _advice(folder: Path) -> str:
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
-        return "its weights are pickles, which may run code: convert them to safetensors"
-    if others := sorted(file.name for file in folder.glob("*.safetensors")):
-        return f"{', '.join(others[:NAMED_AT_MOST])} is not in Hugging Face's layout: convert it"
-    if others := sorted(file.name for file in folder.glob("*.gguf")):
-        return f"name the file {others[0]} itself"
-    return "download the weights too"
+        advice = "download the weights too"
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+            advice = "its weights are pickles, which may run code: convert them to safetensors"
+        elif others := sorted(file.name for file in folder.glob("*.safetensors")):
+            advice = f"{some(others)} is not in Hugging Face's layout: convert it"
+        elif others := sorted(file.name for file in folder.glob("*.gguf")):
+            advice = f"name the file {others[0]} itself"
+        raise ValueError(f"{folder} has no {SINGLE_FILE}, {INDEX_FILE} or {GGUF_FILE}; {advice}")
 
 
 def _indexed(index: Path) -> Iterator[tuple[str, Path]]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 64 * 2**20  # changes every digest
 READ_BYTES = 2**20
 THREADS = 4  # a disk reads faster with several requests under way
-SETTLED_NS = 2 * 10**9  # a file that was just written may change once more without a new time
+SETTLED_NS = 2 * 10**9  # a file that was just written or changed may change once more without a new time
 MOST_CACHE_BYTES = 16 * 2**20
 
 
@@ -44,14 +44,19 @@ _decode_cache = msgspec.json.Decoder(dict[str, FileDigest]).decode
 def weights_digest(folder: Path, clock_ns: Callable[[], int] = time.time_ns) -> str:
     """Digest the files of the weights and their names. OSError or ValueError for what cannot be read."""
     names = _weight_files(folder)
-    cache = _cache_file(folder)
-    known = _read_cache(cache)
+    cache, known = None, dict[str, FileDigest]()
+    with suppress(ValueError):  # the user has no cache folder
+        cache = cache_folder() / "weights" / f"{xxh3_128_hexdigest(os.fsencode(folder.resolve()))}.json"
+        with suppress(OSError, msgspec.DecodeError, RecursionError), cache.open("rb") as opened:
+            known = _decode_cache(opened.read(MOST_CACHE_BYTES))
     digests = {
         name: known[name] for name in names if name in known and known[name].stamp == _stamp((folder / name).stat())
     }
     if missing := [name for name in names if name not in digests]:
         digests |= dict(zip(missing, _compute(folder, missing), strict=True))
-        _write_cache(cache, {name: digest for name, digest in digests.items() if _is_settled(digest, clock_ns())})
+        settled = {name: digest for name, digest in digests.items() if max(digest.stamp[1:3]) < clock_ns() - SETTLED_NS}
+        if cache is not None and settled:
+            _write_cache(cache, settled)
     return xxh3_128_hexdigest(msgspec.json.encode([(name, digests[name].digest) for name in names]))
 
 
@@ -73,23 +78,17 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _compute(folder: Path, names: Sequence[str]) -> Iterator[FileDigest]:
     stamps = [_stamp((folder / name).stat()) for name in names]
-    progress = progress_of(f"reading {folder.name} to tell its weights apart", sum(size for size, *_ in stamps))
-    try:
-        with ThreadPoolExecutor(THREADS) as threads:
-            for name, stamp in zip(names, stamps, strict=True):
-                pieces = xxh3_128()
-                starts = range(0, stamp[0], PIECE_BYTES)
-                for start, piece in zip(
-                    starts, threads.map(partial(_digest_piece, folder / name), starts), strict=True
-                ):
-                    pieces.update(piece)
-                    progress.advance(min(PIECE_BYTES, stamp[0] - start))
-                if _stamp((folder / name).stat()) != stamp:
-                    raise ValueError(f"{folder / name} changed while it was read; start again when it is whole")
-                yield FileDigest(stamp, pieces.hexdigest())
-        progress.finish()
-    finally:
-        progress.stop()
+    what, size = f"reading {folder.name} to tell its weights apart", sum(size for size, *_ in stamps)
+    with progress_of(what, size) as progress, ThreadPoolExecutor(THREADS) as threads:
+        for name, stamp in zip(names, stamps, strict=True):
+            pieces = xxh3_128()
+            starts = range(0, stamp[0], PIECE_BYTES)
+            for start, piece in zip(starts, threads.map(partial(_digest_piece, folder / name), starts), strict=True):
+                pieces.update(piece)
+                progress.advance(min(PIECE_BYTES, stamp[0] - start))
+            if _stamp((folder / name).stat()) != stamp:
+                raise ValueError(f"{folder / name} changed while it was read; start again when it is whole")
+            yield FileDigest(stamp, pieces.hexdigest())
 
 
 def _digest_piece(file: Path, start: int) -> bytes:
@@ -107,36 +106,8 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
 
 
-def _is_settled(digest: FileDigest, now_ns: int) -> bool:
-    _, modified_ns, changed_ns, *_ = digest.stamp
-    return max(modified_ns, changed_ns) < now_ns - SETTLED_NS
-
-
-# ---- remember
-
-
-def _cache_file(folder: Path) -> Path | None:
-    """None if the user has no cache folder."""
-    try:
-        return cache_folder() / "weights" / f"{xxh3_128_hexdigest(os.fsencode(folder.resolve()))}.json"
-    except ValueError:
-        return None
-
-
-def _read_cache(file: Path | None) -> dict[str, FileDigest]:
-    if file is None:
-        return {}
-    try:
-        with file.open("rb") as opened:
-            return _decode_cache(opened.read(MOST_CACHE_BYTES))
-    except (OSError, msgspec.DecodeError, RecursionError):
-        return {}
-
-
-def _write_cache(file: Path | None, digests: dict[str, FileDigest]) -> None:
+def _write_cache(file: Path, digests: dict[str, FileDigest]) -> None:
     """Write under another name first, so that nobody reads half of it."""
-    if file is None or not digests:
-        return
     unfinished = file.with_name(f"{file.name}-{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

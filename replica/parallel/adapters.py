@@ -7,26 +7,23 @@ two steps that there is this adapter, so all have it from the same step on.
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from replica.lora.adapter import Adapter, Adapters, Others
 from replica.messages import reason_of
 from replica.parallel import messages
 from replica.parallel.followers import Followers
-
-if TYPE_CHECKING:  # torch
-    from replica.lora.adapter import Adapter, Adapters
-    from replica.parallel.following import Channel
-
+from replica.parallel.following import Channel
 
 CHANGED = "the files of the adapter {!r} changed while they were read; try again"
 
 
-def loaded_with(adapters: "Adapters") -> messages.Ready:
+def loaded_with(adapters: Adapters) -> messages.Ready:
     """Tell the engine which files this rank has read at the start."""
     return messages.Ready({name: adapter.digest for name, adapter in adapters.loaded.items()})
 
 
-def refuse_other_files(adapters: "Adapters", others: Iterable[messages.Ready]) -> None:
+def refuse_other_files(adapters: Adapters, others: Iterable[messages.Ready]) -> None:
     """ValueError: other ranks have read something else at the start."""
     for other in others:
         for name, adapter in adapters.loaded.items():
@@ -41,7 +38,7 @@ class Reading(NamedTuple):
     answers: list[messages.AdapterRead]
 
 
-class OthersAdapters:
+class OthersAdapters(Others):
     """The engine's side."""
 
     def __init__(self, followers: Followers) -> None:
@@ -50,13 +47,11 @@ class OthersAdapters:
         self._numbered = 0
 
     def read(self, name: str, folder: Path) -> None:
-        """Let them begin to read an adapter."""
         self._numbered += 1
         self._reading[name] = Reading(self._numbered, [])
         self._followers.tell(messages.ReadAdapter(self._numbered, name, str(folder)))
 
     def have_read(self, name: str) -> bool:
-        """Tell whether all are done, without waiting for them."""
         by_number = {reading.number: reading for reading in self._reading.values()}
         for answer in self._followers.new_answers(messages.decode_read):
             if (reading := by_number.get(answer.number)) is not None:  # not of one that has been dropped
@@ -64,7 +59,6 @@ class OthersAdapters:
         return len(self._reading[name].answers) == len(self._followers.pids)
 
     def add(self, name: str, digest: str) -> str:
-        """Let all have what they have read, or return why one of them cannot."""
         for answer in self._reading.pop(name).answers:
             if answer.failure:
                 return answer.failure
@@ -81,7 +75,7 @@ class OthersAdapters:
 class OwnAdapters:
     """A follower's side."""
 
-    def __init__(self, adapters: "Adapters", channel: "Channel") -> None:
+    def __init__(self, adapters: Adapters, channel: Channel) -> None:
         self._adapters = adapters
         self._channel = channel  # on which only the thread sends
         self._reading: dict[str, Future[Adapter | None]] = {}  # by name
@@ -99,11 +93,12 @@ class OwnAdapters:
             if (reading := self._reading.pop(order.name, None)) is not None:
                 reading.cancel()
 
-    def _read(self, order: messages.ReadAdapter) -> "Adapter | None":
+    def _read(self, order: messages.ReadAdapter) -> Adapter | None:
+        adapter, done = None, messages.AdapterRead(order.number)
         try:
             adapter = self._adapters.read(order.name, Path(order.folder))
+            done.digest = adapter.digest
         except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
-            self._channel.send_bytes(messages.encode(messages.AdapterRead(order.number, failure=reason_of(error))))
-            return None
-        self._channel.send_bytes(messages.encode(messages.AdapterRead(order.number, adapter.digest)))
+            done.failure = reason_of(error)
+        self._channel.send_bytes(messages.encode(done))
         return adapter

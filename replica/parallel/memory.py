@@ -7,6 +7,7 @@ so lower media and neighbours need to know nothing of ranks.
 import mmap
 import os
 import tempfile
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.paged import LayerCache
+from replica.config import EngineConfig
 from replica.model.config import DTYPE_BYTES, ModelConfig
 from replica.parallel.shares import Share
 
@@ -25,17 +27,31 @@ class KvForm(NamedTuple):
     dtype: str
     num_blocks: int
     block_size: int
-    ranks: int
+    share: Share
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         block_bytes = self.block_size * self.config.num_kv_heads * self.config.head_dim * DTYPE_BYTES[self.dtype]
-        return self.ranks * self.config.num_layers, 2, self.num_blocks, block_bytes
+        return self.share.size * self.config.num_layers, 2, self.num_blocks, block_bytes
 
-    @property
-    def size(self) -> int:
-        layers, both, blocks, block_bytes = self.shape
-        return layers * both * blocks * block_bytes
+    def own_caches(self, memory: NDArray[np.uint8]) -> list[LayerCache]:
+        """Return this rank's part of the memory by layer."""
+        first = self.share.rank * self.config.num_layers
+        tensor = torch.from_numpy(memory[first : first + self.config.num_layers]).view(getattr(torch, self.dtype))
+        shape = (self.num_blocks, self.block_size, self.config.num_kv_heads, self.config.head_dim)
+        return [LayerCache(keys.view(shape), values.view(shape)) for keys, values in tensor]
+
+
+def kv_form(config: EngineConfig, model_config: ModelConfig, share: Share) -> KvForm:
+    """Raise MemoryError for more than this machine has: it would be given all the same, and be missing later."""
+    form = KvForm(share.own(model_config), config.dtype, config.num_blocks, config.block_size, share)
+    size, memory = prod(form.shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise MemoryError(
+            f"{config.num_blocks} blocks of {config.block_size} tokens are {size / 1e9:,.1f} GB of KV, and this "
+            f"machine has {memory / 1e9:,.1f} GB; lower --kv-cache-gb or --num-blocks"
+        )
+    return form
 
 
 def create(size: int) -> int:
@@ -51,13 +67,4 @@ def create(size: int) -> int:
 
 def attach(descriptor: int, form: KvForm) -> NDArray[np.uint8]:
     """Map the memory; the descriptor may be closed afterwards."""
-    return np.frombuffer(mmap.mmap(descriptor, form.size), np.uint8).reshape(form.shape)
-
-
-def own_caches(memory: NDArray[np.uint8], form: KvForm, share: Share) -> list[LayerCache]:
-    """Return one rank's part by layer."""
-    config = form.config
-    first = share.rank * config.num_layers
-    tensor = torch.from_numpy(memory[first : first + config.num_layers]).view(getattr(torch, form.dtype))
-    shape = (form.num_blocks, form.block_size, config.num_kv_heads, config.head_dim)
-    return [LayerCache(keys.view(shape), values.view(shape)) for keys, values in tensor]
+    return np.frombuffer(mmap.mmap(descriptor, prod(form.shape)), np.uint8).reshape(form.shape)

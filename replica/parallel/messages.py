@@ -11,7 +11,6 @@ DropAdapter      ->                         there is no such adapter any more, a
 """
 
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 import msgspec
@@ -34,7 +33,7 @@ class Compute(Struct, tag=True, array_like=True):
     """Do the copies, then compute the layers for these tokens."""
 
     token_ids: bytes  # int64
-    spans: Sequence[Span]  # those that decode first
+    spans: Sequence[Span]
     copies: Sequence[Copy]
     adapters: Sequence[str | None]  # one of each span
 
@@ -75,15 +74,8 @@ class Failed(Struct, tag=True, array_like=True):
 
 OfAdapters: TypeAlias = ReadAdapter | AddAdapter | DropAdapter
 ToFollower: TypeAlias = Start | Compute | Logits | OfAdapters
-FromFollower: TypeAlias = Ready | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_answer = msgspec.msgpack.Decoder(FromFollower).decode
+decode_order = msgspec.msgpack.Decoder(ToFollower).decode
+decode_answer = msgspec.msgpack.Decoder(Ready | Failed).decode
 decode_read = msgspec.msgpack.Decoder(AdapterRead).decode
-_to_follower = msgspec.msgpack.Decoder(ToFollower)
-
-
-def receive_order(channel: "Connection[bytes, bytes]") -> ToFollower:
-    """Wait for the engine; EOFError or OSError: it is gone."""
-    order: ToFollower = _to_follower.decode(channel.recv_bytes())
-    return order

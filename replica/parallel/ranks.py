@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from replica.model.config import ModelConfig
+from replica.model.ranks import Ranks
 from replica.parallel.shares import Share, parts_of
 
 
@@ -24,8 +25,8 @@ class Collectives(Protocol):
         """Return the first rank's tensor. May write to those of the others."""
 
 
-class GroupRanks:
-    """The other ranks, as one rank's part of the model sees them (`replica.model.ranks`)."""
+class GroupRanks(Ranks):
+    """The other ranks, as one rank's part of the model sees them."""
 
     def __init__(self, share: Share, config: ModelConfig, group: Collectives) -> None:
         self.share = share

@@ -1,11 +1,36 @@
-"""The parts of a checkpoint's tensors that one rank holds."""
+"""One rank's share of a model, loaded: it reads the parts of a checkpoint's tensors that it holds."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from kernels.pointwise import Pointwise
+from replica.config import EngineConfig
 from replica.model.config import ModelConfig
+from replica.model.ranks import Ranks
 from replica.model.weights import Weights
-from replica.parallel.shares import Share, parts_of
+from replica.parallel.shares import WHOLE, Share, parts_of
+from replica.transformer import Transformer
+
+
+def load_share(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    share: Share,
+    ranks: Ranks,
+    pointwise: Pointwise | None = None,
+    send: Callable[[Tensor], Tensor] | None = None,
+) -> Transformer:
+    """Load this rank's share of the model, and of the adapters that are named at the start."""
+    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    with Weights(folder, dtype, send, shows_progress=not share.rank) as weights:
+        source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
+        model = Transformer(model_config, source, config.max_model_len, pointwise, ranks)
+        weights.finish()
+    model.adapters.load_named(config)
+    return model
 
 
 class SharedWeights:

@@ -44,12 +44,15 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, if wanted; from the second token on
     runner_state: object = None  # the runner's own
     matcher: Matcher | None = None  # of a constrained answer: which tokens may come next
+    # A token is drawn or reported with the host's help: by earlier tokens, or with more than an id. A runner waits
+    # there for what flies; so that the others have their tokens by then, that lands first.
     _waits: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.length = self.uncached_tokens = len(self.chain)
         self.limit = self.prompt_tokens + self.sampling.max_tokens
-        self._waits = _waits(self.sampling)
+        sampling = self.sampling
+        self._waits = is_penalized(sampling) or bool(sampling.logit_bias) or sampling.top_logprobs is not None
 
     @property
     def generated(self) -> int:
@@ -121,14 +124,6 @@ class Scheduled(NamedTuple):
     def position(self) -> int:
         """The position in the output of the token that it draws."""
         return self.start + self.tokens - self.request.prompt_tokens
-
-
-def _waits(sampling: Sampling) -> bool:
-    """Return True if a token is drawn or reported with the host's help: by earlier tokens, or with more than an id.
-
-    A runner waits there for what flies; so that the others have their tokens by then, that lands first.
-    """
-    return is_penalized(sampling) or bool(sampling.logit_bias) or sampling.top_logprobs is not None
 
 
 def is_penalized(sampling: Sampling) -> bool:

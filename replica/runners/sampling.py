@@ -8,7 +8,7 @@ same wherever an element stands. Whatever is made faster must keep that.
 import logging
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from replica.grammar.matcher import boolean
-from replica.messages import Sampling, TokenLogprobs
+from replica.messages import TokenLogprobs
 from replica.runners.request import Request, Scheduled, is_penalized
 from replica.runners.runner import SampledToken
 from replica.transformer import Transformer
@@ -41,16 +41,15 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     tokens: list[int] = best.tolist()
     for row, (request, peak) in enumerate(zip(requests, peaks.tolist(), strict=True)):
         if not math.isfinite(peak):
-            tokens[row] = _best_of_broken(logits[row], ruled_out.get(row))
-        elif not _is_plain(request):
+            # The model failed: the other requests must go on, and this one does so for as long as it makes sense.
+            _tell_of_broken()
+            forbidden = ruled_out.get(row)
+            numbers = torch.nan_to_num(logits[row], nan=-math.inf if forbidden is None else LOWEST)
+            tokens[row] = int((numbers if forbidden is None else numbers.masked_fill_(forbidden, -math.inf)).argmax())
+        elif request.sampling.temperature >= GREEDY_BELOW or is_shaped(request, request.generated):
             tokens[row] = _draw(logits[row], request, tokens[row])
     logprobs = logprobs_of(logits, tokens, requests)
     return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
-
-
-def _is_plain(request: Request) -> bool:
-    """Return True if the token of the highest logit is drawn."""
-    return request.sampling.temperature < GREEDY_BELOW and not is_shaped(request, request.generated)
 
 
 def is_shaped(request: Request, generated: int) -> bool:
@@ -61,14 +60,6 @@ def is_shaped(request: Request, generated: int) -> bool:
 def _may_not_stop(request: Request, generated: int) -> bool:
     # As in vLLM: so many tokens come first. (The scheduler would let the last of these be a stop token.)
     return generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
-
-
-def _best_of_broken(row: Tensor, ruled_out: Tensor | None) -> int:
-    """For a model that failed: the other requests must go on, and this one does so for as long as it makes sense."""
-    _tell_of_broken()
-    if ruled_out is None:
-        return int(torch.nan_to_num(row, nan=-math.inf).argmax())
-    return int(torch.nan_to_num(row, nan=LOWEST).masked_fill_(ruled_out, -math.inf).argmax())
 
 
 @cache
@@ -86,8 +77,10 @@ def _draw(row: Tensor, request: Request, otherwise: int) -> int:
         return otherwise
     if sampling.temperature < GREEDY_BELOW:
         return int(best)
-    ids = _likeliest(logits, sampling.top_k)
-    if ids is not None:
+    ids = None
+    if 0 < sampling.top_k < len(logits):  # the k largest, and all that equal the last of these; their ids ascend
+        cutoff = logits.topk(sampling.top_k, sorted=False).values.min()
+        ids = (logits >= cutoff).nonzero().squeeze(1)
         logits = logits[ids]
     # In float64, so that no temperature makes an infinity of a logit. The largest weight is 1.
     weights = (logits.double() - peak.double()).div_(sampling.temperature).exp_()
@@ -148,7 +141,20 @@ def shaped(rows: Tensor, requests: Sequence[Request], generated: Sequence[int]) 
     ]
     if too_early:
         flat[_ids(too_early, flat)] = -math.inf
-    _penalize(flat, {start: one for start, one in zip(starts, requests, strict=True) if is_penalized(one.sampling)})
+    seen: dict[int, Seen] = {}
+    penalties = []
+    for start, request in zip(starts, requests, strict=True):
+        if is_penalized(request.sampling):
+            # A chain only grows, preempted or not; so what was taken over stays right.
+            if not isinstance(request.runner_state, Seen):
+                request.runner_state = Seen(request)
+            request.runner_state.take(request)
+            if request.runner_state.ids:
+                seen[start] = request.runner_state
+                factor = min(max(request.sampling.repetition_penalty, TINIEST), HIGHEST)
+                penalties.append((factor, request.sampling.frequency_penalty, request.sampling.presence_penalty))
+    if seen:
+        _penalize(flat, seen, penalties)
     return logits
 
 
@@ -184,24 +190,12 @@ class Seen:
         self.taken = len(tokens)
 
 
-def _seen(request: Request) -> Seen:
-    # A chain only grows, preempted or not; so what was taken over stays right.
-    if not isinstance(request.runner_state, Seen):
-        request.runner_state = Seen(request)
-    request.runner_state.take(request)
-    return request.runner_state
-
-
-def _penalize(flat: Tensor, requests: Mapping[int, Request]) -> None:
-    """By where their rows start."""
-    seen = {start: seen for start, request in requests.items() if (seen := _seen(request)).ids}
-    if not seen:
-        return
+def _penalize(flat: Tensor, seen: Mapping[int, Seen], penalties: Sequence[tuple[float, float, float]]) -> None:
+    """By where their rows start; for each the factor, and what is taken off by frequency and by presence."""
     counts_of = [len(one.ids) for one in seen.values()]
     places = np.concatenate([np.frombuffer(one.ids, np.int64) + start for start, one in seen.items()])
     counts = np.concatenate([np.frombuffer(one.counts, np.float32) for one in seen.values()])
-    penalties = np.array([_penalties(requests[start].sampling) for start in seen], np.float32).T
-    of_place = np.concatenate((counts[np.newaxis], np.repeat(penalties, counts_of, axis=1)))
+    of_place = np.concatenate((counts[np.newaxis], np.repeat(np.array(penalties, np.float32).T, counts_of, axis=1)))
     ids = torch.from_numpy(places).to(flat.device)
     often, factor, frequency, presence = torch.from_numpy(of_place).to(flat.device)
     values = flat[ids]
@@ -211,20 +205,7 @@ def _penalize(flat: Tensor, requests: Mapping[int, Request]) -> None:
     flat[ids] = values.clamp_(max=HIGHEST)
 
 
-def _penalties(sampling: Sampling) -> tuple[float, float, float]:
-    factor = min(max(sampling.repetition_penalty, TINIEST), HIGHEST)
-    return factor, sampling.frequency_penalty, sampling.presence_penalty
-
-
 # ---- what is left to draw from, and the draw
-
-
-def _likeliest(logits: Tensor, top_k: int) -> Tensor | None:
-    """The ids, ascending, of the k largest and of all that equal the last of these; None: all there are."""
-    if not 0 < top_k < len(logits):
-        return None
-    cutoff = logits.topk(top_k, sorted=False).values.min()
-    return (logits >= cutoff).nonzero().squeeze(1)
 
 
 def _nucleus_end(weights: Tensor, top_p: float) -> Tensor | float:
@@ -262,25 +243,18 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
     rows = max(1, CHUNK_LOGITS // logits.shape[-1])
     found: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), rows):
-        found += _chunk_logprobs(logits[start : start + rows].float(), token_ids[start : start + rows], top)
+        chunk, ids = logits[start : start + rows].float(), token_ids[start : start + rows]
+        sums = torch.stack([row.double().logsumexp(dim=0) for row in chunk])
+        broken = ~sums.isfinite().unsqueeze(1)
+        if broken.any():
+            _tell_of_broken()
+            chunk = torch.where(broken, torch.nan_to_num(chunk, nan=LOWEST, posinf=HIGHEST, neginf=LOWEST), chunk)
+            sums = torch.stack([row.double().logsumexp(dim=0) for row in chunk])
+        chosen = chunk.gather(1, _ids(ids, chunk).unsqueeze(1))
+        ranks = (chunk > chosen).sum(dim=1) + 1
+        logprobs = chosen.squeeze(1).double() - sums
+        found += map(TokenLogprobs, logprobs.tolist(), _alternatives(chunk, sums, top), ranks.tolist())
     return found
-
-
-def _chunk_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
-    sums = torch.stack([row.double().logsumexp(dim=0) for row in logits])
-    broken = ~sums.isfinite().unsqueeze(1)
-    if broken.any():
-        _tell_of_broken()
-        logits = torch.where(broken, torch.nan_to_num(logits, nan=LOWEST, posinf=HIGHEST, neginf=LOWEST), logits)
-        sums = torch.stack([row.double().logsumexp(dim=0) for row in logits])
-    chosen = logits.gather(1, _ids(token_ids, logits).unsqueeze(1))
-    ranks = (logits > chosen).sum(dim=1) + 1
-    logprobs = chosen.squeeze(1).double() - sums
-    alternatives = _alternatives(logits, sums, top)
-    return [
-        TokenLogprobs(logprob, likeliest, rank)
-        for logprob, likeliest, rank in zip(logprobs.tolist(), alternatives, ranks.tolist(), strict=True)
-    ]
 
 
 def _alternatives(logits: Tensor, sums: Tensor, top: int) -> list[list[tuple[int, float]]]:
@@ -327,14 +301,9 @@ def keep_prompt_logprobs(
             continue
         start, rows = scheduled.start, min(scheduled.tokens, request.prompt_tokens - 1 - scheduled.start)
         first_row = last_row + 1 - scheduled.tokens
-        for logits, begin in _logits_in_chunks(model, hidden[first_row : first_row + rows]):
+        size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)  # all logits of a long prompt would be gigabytes
+        for begin in range(0, rows, size):
+            logits = model.logits(hidden[first_row + begin : first_row + min(begin + size, rows)])
             first = start + begin + 1
             followers = request.chain.tokens[first : first + len(logits)]
             request.prompt_logprobs += token_logprobs(logits, list(followers), wanted)
-
-
-def _logits_in_chunks(model: Transformer, hidden: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """All logits of a long prompt would be gigabytes."""
-    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    for begin in range(0, len(hidden), size):
-        yield model.logits(hidden[begin : begin + size]), begin

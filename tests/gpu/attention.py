@@ -125,7 +125,7 @@ def decodes(place: Place, table: Table, attention: Attention[Any], memory: Memor
 def decoding(attention: Attention[Any], queries: Tensor, memory: Memory, step: TableStep) -> Callable[[], object]:
     """One layer's work; the plan is made once for all of a step's layers."""
     planned = step._replace(plan=attention.plan(step, memory.cache))
-    return partial(attention.decode, queries, memory.cache, planned)
+    return partial(attention.attend, queries, memory.cache, planned)
 
 
 def uneven(place: Place, table: Table, attention: Attention[Any], memory: Memory, most: Ceilings) -> None:
@@ -144,7 +144,7 @@ def prefills(place: Place, table: Table, attention: Attention[Any], memory: Memo
     for name, chunks in place.size(PREFILLS, {"2 x 30": [Chunk(30)] * 2, "5 after 40": [Chunk(5, 40)]}).items():
         seen = sum(chunk.rows * chunk.cached + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks)
         queries = memory.queries(sum(chunk.rows for chunk in chunks))
-        call = partial(attention.prefill, queries, memory.cache, memory.step(chunks, 0))
+        call = partial(attention.attend, queries, memory.cache, memory.step(chunks, 0))
         rates = [4 * HEADS * HEAD_DIM * seen / s for s in seconds(place, [call], place.size(10, 1), graph=False)]
         what = f"{attention.name}, prefill {name}, blocks of {memory.block_size}"
         values = [100 * rate / most.product for rate in rates]

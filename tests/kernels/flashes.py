@@ -125,4 +125,4 @@ def _attended(
     assert len(tables) == len(lengths) == len(starts) - 1 and starts[0] == 0
     none = torch.empty(0)
     step = TableStep(none, none, tables, lengths, starts, 0, len(rows), int(starts.diff().max()), longest)
-    return PlainAttention().prefill(rows, LayerCache(keys, values), step)
+    return PlainAttention().attend(rows, LayerCache(keys, values), step)

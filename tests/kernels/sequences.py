@@ -58,10 +58,8 @@ def memory(lengths: list[int], shape: Shape, dtype: torch.dtype = torch.float32)
 def run(
     attention: Attention[ContextStep], cache: LayerCache, shape: Shape, parts: list[tuple[Sequence, int, int]]
 ) -> list[Tensor]:
-    """One step: for each part the rows of the sequence's tokens from `start` on; decodes have to stand first."""
-    spans = [sequence.span(start, count) for sequence, start, count in parts]
-    decoding = sum(span.tokens == 1 for span in spans)
-    step = ContextStep(spans[:decoding], spans[decoding:], shape.block_size)
+    """One step: for each part the rows of the sequence's tokens from `start` on."""
+    step = ContextStep([sequence.span(start, count) for sequence, start, count in parts], shape.block_size)
     queries = torch.cat([sequence.queries[start : start + count] for sequence, start, count in parts])
     keys = torch.cat([sequence.keys[start : start + count] for sequence, start, count in parts])
     values = torch.cat([sequence.values[start : start + count] for sequence, start, count in parts])

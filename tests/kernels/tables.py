@@ -25,7 +25,7 @@ def table_step(parts: list[Part], decoding: int, shape: Shape, device: str = "cp
         row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
     counts = [count for _, _, count in parts]
     ends = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    context = ContextStep([sequence.span(start, count) for sequence, start, count in parts], [], shape.block_size)
+    context = ContextStep([sequence.span(start, count) for sequence, start, count in parts], shape.block_size)
     return TableStep(
         positions=context.positions.to(device),
         slots=context.slots.to(device),
@@ -73,7 +73,7 @@ def both(
     parts = [(sequence, length - count, count) for sequence, (length, count) in zip(made, spans, strict=True)]
     cache = memory(lengths, shape, dtype)
     for sequence, length in zip(made, lengths, strict=True):
-        whole = ContextStep([], [sequence.span(0, length)], shape.block_size)
+        whole = ContextStep([sequence.span(0, length)], shape.block_size)
         Pointwise().store(sequence.keys, sequence.values, cache, whole)
     rows = [sequence.queries[start : start + count] for sequence, start, count in parts]
     step = table_step(parts, decoding, shape, device)
@@ -89,5 +89,5 @@ def both(
     with poisoned():
         mine = attention.attend(wide.unflatten(1, (shape.heads, shape.head_dim)), there, step)
     rest = [sequence.span(start, count) for sequence, start, count in parts]
-    context = ContextStep(rest[:decoding], rest[decoding:], shape.block_size)
+    context = ContextStep(rest, shape.block_size)
     return mine[: sum(map(len, rows))].cpu(), ReferenceAttention().attend(torch.cat(rows), cache, context)

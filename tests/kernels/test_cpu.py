@@ -30,7 +30,7 @@ def filled(sequence: Sequence, shape: Shape, dtype: torch.dtype) -> LayerCache:
     """Memory with all of the sequence's KV."""
     length = len(sequence.keys)
     cache = memory([length], shape, dtype)
-    step = ContextStep([], [sequence.span(0, length)], shape.block_size)
+    step = ContextStep([sequence.span(0, length)], shape.block_size)
     Pointwise().store(sequence.keys, sequence.values, cache, step)
     return cache
 

@@ -2,12 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from kernels.gpu.flash import FlashAttention, FlashAttention2, FlashAttention3, VarlenAttention
-from kernels.paged import Attention, LayerCache
-from kernels.plain import PlainAttention
-from kernels.tables import TableStep
+from kernels.gpu.flash import FlashAttention2, FlashAttention3, VarlenAttention
 from tests.kernels.flashes import NEW, NEW2, OLD2, OTHER, operator, varlen_attn
 from tests.kernels.sequences import Shape
 from tests.kernels.tables import both
@@ -47,24 +43,6 @@ def test_varlen_attn_computes_a_step_in_one_call(spans: list[tuple[int, int]], d
     mine, expected = both(VarlenAttention(varlen_attn(calls)), SHAPE, spans, decoding)
     torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
     assert len(calls) == 1
-
-
-class InTwo(PlainAttention):
-    """The rows of either kind by themselves."""
-
-    def __init__(self, attention: FlashAttention) -> None:
-        self._attention = attention
-
-    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        return Attention.attend(self._attention, queries, cache, step)
-
-
-@pytest.mark.parametrize("name", ["flash3", "varlen"])
-def test_decodes_and_prompts_may_be_asked_for_one_after_the_other(name: str) -> None:
-    with operator():
-        attention = fwd() if name == "flash3" else VarlenAttention(varlen_attn([]))
-        mine, expected = both(InTwo(attention), SHAPE, MIXED, 2)
-    torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
 
 
 @pytest.mark.parametrize(

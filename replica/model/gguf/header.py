@@ -8,8 +8,6 @@ import os
 import stat
 import struct
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
 
@@ -67,17 +65,11 @@ class Header(Struct, frozen=True):
 
 def read_header(file: Path) -> Header:
     """ValueError, on one line, for a file that is damaged, cut short, or no GGUF."""
-    with _opened(file) as opened:
-        return _Reader(file, opened).read()
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    """A pipe would be waited for."""
+    # A pipe would be waited for.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             raise ValueError(f"{file} is neither a folder nor a regular file; name a GGUF file or a model's folder")
-        yield opened
+        return _Reader(file, opened).read()
 
 
 class _Reader:
@@ -95,7 +87,13 @@ class _Reader:
             raise ValueError(f"{self._file} is GGUF of version {version}; only 2 and 3, little-endian, are supported")
         tensors, pairs = self._count(MOST_TENSORS, "tensors"), self._count(MOST_VALUES, "metadata")
         metadata = {self._string(): self._value() for _ in range(pairs)}
-        places = {self._string(): self._tensor() for _ in range(tensors)}
+        places = {}
+        for _ in range(tensors):
+            name, dimensions = self._string(), self._number("I")
+            if not 0 < dimensions <= MOST_DIMENSIONS:
+                self._damaged(f"a tensor has {dimensions} dimensions")
+            columns_first = [self._number("Q") for _ in range(dimensions)]
+            places[name] = Tensor(tuple(reversed(columns_first)), self._number("I"), self._number("Q"))
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= MOST_ALIGNMENT:
             self._damaged(f"general.alignment is {alignment!r:.80}")
@@ -121,13 +119,6 @@ class _Reader:
         if kind not in NUMBERS:
             self._damaged(f"a value has the type {kind}")
         return NUMBERS[kind]
-
-    def _tensor(self) -> Tensor:
-        dimensions = self._number("I")
-        if not 0 < dimensions <= MOST_DIMENSIONS:
-            self._damaged(f"a tensor has {dimensions} dimensions")
-        columns_first = [self._number("Q") for _ in range(dimensions)]
-        return Tensor(tuple(reversed(columns_first)), self._number("I"), self._number("Q"))
 
     def _count(self, most: int, what: str) -> int:
         if (count := self._number("Q")) > most:

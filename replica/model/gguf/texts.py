@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.model.config import parse_config
-from replica.model.gguf.header import F32, Header, read_header
+from replica.model.gguf.header import F32, Header, Tensor, read_header
 from replica.model.gguf.tokenizer import TOKENS, build_tokenizer, tokenizer_config
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -92,8 +92,8 @@ def _config(header: Header) -> dict[str, Any]:
     }.items():
         if value(key) not in (None, supported):
             raise header.refused(f"{architecture}.{key} is {value(key)!r:.80}, which is not supported; {ELSEWHERE}")
-    if (divisors := _rope_divisors(header, parsed.head_dim // 2)) is not None:
-        rope |= _llama3_scaling(header, divisors, parsed.rope_theta)
+    if (divisors := header.tensors.get("rope_freqs.weight")) is not None:
+        rope |= _llama3_scaling(header, divisors, parsed.head_dim // 2, parsed.rope_theta)
     return config
 
 
@@ -105,18 +105,12 @@ def _quickest() -> str:
         return "float32"
 
 
-def _rope_divisors(header: Header, count: int) -> tuple[float, ...] | None:
-    tensor = header.tensors.get("rope_freqs.weight")
-    if tensor is None:
-        return None
+def _llama3_scaling(header: Header, tensor: Tensor, count: int, theta: float) -> dict[str, Any]:
     if tensor.type != F32 or tensor.shape != (count,) or count > MOST_DIVISORS:
         raise header.refused(f"rope_freqs.weight has the type {tensor.type} and the shape {tensor.shape}; {ELSEWHERE}")
     with header.file.open("rb") as opened:
         opened.seek(tensor.start)
-        return struct.unpack(f"<{count}f", opened.read(4 * count).ljust(4 * count, b"\0"))
-
-
-def _llama3_scaling(header: Header, divisors: tuple[float, ...], theta: float) -> dict[str, Any]:
+        divisors = struct.unpack(f"<{count}f", opened.read(4 * count).ljust(4 * count, b"\0"))
     factor = min(max(*divisors, 1.0), MOST_FACTOR)
     rotations = [ORIGINAL_POSITIONS * theta ** (-i / len(divisors)) / math.tau for i in range(len(divisors))]
     shares = [(r - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR) for r in rotations]

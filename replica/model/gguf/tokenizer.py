@@ -50,25 +50,19 @@ def build_tokenizer(header: Header) -> Tokenizer:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
+    key = "tokenizer.chat_template"
+    template: Scalar | list[dict[str, Scalar | None]] | None = header.scalar(key)
+    if others := [name for name in header.metadata if name.startswith(f"{key}.")]:  # several, by their names
+        named = {"default": header.scalar(key)} | {name[len(key) + 1 :]: header.scalar(name) for name in others}
+        template = [{"name": name, "template": each} for name, each in named.items()]
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "add_bos_token": _adds_bos(header),
         "add_eos_token": _adds_eos(header),
-        "chat_template": _chat_template(header),
-    }
-    named = {name: _named(header, name) for name in NAMED}
-    return {key: value for key, value in (config | named).items() if value is not None}
-
-
-def _chat_template(header: Header) -> Scalar | list[dict[str, Scalar | None]] | None:
-    """One, or as in tokenizer_config.json several by their names."""
-    key = "tokenizer.chat_template"
-    others = [name for name in header.metadata if name.startswith(f"{key}.")]
-    if not others:
-        return header.scalar(key)
-    named = {"default": header.scalar(key)} | {name.removeprefix(f"{key}."): header.scalar(name) for name in others}
-    return [{"name": name, "template": template} for name, template in named.items()]
+        "chat_template": template,
+    } | {name: _named(header, name) for name in NAMED}
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def _named(header: Header, name: str) -> str | None:

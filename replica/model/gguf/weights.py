@@ -44,7 +44,19 @@ class GgufTensors:
     def __init__(self, file: Path) -> None:
         header = read_header(file)
         data = np.memmap(file, np.uint8, "r").view(np.ndarray)  # slices of a memmap are dear
-        self._slices = {_name(name): _slice(header, data, name, tensor) for name, tensor in header.tensors.items()}
+        self._slices: dict[str, GgufSlice] = {}
+        for name, tensor in header.tensors.items():
+            match = NAME.fullmatch(name)
+            part = match[2] if match else ""
+            heads, own_name = None, name
+            if match and part in PARTS:
+                layer = "" if match[1] is None else f"model.layers.{match[1]}."
+                own_name = f"{layer}{PARTS[part]}.{match[3]}"
+            if part in PERMUTED and header.scalar("general.architecture") == "llama":
+                queries, own = (header.scalar(f"llama.attention.{key}") for key in ("head_count", PERMUTED[part]))
+                found = queries if own is None else own
+                heads = found if isinstance(found, int) else 0
+            self._slices[own_name] = _slice(header, data, name, tensor, heads)
         self.loaded_bytes = sum(4 * math.prod(tensor.shape) for tensor in header.tensors.values())
 
     def keys(self) -> Iterable[str]:
@@ -92,16 +104,7 @@ class GgufSlice:
         return torch.from_numpy(values).reshape(shape)
 
 
-def _name(name: str) -> str:
-    """Its own, if it is none of the model's."""
-    match = NAME.fullmatch(name)
-    if match is None or match[2] not in PARTS:
-        return name
-    layer = "" if match[1] is None else f"model.layers.{match[1]}."
-    return f"{layer}{PARTS[match[2]]}.{match[3]}"
-
-
-def _slice(header: Header, data: NDArray[np.uint8], name: str, tensor: Tensor) -> GgufSlice:
+def _slice(header: Header, data: NDArray[np.uint8], name: str, tensor: Tensor, heads: int | None) -> GgufSlice:
     if tensor.type not in TYPES:
         raise header.refused(f"{name!r:.80} has the type {tensor.type}, which is not known; use another quantization")
     type, rows = TYPES[tensor.type], math.prod(tensor.shape[:-1])
@@ -112,16 +115,6 @@ def _slice(header: Header, data: NDArray[np.uint8], name: str, tensor: Tensor) -
         raise header.refused(
             f"{name!r:.80} of shape {tensor.shape} in {type.name} is not all there; get the file again"
         )
-    heads = _permuted_heads(header, name)
     if heads is not None and (heads < 1 or tensor.shape[0] % (2 * heads)):
         raise header.refused(f"{name!r:.80} has {tensor.shape[0]} rows, which {heads} heads cannot have; get it again")
     return GgufSlice(data[tensor.start : stop].reshape(rows, row_bytes), tensor.shape, type, heads)
-
-
-def _permuted_heads(header: Header, name: str) -> int | None:
-    match = NAME.fullmatch(name)
-    if match is None or match[2] not in PERMUTED or header.scalar("general.architecture") != "llama":
-        return None
-    queries, own = (header.scalar(f"llama.attention.{key}") for key in ("head_count", PERMUTED[match[2]]))
-    heads = queries if own is None else own
-    return heads if isinstance(heads, int) else 0

@@ -212,6 +212,6 @@ def test_as_many_programs_are_added_as_fill_the_device(sequences: int, added: in
     queries = torch.zeros(sequences, 16, 128, dtype=torch.bfloat16)
     memory = torch.zeros(3, BLOCK_SIZE, 8, 128, dtype=torch.bfloat16)
     with noted() as asked:
-        TritonAttention(H200).decode(queries, LayerCache(memory, memory), table_step(sequences, 0))
+        TritonAttention(H200).attend(queries, LayerCache(memory, memory), table_step(sequences, 0))
     assert asked[1].grid == (8, sequences + added)
     assert [launch.kernel.__name__ for launch in asked] == ["plan_shares", "decode_share", "combine_shares"]

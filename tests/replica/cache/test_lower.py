@@ -89,7 +89,7 @@ def test_an_empty_slot_is_used_before_one_that_is_only_a_copy() -> None:
     lower.hold([first, second])
     lower.drop([second])
     lower.release([first, second], loaded=True)
-    taken, _ = lower.host.take(1)
+    taken = lower.host.take(1)
     assert taken.tolist() == [second]
 
 
