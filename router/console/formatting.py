@@ -114,15 +114,15 @@ class Column(NamedTuple, Generic[T]):
     value: Callable[[T], Any]
     form: Callable[[Any], str] = str
     width: int = 0  # 0: takes the remaining width
-    drop_order: int = 0  # in a narrow table the highest is left out first; 0: never
+    drop_order: int = 0  # a narrow table leaves the highest out first; 0: never
     style: Callable[[T], str] = lambda _: ""
     right: bool = True
-    fit: bool = False  # as wide as its longest text, between `width` and a name's most
-    cut_middle: bool = False  # for names, which differ at their ends
+    fit: bool = False  # the width is that of its longest text, between `width` and a name's most
+    cut_middle: bool = False  # names differ at their ends
     descending: bool = False  # sorted largest first
     mark: Callable[[T], str] = lambda _: ""  # before its text
     indent: Callable[[T], int] = lambda _: 0  # columns, while the rows are a tree
-    is_shown: Callable[[Sequence[T]], bool] | None = None  # by all rows
+    is_shown: Callable[[Sequence[T]], bool] | None = None  # all rows decide
 
     def text(self, row: T) -> str:
         return self.mark(row) + self.form(self.value(row))

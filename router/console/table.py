@@ -9,7 +9,7 @@ from rich.text import Text
 from router.console.formatting import GAP, Column, cut, fitting, padded
 
 WIDEST_NAME = 24
-LEAST_TEXT = 12  # of the column that takes the remaining width
+LEAST_TEXT = 12  # the least width of the column that takes the rest
 SORTED = "cyan"
 CURSOR = " on #264f78"
 

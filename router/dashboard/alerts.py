@@ -36,14 +36,14 @@ from router.responses import FeedState
 
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
-READINGS = 12  # of the queues, one per frame
-MOST_REPLICAS = 32  # whose own /metrics are polled: a larger fleet would take too long
+READINGS = 12  # readings of the queues, one per frame
+MOST_REPLICAS = 32  # a larger fleet's own /metrics would take too long to poll
 TIMEOUT_S = 2.0
 MOST_CHOICES = 500
 MOST_CONSIDERED = 200_000  # candidates of all decisions together
 MOST_ALERTS = 50
 MOST_ENDED = 10
-ENDED_FOR_S = 600.0  # that an alert is shown after its end
+ENDED_FOR_S = 600.0  # an alert is shown so long after its end
 CONSIDERED_AT_A_TIME = 2000
 ROWS_AT_A_TIME = 500  # rows are cheap to read
 
@@ -132,7 +132,7 @@ class Alerts:
     def __post_init__(self) -> None:
         self.report = AlertReport()
         self._metrics = ReplicaMetrics(self.members)
-        self._alerts: dict[tuple[str, str | None], Alert] = {}  # by rule and replica
+        self._alerts: dict[tuple[str, str | None], Alert] = {}  # alerts by rule and replica
         self._ended: deque[Alert] = deque(maxlen=MOST_ENDED)
         self._looks: deque[Look] = deque(maxlen=LOOKS)
         self._readings: deque[dict[str, Reading]] = deque(maxlen=READINGS)

@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 FRAME_S = 1.0
 LINGER_S = 10.0  # keep alerts after the last one leaves: it may come back at once with another query
 MOST_WATCHERS = 64
-MOST_READERS = 48  # of those, so that an administrator always finds room
-MOST_OF_ONE = 8  # of a reader's key, or of an address where readers have none
+MOST_READERS = 48  # the limit for readers: an administrator always finds room
+MOST_OF_ONE = 8  # the limit for a reader's key, or for an address where readers have none
 RETRY_S = 5
 MOST_DECISIONS = 20
 MOST_MODELS = 100
-SHOWN = (  # of a decision's record
+SHOWN = (  # fields of a decision's record
     *("request_id", "model", "chosen", "prompt_tokens", "exact", "index_exact", "prediction_exact", "why_inexact"),
     *("predicted_cached_tokens", "reported_cached_tokens", "ttft_s", "duration_s", "status", "retries", "resumes"),
     "why",

@@ -11,8 +11,8 @@ from router.placement.decision import Decision
 from router.placement.effects import NEAR_S
 
 MOST_DECISIONS = 200
-MOST_LOOKS = 2000  # at candidates, about a millisecond: in a fleet of a thousand, the last two decisions
-RARE = 0.1  # of an even share of the choices: a replica that is given no more gets a reason
+MOST_LOOKS = 2000  # looks at candidates, about a millisecond: in a fleet of a thousand, the last two decisions
+RARE = 0.1  # a replica that is given no more than this part of an even share gets a reason
 BY_COST = ("cost", "prefix")  # policies that look for the prompt's tokens
 
 
@@ -23,9 +23,9 @@ class PassedOver(Struct):
     """Decisions for which a replica was a candidate, counted by what came of each: `chosen`, or a cause."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    even_share: float = 0.0  # of these choices
-    more_tokens: float = 0.0  # of the prompt that warmer replicas held, added up
-    policy: str = ""  # of the last choice
+    even_share: float = 0.0  # an even share of these choices
+    more_tokens: float = 0.0  # tokens of prompts that warmer replicas held, added up
+    policy: str = ""  # the policy of the last choice
 
 
 def passed_over(newest_first: Iterable[Decision], idle: Collection[Candidate]) -> dict[Candidate, PassedOver]:

@@ -56,7 +56,7 @@ class Row(Struct):
     role: str | None = None
     idle: str | None = None  # why it has nothing to do
     generated_tokens_per_s: float = 0.0
-    token_s: float | None = None  # of an answer's token, on average
+    token_s: float | None = None  # the mean time of an answer's token
 
 
 class Totals(Struct):
@@ -77,7 +77,7 @@ class Totals(Struct):
     ttft_p99_s: float | None
     blocks: int
     index_bytes: int
-    saved_tokens: int = 0  # of prefill, by caches, since the router started; as of the newest point
+    saved_tokens: int = 0  # prefill saved by caches since the router started, up to the newest point
     saved_s: float = 0.0
     generated_tokens_per_s: float = 0.0
     token_s: float | None = None
@@ -85,11 +85,11 @@ class Totals(Struct):
 
 class Fleet(NamedTuple):
     at: float  # unix time
-    at_s: float  # by the router's clock
+    at_s: float  # the router's time
     totals: Totals
     states: dict[str, int]
     rows: list[Row]
-    replicas: list[ReplicaStatus]  # of the rows
+    replicas: list[ReplicaStatus]  # the replicas of the rows
 
 
 # ---- which rows

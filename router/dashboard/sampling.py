@@ -56,7 +56,7 @@ REPLICA_SERIES = (
     "ttft_p99_s",
 )
 UNSERVED = ("no_replica", "queue_full")  # refusals that count as errors of the fleet
-DIGITS = 6  # of a four-byte float
+DIGITS = 6  # a four-byte float has so many
 AT_A_TIME = 50  # replicas: less than a millisecond
 _NOTHING = Figures({}, 0, 0)  # counted by a worker before its first answer
 
@@ -117,7 +117,7 @@ class OtherWorkers:
         self._counts: dict[str, ReplicaCounts] = {}
         self._in_flight: dict[str, int] = {}
         self._last: dict[int, Figures] = {}
-        self._begins_late = colleagues is not None and colleagues.place.replaces  # what was before is not news
+        self._begins_late = colleagues is not None and colleagues.place.replaces  # the past is no news
 
     def counts(self, replica: str) -> ReplicaCounts:
         return self._counts.get(replica, ReplicaCounts())
@@ -152,8 +152,8 @@ class Sampled(Struct):
     """One replica at the last points."""
 
     member: Member
-    counts: ReplicaCounts  # at the newest point
-    before: ReplicaCounts  # at the previous point: current rates are since then
+    counts: ReplicaCounts  # counts at the newest point
+    before: ReplicaCounts  # counts at the previous point: current rates are since then
     series: Series
 
     def move(self, counts: ReplicaCounts, at_s: float, values: Sequence[float | None]) -> None:
@@ -165,7 +165,7 @@ class Sampled(Struct):
 OF_STATUS = ("name", "engine", "why", "state", "inexact", "breaker", "trust", "honesty", "taken_names", "role")
 OF_LOAD = ("running", "waiting", "queued_tokens", "prefill_tokens_per_s")
 OF_FEED = ("lag_batches", "gaps", "repairs", "restarts", "digest_mismatches", "lost_batches")
-SUMS = ("in_flight", "running", "waiting", "queued_tokens", "blocks")  # of all rows
+SUMS = ("in_flight", "running", "waiting", "queued_tokens", "blocks")  # sums over all rows
 
 
 @dataclass(eq=False)

@@ -21,10 +21,10 @@ from router.workers.colleagues import Colleagues
 from router.workers.questions import RECENT
 
 MOST_PREFIXES = 200
-MOST_NAMES = 20  # of replicas; `held_by` counts all of them
+MOST_NAMES = 20  # the most replicas that are named; `held_by` counts all of them
 SHOWN_CHARACTERS = 200
 AT_A_TIME = 64  # prompts
-LONGEST_WORD = 32  # in bytes
+LONGEST_WORD = 32  # a length in bytes
 _GAPS = (b" ", b"\n", b"\0")
 _ROLE = re.compile("\0([^\0]*)\0")
 
@@ -47,7 +47,7 @@ class Told(NamedTuple):
     routed: Sequence[RecentPrompt]
     kinds: dict[Run, KeySpace]
     runs: list[Run]
-    retained: dict[Run, float]  # when the retention of all that have any ends
+    retained: dict[Run, float]  # the end of the retention of all that have any
 
 
 def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]) -> Told:
@@ -62,7 +62,7 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, f
             time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
-    retained: dict[Run, float] = {}  # until when: a run that ends in one, and those that go on below it
+    retained: dict[Run, float] = {}  # the end of retention: a run that ends in one, and those that go on below it
     for run in chain.from_iterable(tree.runs() for tree in trees.values()) if until_s else ():
         for key in until_s.keys() & run.keys:
             for each in run.path():

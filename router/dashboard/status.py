@@ -16,7 +16,7 @@ from router.proxy.request_summary import PastDecision
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 from router.tenants.admission import Admission
 
-# Where a replica is, which process it is, and what its stream says; a client sees these values in their place.
+# The place of a replica, its process and its stream; a client sees these values in their place.
 FOR_ADMINISTRATORS: dict[str, Any] = {
     "url": "",
     "tokenizer": None,

@@ -37,7 +37,7 @@ from router.workers.colleagues import Answer, Answering, Asked, Colleagues
 from router.workers.peer_links import Links
 
 ERRORS: tuple[Any, ...] = (ApiError, HTTPException, ClientDisconnect, Exception)
-FROM_WORKER = "from_worker"  # in the scope of a request that another worker has admitted
+FROM_WORKER = "from_worker"  # the scope of a request that another worker has admitted has it
 
 
 @dataclass(slots=True, eq=False)

@@ -91,8 +91,8 @@ class AdapterRequest(Struct, frozen=True):
 
 class AdapterAtReplica(Struct, frozen=True):
     name: str
-    has_it: bool  # by its list of models afterwards
-    status: int | None  # of its answer; None: there was none
+    has_it: bool  # its list of models says so afterwards
+    status: int | None  # the status of its answer; None: there was none
     message: str
 
 
@@ -163,8 +163,8 @@ async def change_adapter(
 
 class ResetAtReplica(Struct, frozen=True):
     name: str
-    cleared: bool  # by its answer
-    status: int | None  # of its answer; None: there was none
+    cleared: bool  # its answer says so
+    status: int | None  # the status of its answer; None: there was none
     message: str
 
 

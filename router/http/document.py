@@ -21,7 +21,7 @@ from api.responses import CONTENT_TYPE as SSE_TYPE
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
 
 TITLE = "warmroute router"
-# What replicas answer: the app never sees these requests (`front.py`).
+# These are answers of replicas; the app never sees these requests (`front.py`).
 DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
@@ -47,7 +47,7 @@ _JSON: dict[str, Any] = {"application/json": {}}
 _TEXT = {"type": "string"}
 _ADAPTER = {"type": "object", "properties": {"lora_name": _TEXT, "lora_path": _TEXT}, "required": ["lora_name"]}
 _REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "required": ["url"]}
-# What routes of the app answer, by method and path; all others say that it is done.
+# The app's own answers, by method and path; all other routes say that it is done.
 ANSWERS = {
     ("GET", "/metrics"): "Prometheus text",
     ("GET", "/usage"): "By day, key and model, or by some of these",

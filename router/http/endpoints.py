@@ -47,7 +47,7 @@ PLACES = {"api": "/v1", "dashboard": "/dashboard", "docs": "/docs", "health": "/
 USUAL_DECISIONS = 100
 MAX_SMALL_BODY = 1024 * 1024
 MAX_RETAINED_BODY = 2 * 1024 * 1024  # read in the loop: the beginning of a prompt is rarely as long as a whole one
-MOST_NAMES = 10  # of replicas, in an error
+MOST_NAMES = 10  # the replicas that an error lists
 
 
 @dataclass(eq=False)

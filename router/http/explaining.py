@@ -66,7 +66,7 @@ async def explained(
     chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
     exact = Exactness(prompt.exact, why_not="no replica takes it now")
     if chosen is not None:
-        model.tokens.is_verified_at(prompt, chosen.server.process)  # which notes in the prompt if it is not
+        model.tokens.is_verified_at(prompt, chosen.server.process)  # this notes in the prompt if it is not
         predicted = predict(prompt, decision, chosen.block_size, matches)
         exact = PredictedHit(prompt, decision, prediction=predicted, index_doubt=services.doubt(chosen)).exactness
     verdicts = []
@@ -172,7 +172,7 @@ def _sure(matches: Mapping[int, Matches], slot: int) -> int:
 def runs_of(holders: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
     """The first and last block of every run that a slot holds, including runs behind a gap, which are not usable."""
     runs: dict[int, list[tuple[int, int]]] = {}
-    begun: dict[int, int] = {}  # by slot
+    begun: dict[int, int] = {}  # keyed by slot
     last = 0
     for block, mask in enumerate((*holders, 0)):
         if mask != last:  # blocks of one chain mostly have the same holders

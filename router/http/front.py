@@ -164,7 +164,7 @@ class FrontConnection(HttpProtocol):
         self._openings = openings
         self._idle_since_s = 0.0
 
-    # What follows is as the classes above do it, but each in one call, because every request has some of them.
+    # These do the same as the classes above, but each in one call, because every request has some of them.
 
     def on_url(self, url: bytes) -> None:
         self._undigested_bytes = 0
@@ -198,10 +198,10 @@ class FrontConnection(HttpProtocol):
             path = asked.text
             opens = None if self._spare or asked.route is None else self._openings.by_route.get(asked.route)
         if opens is None:
-            self.scope["state"]["abort"] = self.abort  # for an endless response that the client does not read
+            self.scope["state"]["abort"] = self.abort  # ends an endless response that the client does not read
             self._begin_cycle()
             if self._answered_now() is not None:
-                self.flow.resume_reading()  # to notice when the client disconnects
+                self.flow.resume_reading()  # the client's disconnection is noticed by reading
             return
         self._undigested_bytes = 0
         version = self.parser.get_http_version()
@@ -261,7 +261,7 @@ class FrontConnection(HttpProtocol):
             exchange.set()
 
     def on_response_complete(self) -> None:
-        # Without a timer for each idle connection: the sweep ends those.
+        # No idle connection has a timer of its own: the sweep ends those.
         if self._open:
             self._open.popleft()
         self.server_state.total_requests += 1

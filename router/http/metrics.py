@@ -25,7 +25,7 @@ from router.workers.peer_inbox import InboxCounts
 from router.workers.peer_links import Links
 
 PREFIX = "warmroute_router:"
-SLICE_S = 0.002  # of work, before requests have their turn
+SLICE_S = 0.002  # after so much work requests have their turn
 
 T = TypeVar("T")
 

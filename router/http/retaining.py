@@ -22,12 +22,12 @@ from router.proxy.services import Services
 from router.responses import Retained, RetainedAt, RetainedList
 from router.tenants.admission import Admitted
 
-RETAIN_S = 10.0  # for a replica to answer
+RETAIN_S = 10.0  # a replica has so long to answer
 _decode = msgspec.json.Decoder(RetainedAtReplica).decode
 
 
 class RetainAsked(RetainRequest, kw_only=True):
-    replicas: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # at most so many; None: all that hold it
+    replicas: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # the most replicas; None: all that hold it
     key: Identifier | None = None  # the name of the API key whose cache it is in; None: the one that all share
 
 

@@ -22,7 +22,7 @@ from router.workers.colleagues import Colleagues
 from router.workers.questions import USAGE
 
 USUAL_DAYS = 30
-MOST_ROWS = 100_000  # in an answer
+MOST_ROWS = 100_000  # the most rows of an answer
 FORMATS = ("json", "csv")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 

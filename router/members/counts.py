@@ -27,8 +27,8 @@ class ReplicaCounts(Struct):
     stored_blocks: int = 0
     removed_blocks: int = 0
     first_token: Sequence[int] = _NONE  # histogram of the time to first token, by FIRST_TOKEN_S
-    cached_tokens: int = 0  # as reported: prefill that was saved
-    saved_s: float = 0.0  # of prefill, by these
+    cached_tokens: int = 0  # reported tokens whose prefill was saved
+    saved_s: float = 0.0  # seconds of prefill that these saved
     generated_tokens: int = 0
     streamed_tokens: int = 0
     streaming_s: float = 0.0

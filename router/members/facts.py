@@ -32,7 +32,7 @@ class Rank(Struct, frozen=True):
     """One cache: its completed spec, which has the rank's name, and its place in the engine."""
 
     spec: ReplicaSpec
-    number: int | None = None  # as events and metrics count; None: there is only one
+    number: int | None = None  # its number in events and metrics; None: there is only one
     header: bytes = b""  # a line that steers a request there
     why_no_events: str = ""
 
@@ -102,7 +102,7 @@ def reachable(spec: ReplicaSpec, endpoint: str, *, binds_all: bool = False) -> s
     )
 
 
-MOST_MODELS = 4096  # of one replica, adapters included
+MOST_MODELS = 4096  # the most models of one replica, adapters included
 MOST_LAYOUT_CHARS = 256
 
 
@@ -140,7 +140,7 @@ class NativeDescription(Struct, frozen=True):
     incarnation: int | None = None  # None: the model is still being loaded
     endpoints: EventEndpoints | None = None
     draining: bool = False
-    kv_read: str | None = None  # where neighbours may read its blocks
+    kv_read: str | None = None  # the endpoint at which neighbours may read its blocks
     kv_layout: Annotated[str, Meta(max_length=MOST_LAYOUT_CHARS)] | None = None  # their model, type and shape
     role: Role | None = None
     tokenizer: str | None = None
@@ -232,7 +232,7 @@ def _seen_from_here(spec: ReplicaSpec, endpoint: str | None) -> str | None:
     if tcp[1] in WILDCARDS:
         return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
     if LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host):
-        # On the router's machine, that port belongs to another process.
+        # The port belongs to another process on the router's machine.
         raise BadSpec(
             f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "
             "or name it with events=off"

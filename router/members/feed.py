@@ -41,7 +41,7 @@ class Moment(NamedTuple):
     resets: int
     changes: int
     exact: bool
-    unknown_removals: int = 0  # of blocks that the view did not know
+    unknown_removals: int = 0  # removals of blocks that the view did not know
 
 
 class Find(NamedTuple):
@@ -84,7 +84,7 @@ class ReplicaFeed:
         self._index = index
         self._slot = slot
         self._block_sizes: set[int] = set()
-        self._sizes_are_old = False  # from before the last reset; kept until something is stored
+        self._sizes_are_old = False  # they are from before the last reset, and kept until something is stored
         self.last_event_s: float | None = None
         self._stored = self._removed = 0  # blocks, since ever
         self._losses = 0  # losses of the stream at the last full read for them
@@ -195,7 +195,7 @@ class ReplicaFeed:
         return Traffic(stats.batches, self._stored, self._removed, stats.digests_compared)
 
     def _changed(self, change: Change) -> None:
-        if self.left:  # by a callback, while a batch was being applied; its slot may be another's now
+        if self.left:  # a callback may drop it while a batch is being applied; its slot may be another's now
             return
         self._index.apply(self._slot, change)
         if isinstance(change, Stored):

@@ -16,9 +16,9 @@ from router.placement.cost import Candidate
 SLOWEST = 10.0  # cost factor of a replica when it comes back
 MOST_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
 # A status comes between an engine's steps, so its longest steps lately are known by the pauses between statuses.
-PAUSES = 2.0  # as many of the longest one are no silence
+PAUSES = 2.0  # silence is longer than so many of the longest step
 LONGEST_PAUSE_S = 2.5  # more is a standstill, which says nothing about steps
-PAUSE_KEPT = 0.998  # of the longest pause with each status; there are about four a second
+PAUSE_KEPT = 0.998  # the longest pause fades by this with each status; there are about four a second
 ASLEEP = "its engine sleeps"
 STALLED = "its engine computes nothing"  # and how that shows
 STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
@@ -27,11 +27,11 @@ Breaker: TypeAlias = Literal["closed", "open", "half-open"]
 
 
 class HealthConfig(Struct, frozen=True):
-    faults_to_open: int = 3  # in a row; a refused connection is enough by itself
+    faults_to_open: int = 3  # faults in a row; a refused connection is enough by itself
     backoff_s: float = 0.5  # the first wait; it doubles with every opening
     most_backoff_s: float = 30.0
     jitter: float = 0.2  # each wait is shorter by up to so much of itself
-    silence_s: float = 1.0  # without a status, of a replica that has sent one before
+    silence_s: float = 1.0  # silence of a replica that has sent statuses before
     slow_start_s: float = 10.0  # 0: off
     probe_interval_s: float = 5.0  # 0: no active checks; the next requests decide whether a breaker closes
     eager_probe_interval_s: float = 0.5  # while it is not reached yet, rests, or is silent
@@ -49,13 +49,13 @@ class Health:
         self.stalled: str | None = None  # why its engine computes nothing, though its server answers health checks
         self.reached = not self.config.probe_interval_s
         self._rng = rng
-        self._faults = 0  # in a row
+        self._faults = 0  # faults in a row
         self._last_fault = ""
-        self._openings = 0  # in a row, without a steady time between them
+        self._openings = 0  # openings in a row, without a steady time between them
         self._retry_at_s = 0.0
         self._opened_by_silence = False
         self._closed_since_s: float | None = None  # while it comes back
-        self._refusals = 0.0  # at the time below
+        self._refusals = 0.0  # their number at the time below; it fades
         self._refusals_s = now_s
         self._heard_s: float | None = None
         self.silent_s = 0.0  # 0: not silent

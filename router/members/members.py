@@ -30,11 +30,11 @@ from router.responses import FeedState
 
 log = logging.getLogger(__name__)
 
-# By a base model, the engine whose prompts are followed, and the name of a tokenizer that a replica tells.
+# Makes tokens of a base model, the engine whose prompts are followed, and the tokenizer that a replica names.
 TokensOf: TypeAlias = Callable[[str, str, str | None], Tokens]
 
 MOST_REMEMBERED = 1000  # names of models, including those no longer served
-STEP_KEPT = 0.999  # of the longest step, at each sign of life; there are up to ten a second
+STEP_KEPT = 0.999  # the longest step fades by this at each sign of life; there are up to ten a second
 NOT_YET = "no replica has served the model yet"
 MOST_GONE = 8  # models no longer served, for which requests may wait
 
@@ -46,14 +46,14 @@ class Server:
     Each data-parallel rank is a cache of its own, and a member; most servers have only one.
     """
 
-    spec: ReplicaSpec  # as wanted
+    spec: ReplicaSpec  # the wanted one
     upstream: Upstream
     health: Health
     key_line: bytes = b""  # `authorization` for this replica
     facts: Facts | None = None  # the last that were taken over
-    profile: EngineProfile = OPENAI  # of its engine, by these
+    profile: EngineProfile = OPENAI  # its engine's, by these facts
     learned: bool = False  # they are those of its present process
-    learned_s: float = -math.inf  # when it was asked last
+    learned_s: float = -math.inf  # the time of the last question
     members: list["Member"] = field(default_factory=list)
     names: frozenset[str] = frozenset()  # theirs
     faults: int = 0
@@ -63,9 +63,9 @@ class Server:
     down_since_s: float | None = None  # when it was said that it takes no requests; None: it has taken some since
     silent_since_s: float = 0.0  # the last sign of life before the suspicion; kept after it
     suspected_s: float = 0.0  # since when, or when last
-    recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
-    scraped_s: float = -math.inf  # when its metrics came last
-    steps: int | None = None  # by those (`facts.scraped_steps`)
+    recovered_s: float = math.inf  # the end of the last suspicion, until streams have had time to go on
+    scraped_s: float = -math.inf  # the time of its last metrics
+    steps: int | None = None  # its steps in those (`facts.scraped_steps`)
     tells_steps: bool = False  # they have changed
     worked_s: float = math.inf  # the last sign that its engine computes: its server may answer without it
     longest_step_s: float = 0.0  # between two such signs while it had work, lately
@@ -135,26 +135,26 @@ class Member:
     profile: EngineProfile = field(init=False)
     name_line: bytes = field(init=False)  # a header of answers to clients
     own_lines: bytes = b""  # headers of requests to it: its key, and its rank
-    tallies: dict[str, Tally] = field(default_factory=dict)  # by model
+    tallies: dict[str, Tally] = field(default_factory=dict)  # tallies by model
     memory: Memory = field(default_factory=Memory)
     output: Output = field(default_factory=Output)
     overclaims: bool = False  # claims more blocks than it can hold, as far as is known
     trust: float = 1.0  # factor on its claims of cached tokens
     resyncs: int = 0
     resync_after_s: float = 0.0
-    source: Source | None = None  # of the events that are followed
+    source: Source | None = None  # the source of the events that are followed
     why_no_events: str = ""
-    rank: int | None = None  # as its engine counts; None: it is the only one behind its address
+    rank: int | None = None  # its number at its engine; None: it is the only one behind its address
     incarnation: int | None = None
     report: Report | None = None  # the last that came
-    block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
+    block_size: int = APPROXIMATE  # the block size of its events; APPROXIMATE where it has none
     models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()
     taken_names: dict[str, str] = field(default_factory=dict)  # of `models`, those of another base model, with that
     tokenizer: str | None = None  # its name, where the replica tells it
     prefills: Counter[str] = field(default_factory=Counter)  # prompts computed here for others, by outcome
     prefill_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))  # from sending to handing over
-    no_prefill_until_s: float = 0.0  # what it hands over cannot be used
+    no_prefill_until_s: float = 0.0  # its KV cannot be used until then
 
     def __post_init__(self) -> None:
         self.name = self.spec.name
@@ -203,7 +203,7 @@ class ServedModel:
         self.members: list[Member] = []
         self.candidates: list[Candidate] = []  # theirs, in the same order
         self.max_model_len: int | None = None  # the longest that one of them takes; None: not known
-        self.slots: dict[int, int] = {}  # by block size, masks
+        self.slots: dict[int, int] = {}  # the slots' masks by block size
         self.all_slots: dict[int, int] = {}  # the same where no tokens are known
         self.splits = False  # one replica may compute a prompt, and another one generate its answer
         self._ring: Ring | None = None
@@ -243,13 +243,13 @@ class Members:
 
     def __init__(self, tokens_of: TokensOf, expected: Iterable[str] = ()) -> None:
         """`expected`: models that requests may wait for before any replica has served them."""
-        self.servers: dict[str, Server] = {}  # by the name of their spec
+        self.servers: dict[str, Server] = {}  # servers by the name of their spec
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
-        self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
+        self.everybody: list[Candidate] = []  # the candidates of all replicas, whatever they serve
         self._once_served: dict[str, None] = {}  # names of models, those served now included
         self._gone: dict[str, ServedModel] = {}  # the newest of the models not served now
-        # Without replicas. Waiting prompts are made again by the first one: its engine decides how.
+        # These have no replicas. Waiting prompts are made again by the first one: its engine decides how.
         self.expected = {
             name: ServedModel(name, None, Tokens(name, why_not=NOT_YET, strict=False)) for name in expected
         }

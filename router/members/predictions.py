@@ -18,9 +18,9 @@ from router.placement.decision import Prediction
 WINDOW = 1000
 FEWEST = 3  # differences within the window before anything is done
 NEWEST = 0.1  # weight of the last answer in the share of claimed blocks that are found
-TRUSTED = 0.7  # from this share on the claims count in full: evictions on the way are no lies
+TRUSTED = 0.7  # claims count in full from this share on: evictions on the way are no lies
 DISBELIEVED = 0.1  # below it they do not count at all
-JUDGED_AFTER_S = 0.5  # by then, the events of an answer's time have usually come
+JUDGED_AFTER_S = 0.5  # the events of an answer's time have usually come by then
 JUDGED_WITHIN_S = 12.0  # an idle stream is probed every ten seconds at least
 MOST_OPEN = 256  # beyond these, the oldest is not judged
 
@@ -31,7 +31,7 @@ class Accuracy:
     def __init__(self, objective: float = 0.999) -> None:
         self.objective = objective
         self.compared = 0
-        self.different = 0  # without an explanation
+        self.different = 0  # those that nothing explains
         self.explained = 0  # different, but by what the replica published after the prediction
         self.error_blocks = 0  # sum of the absolute differences
         self._recent: deque[bool] = deque(maxlen=WINDOW)
@@ -103,7 +103,7 @@ class Difference(Struct, frozen=True, gc=False):
     prediction: Prediction
     since: Moment
     reported_blocks: int
-    keys: Sequence[int]  # of the blocks that may explain it: the one at which they part
+    keys: Sequence[int]  # keys of the blocks at which they part, which may explain it
     ended_s: float
     due_s: float
 
@@ -149,7 +149,7 @@ class Predictions:
             accuracy.compare(prediction.blocks, reported_blocks)
             return
         part, last = min(reported_blocks, prediction.blocks), max(reported_blocks, prediction.blocks)
-        # With groups, a hit needs blocks of every group, and a window does not need the first ones.
+        # A hit in several groups needs blocks of every group, and a window does not need the first ones.
         may_explain = keys[:last] if self._feeds.has_groups(name) else keys[part : part + 1]
         self._open.append(
             Difference(name, accuracy, prediction, since, reported_blocks, may_explain, now_s, now_s + JUDGED_AFTER_S)

@@ -65,7 +65,7 @@ class Output:
 
     tokens: int = 0
     streamed_tokens: int = 0  # those after the first one of each streamed answer
-    streaming_s: float = 0.0  # that these have taken
+    streaming_s: float = 0.0  # the time that these have taken
 
 
 class Memory:
@@ -89,16 +89,16 @@ class Tally:
     broken: int = 0  # answers that began well and did not come to their end
     prompt_tokens: int = 0
     matched_tokens: int = 0  # predicted
-    blocks_predicted: int = 0  # of requests whose report is known
+    blocks_predicted: int = 0  # those of requests whose report is known
     blocks_reported: int = 0
     compared_tokens: int = 0  # all of those requests' prompts
     resent_tokens: int = 0  # shared with the beginning of an earlier prompt sent there
     salted: int = 0  # prompts with a cache salt
-    new_salts: int = 0  # of these, with one that was not seen before
+    new_salts: int = 0  # those among them with one that was not seen before
     source_tokens: dict[str, float] = field(default_factory=dict)  # predicted, by where they were to come from
     billed: int = 0  # prompts that begin with Claude Code's billing line
     cached_tokens: int = 0  # reported: prefill that was saved
-    saved_s: float = 0.0  # of prefill, at the replica's speed then
+    saved_s: float = 0.0  # seconds of prefill, at the replica's speed then
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
         """Count a prompt by the keys of its blocks: `resent_tokens` is the hit in a cache that forgets nothing."""

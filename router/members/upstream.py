@@ -120,9 +120,9 @@ class Upstream:
     def __init__(self, target: Target, connect_timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
         self.target = target
         self.path = target.path.encode()  # the prefix of each request's path
-        self.reached_at = target.authority if target.is_address else ""  # by its IP address, once it is known
+        self.reached_at = target.authority if target.is_address else ""  # its IP address, once it is known
         self.host_line = b"host: %b\r\n" % target.authority.encode()
-        self.sendings: dict[Sending, None] = {}  # in the order in which they were sent
+        self.sendings: dict[Sending, None] = {}  # sorted by the time of sending
         self.spoken = False  # a byte has come since this was set to False
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
@@ -177,7 +177,7 @@ class Upstream:
             if is_late:
                 reason = f"no connection within {self._connect_timeout_s:g} s"
             silent, ours = is_late or is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
-            # If a connection had carried the request before, that may have ended the replica.
+            # The request may have ended the replica if a connection had carried it before.
             sending.broke(Broken(reason, refused=not sending._fresh_only, silent=silent, ours=ours))
             return
         if sending.over or self._closed:
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
         self._bodiless = False
         self._has_body = False  # a large one, written apart
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: list[Header] = []  # as they are parsed; after the head these are trailers, and are dropped
+        self._headers: list[Header] = []  # headers so far; trailers after the head are dropped
         self._head: list[Header] = []
         self._bodiless_bytes = 0  # read since the last part of a body: a head, chunk extensions or trailers
         self._pieces: list[bytes] = []
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
             if not self._complete:
                 self._fail(f"its answer is not HTTP ({error})")
                 return
-            self._keeps = False  # what follows the answer was not asked for
+            self._keeps = False  # nobody asked for the bytes after the answer
         pieces = self._pieces
         if self._told and len(pieces) == 1 and not self._complete and len(data) <= MAX_HEAD_BYTES:
             self._bodiless_bytes, body = 0, pieces.pop()
@@ -306,7 +306,7 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self._done()
             sending.received(body, True)
-        elif not sending.over:  # as `Sending.received` does, in one call less for each part of a stream
+        elif not sending.over:  # it does the same as `Sending.received`, in one call less for each part of a stream
             sending._listener.received(body, False)  # also without a body: the head alone is news
             if len(data) > LONG_READ_BYTES and self._sending is sending and not sending.paused:
                 self.transport.pause_reading()
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._upstream.forget(self)
-        del self._parser  # which has us: a cycle of references would wait for the collector
+        del self._parser  # it has us: a cycle of references would wait for the collector
         sending, self._sending = self._sending, None
         if sending is None:
             return

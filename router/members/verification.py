@@ -35,9 +35,9 @@ PER_SECOND, AT_A_STRETCH = 5.0, 20.0  # questions
 MOST_BODY_BYTES = 256 * 1024  # an engine tokenizes this in a tenth of a second
 ANSWER_S = 10.0
 GREETING = {"role": "user", "content": "Hi"}
-STORED_WITHIN_S = 10.0  # from the question to the events of the prompt's blocks
+STORED_WITHIN_S = 10.0  # the time from the question to the events of the prompt's blocks
 LOOK_EVERY_S = 0.1
-OFF = (401, 403, 404, 405, 501)  # of a route that the server does not have, or not for us
+OFF = (401, 403, 404, 405, 501)  # statuses of a route that the server does not have, or not for us
 
 
 @dataclass(eq=False)

@@ -21,8 +21,8 @@ class WatchedFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._stamp: _Stamp | None = None  # of what was read last
-        self._seen: _Stamp | None = None  # at the last look
+        self._stamp: _Stamp | None = None  # the state of the file that was read last
+        self._seen: _Stamp | None = None  # the file's state at the last look
         self._is_known = False  # it has been read once
 
     def read_if_changed(self) -> str | None:

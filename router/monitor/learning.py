@@ -27,8 +27,8 @@ from router.tenants.admission import Admission
 
 log = logging.getLogger(__name__)
 
-USUAL_BLOCK_TOKENS = 16  # of an engine until its events name it
-PROBE_S = 2.0  # for an answer
+USUAL_BLOCK_TOKENS = 16  # the size until an engine's events name it
+PROBE_S = 2.0  # the time for an answer
 LOADING = "it is still loading its model"
 
 

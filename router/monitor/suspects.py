@@ -19,19 +19,19 @@ from router.placement.cost import can_take
 
 log = logging.getLogger(__name__)
 
-GIVEN_UP_S = 1.7  # without a heartbeat, or later by as much as the replica's steps take longer
-QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
+GIVEN_UP_S = 1.7  # the time without a heartbeat, or more if the replica's steps take longer
+QUIET_S = 0.3  # the time without a byte while answers are awaited: is it frozen?
 JUST_NOW_S = 0.2  # since something was heard: a tick of the clock that came late
 # A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
 LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
-STALLED_S = 2.5  # without a sign that an engine computes, while it owes answers
-STEPS = 2.5  # of its longest step lately, if that is longer
+STALLED_S = 2.5  # the time without a sign that an engine computes, while it owes answers
+STEPS = 2.5  # the factor on its longest step lately, if that is longer
 MOST_STALLED_S = 12.0
-CHUNK_TOKENS = 8192  # of a prompt, which engines compute in one step
+CHUNK_TOKENS = 8192  # engines compute so many tokens of a prompt in one step
 SLOWEST_TOKENS_PER_S = 1000.0  # a lower rate is that of short prompts, whose time is not for their tokens
 SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
 SCRAPED_LATELY_S = 1.5  # else its server does not answer either, and other rules judge it
-RECOVERY_S = 2.0  # for streams to continue after a silence; connections may have died of it, or wait for long
+RECOVERY_S = 2.0  # streams have so long to continue after a silence; connections may have died of it
 
 
 def is_quiet(server: Server, now_s: float) -> bool:

@@ -33,7 +33,7 @@ from router.proxy.retries import refusal_code
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LATE_S = 0.1  # of the clock itself; beyond that, the router stood still
+LATE_S = 0.1  # the clock may be late by so much; beyond that, the router stood still
 MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 LEARN_AGAIN_S = 4.0  # so that an adapter is noticed within five
 NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
@@ -47,12 +47,12 @@ class Upkeep:
     learning: Learning
     requests: RunningRequests
     order: "count[int]"  # numbers every change of the figures that choices depend on
-    seed: int | None = None  # of its chance, if given
+    seed: int | None = None  # the seed of its random numbers, if given
 
     def __post_init__(self) -> None:
         self.config, self.members, self.feeds = self.learning.config, self.learning.members, self.learning.feeds
         self.placement, self.now_s = self.learning.placement, self.learning.now_s
-        self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
+        self.added: dict[str, ReplicaSpec] = {}  # replicas that a request has added, not discovery
         self.wanted: Desired = {}
         self.suspects = SuspectDetector(self.members.servers, self.feeds, self.requests, self.now_s)
         self._servers = self.members.servers
@@ -212,7 +212,7 @@ class Upkeep:
                         reason = f"it has not answered {unanswered} health checks in a row"
                         self.suspects.suspect(server, reason, server.quiet_since_s)
                 elif self._is_outdated(server, now_s):
-                    with suppress(Broken):  # for the health checks to judge
+                    with suppress(Broken):  # the health checks judge it
                         await self.learn_again(server)
 
     def _is_due(self, server: Server, now_s: float) -> bool:
@@ -358,7 +358,7 @@ class Upkeep:
         elif gap_s:
             server.quiet_since_s = min(now_s, server.quiet_since_s + gap_s)
         if gap_s:
-            # As with the times of its attempts.
+            # The times of its attempts do so, too.
             server.silent_since_s, server.recovered_s = server.silent_since_s + gap_s, server.recovered_s + gap_s
             server.health.excuse(gap_s, now_s)
         server.health.tick(now_s)

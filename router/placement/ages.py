@@ -17,7 +17,7 @@ from msgspec import Struct
 
 BINS = 64  # thirds of an octave from SHORTEST_GAP_S on: gaps of up to six hours
 SHORTEST_GAP_S = 0.01
-MOST_KNOWN_PAGES = 2**18  # with a known last use, cached or not; 16 bytes each, allocated at once
+MOST_KNOWN_PAGES = 2**18  # pages with a known last use, cached or not; 16 bytes each, allocated at once
 FADES_EVERY = 50_000  # pages
 KEPT = 0.7
 RENEWED = 1 / 256  # more uses than at the last count of chances, before they are counted anew
@@ -92,7 +92,7 @@ def _bin(gap_s: float) -> int:
 
 
 PAGE_TOKENS = 1024
-MOST_PAGES = 2**17  # of a cache, and of host memory, whatever size a replica claims; some 25 MB
+MOST_PAGES = 2**17  # the most pages of a cache and of host memory, whatever size a replica claims; some 25 MB
 MOST_GROUPS = 64  # about this many different times are distinguished
 SHORTEST_S = 1.0
 

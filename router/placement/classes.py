@@ -7,7 +7,7 @@ go first, and one without hurry is overtaken only by those that come within its 
 from msgspec import Struct
 
 NAMES = ("interactive", "standard", "batch")  # the last is refused first
-USUAL = "standard"  # of a key without a class, beside keys that have one
+USUAL = "standard"  # the class of a key that names none, beside keys that do
 FIRST_TOKEN_S = {"interactive": 2.0, "standard": 10.0, "batch": 120.0}
 WEIGHTS = {"interactive": 4.0, "standard": 1.0, "batch": 0.25}
 # OpenAI's and Anthropic's names; any other, such as auto, stands for the key's own class.
@@ -22,7 +22,7 @@ TIERS = {
 
 class ServiceClass(Struct, frozen=True, gc=False):
     name: str
-    level: int  # in NAMES
+    level: int  # its place in NAMES
     first_token_s: float  # the time to first token that it wants
     weight: float = 1.0  # times that of a key
 
@@ -47,7 +47,7 @@ STEP_S = 2.0  # a class is refused once prompts have been late for so long, and 
 CALM_S = 5.0  # a class is taken again when no prompt was late for so long
 ACTIVE_S = 10.0  # after its last prompt a class is there
 OWN_TIMES = 2.0  # a long prompt may take so many times its own time, if that is more than its class wants
-WEIGHT = 0.1  # of the newest observation
+WEIGHT = 0.1  # the weight of the newest observation
 LEAST_WAIT_S = 1.0  # shorter waits say nothing about those to come
 MOST_STRETCH = 50.0
 LONG_AGO_S = float("-inf")
@@ -58,9 +58,9 @@ class _Pressure(Struct, gc=False):
 
     refused_from: int = len(NAMES)  # classes of this level and above are refused
     since_s: float = LONG_AGO_S  # prompts have been late since then, or since a class was refused for that
-    late_s: float = LONG_AGO_S  # when one was late, or a class was taken again, last
-    asked_s: list[float] = []  # by level: the last prompt
-    stretch: list[float] = []  # by level: how many times longer than foreseen prompts waited, as others overtook them
+    late_s: float = LONG_AGO_S  # the last time that one was late, or a class was taken again
+    asked_s: list[float] = []  # the time of each level's last prompt
+    stretch: list[float] = []  # each level's prompts waited so many times longer than foreseen, as others overtook them
 
     def is_there(self, level: int, now_s: float) -> bool:
         return self.asked_s[level] > now_s - ACTIVE_S

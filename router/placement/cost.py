@@ -103,7 +103,7 @@ class Candidate:
     queue_positions: QueuePositions = field(default_factory=QueuePositions)
     ages: CacheAges | None = None  # None: its cache is not tracked
     is_crowded: bool = False  # our requests wait for their turn there, or its cache fills up
-    load_tokens_per_s: Mapping[str, float] = field(default_factory=lambda: UNKNOWN_RATES)  # as it reports, by source
+    load_tokens_per_s: Mapping[str, float] = field(default_factory=lambda: UNKNOWN_RATES)  # reported rates by source
     kv_read: str = ""  # the endpoint at which neighbours may read its blocks; empty: none
     kv_layout: str = ""  # only replicas of one layout can use each other's blocks
     role: Role | None = None
@@ -154,14 +154,14 @@ class Question(Struct, eq=False, gc=False):
     awaited: Mapping[int, float] = NOTHING  # the part of `matched` that is still on its way there
     readable: Mapping[int, float] = NOTHING  # slot -> tokens that neighbours may read there, by events alone
     pulls: Mapping[int, Pull] = NO_PULLS  # slot -> what it would read from its neighbours; found by `choose`
-    half: Half = "decode"  # of a generation, to be placed
+    half: Half = "decode"  # the half of a generation that is to be placed
     is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
     tenant: Tenant | None = None
     behind_s: float = 0.0  # it counts as come so much later, by its class, or as its tenant had more than its share
     lead_s: float = 0.0  # the part of it by which its tenant had more than its share
-    stands_back: bool = False  # for higher classes, or for tenants that had less; it leaves them room
-    further_tokens: int = 0  # of more prompts of the same request, to compute wherever it goes
+    stands_back: bool = False  # it leaves room for higher classes, or for tenants that had less
+    further_tokens: int = 0  # tokens of the request's other prompts, to compute wherever it goes
 
     @property
     def counts_from_s(self) -> float:

@@ -31,7 +31,7 @@ from router.placement.prices import GPU, PULL, PULL_S
 from router.placement.verdict import CostParts, Portion, Verdict
 
 MOST_TOLD = 10  # replicas, in an error
-COMPUTE = "COMPUTE"  # as the source of a portion
+COMPUTE = "COMPUTE"  # a portion's source
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
 # Why no replica took it: worth waiting for room; too long for all; failed by each; none available.
@@ -48,7 +48,7 @@ class Decision(Struct, eq=False, gc=False):
     costs: list[float]  # seconds, parallel to candidates, lower is better; infinite: cannot take it
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
-    uncached_tokens: float = 1.0  # to compute at the chosen one, those that it brings at their price
+    uncached_tokens: float = 1.0  # tokens to compute at the chosen one, those that it brings at their price
     portions: tuple[Portion, ...] = ()  # of the prompt at the chosen one, if it brings any: see `chosen_portions`
     later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
     rejection: Rejection | None = None
@@ -94,7 +94,7 @@ class Decision(Struct, eq=False, gc=False):
         on_gpu = min(question.matched.get(candidate.slot, 0), question.tokens - 1)
         portions = [Portion(GPU, on_gpu, 0.0)] if on_gpu > 0 else []
         rest = question.tokens - on_gpu
-        if pull is None and not question.below:  # as mostly: nothing is brought
+        if pull is None and not question.below:  # mostly nothing is brought
             rest += question.further_tokens
             return (*portions, Portion(COMPUTE, rest, rest / rate))
         for share, source, found in brought(question, candidate, rate, pull):
@@ -259,11 +259,11 @@ class Prediction(Struct, frozen=True, gc=False):
 
     block_size: int
     blocks: int
-    claimed_blocks: int  # by its events alone
+    claimed_blocks: int  # those by its events alone
     sure: bool  # it rests on events alone, and on blocks that need not be brought
     alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
     pulls: bool = False  # the replica may read more from neighbours
-    brought_blocks: int = 0  # of the claimed ones: they may not come in time
+    brought_blocks: int = 0  # those of the claimed ones that may not come in time
 
     @property
     def tokens(self) -> int:

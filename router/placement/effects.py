@@ -67,7 +67,7 @@ def _add_losses(
         if cost < INFINITE:
             ages = candidates[index].ages
             if ages is None or not ages.capacity_pages:
-                return  # what is unknown cannot be compared
+                return  # an unknown rate cannot be compared
             accounts[index] = ages
     most, dearest, looked_at, below = INFINITE, 0.0, 0, question.below.get(CPU)
     for index in sorted(accounts, key=costs.__getitem__):
@@ -76,7 +76,7 @@ def _add_losses(
             found.lost[index] = None
             continue
         if looked_at < MOST_LOOKED_AT:
-            # What is to be computed again if the prompt takes its room in GPU memory, computed or brought there.
+            # Tokens are computed again if the prompt takes their room in GPU memory, computed or brought there.
             ages, slot = accounts[index], candidate.slot
             on_gpu = question.matched.get(slot, 0)
             from_host = 0.0 if below is None else max(0.0, below.get(slot, 0) - on_gpu)

@@ -71,7 +71,7 @@ def _that_pay(question: Question, candidates: Sequence[Candidate], rates: Sequen
         first, *others = holders[:MOST_NEIGHBOURS]
         pull = Pull(first.tokens, (first, *(one for one in others if one.tokens >= own + LEAST_PULLED_TOKENS)))
         share = rate / (candidate.load_tokens_per_s.get(PULL) or TOKENS_PER_S[PULL])
-        more = pull.tokens - max(own, on_disk(slot, 0))  # that it would compute otherwise; that is often enough
+        more = pull.tokens - max(own, on_disk(slot, 0))  # tokens that it would compute otherwise
         if share < 1.0 and (
             (1.0 - share) * more > PULL_S * rate
             or saved_tokens(question, candidate, rate, pull) > saved_tokens(question, candidate, rate, None)
@@ -101,9 +101,9 @@ def _holders(question: Question, candidates: Sequence[Candidate]) -> dict[str, l
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
 
-OVERHEAD_S = 0.02  # of the second request: it is parsed and scheduled again
+OVERHEAD_S = 0.02  # the price of a second request: it is parsed and scheduled again
 LEAST_GAIN_S = 0.05
-LEAST_GAIN = 0.2  # as a share of the cost here
+LEAST_GAIN = 0.2  # the least gain, as a share of the cost here
 FORGET_S = 60.0
 LEAST_TOKENS = 256  # a prompt with fewer to compute is never worth it: vLLM itself fetches no less than 64
 
@@ -118,7 +118,7 @@ class Transfers:
 
     def __init__(self) -> None:
         self._measured = MeasuredRate()
-        self._at_s = 0.0  # of the last one
+        self._at_s = 0.0  # the time of the last one
 
     def fetched(self, tokens: int, seconds: float, now_s: float) -> None:
         """Learn from one answer whose prompt was fetched; long prompts weigh more."""
@@ -144,7 +144,7 @@ class Split(Struct, frozen=True):
     why: str
     prefill: Decision | None = None  # None: nowhere else was looked for
     here_s: float = 0.0  # time to the first token
-    here_harm_s: float = 0.0  # that others wait, added up
+    here_harm_s: float = 0.0  # the seconds that others wait, added up
     there_s: float = 0.0
     there_harm_s: float = 0.0
     transfer_s: float = 0.0  # part of `there_s`

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 # Beyond this size the table of shared masks starts anew: some equal masks then exist twice, which does no harm.
 SHARED_MASKS = 65_536
-INT_BYTES = 48  # of a 64-bit key
+INT_BYTES = 48  # the memory of a 64-bit key
 
 
 class Holders:
@@ -21,7 +21,7 @@ class Holders:
     def __init__(self) -> None:
         self.masks: dict[int, int] = {}
         self._shared: dict[int, int] = {}
-        self._objects: dict[int, int] = {}  # of keys that were already held when stored again
+        self._objects: dict[int, int] = {}  # objects of keys that were held already when stored again
 
     def __len__(self) -> int:
         return len(self.masks)
@@ -120,7 +120,7 @@ class Optimistic:
         # Additions by deadline. Their keys may be gone since, or have been added again with a later deadline.
         self._due: list[tuple[float, int, int, list[int]]] = []
         self._added = count()
-        self._latest_s = -math.inf  # of all deadlines
+        self._latest_s = -math.inf  # the latest of all deadlines
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))

@@ -29,10 +29,10 @@ Matched: TypeAlias = dict[int, int]
 class Matches(Struct, frozen=True, gc=False):
     """Leading blocks of a prompt, by slot. Equal parts may be the same object: do not change them."""
 
-    gpu: Matched  # in GPU memory, by events and optimistic entries
-    sure: Matched  # in GPU memory, by events alone
-    below: tuple[tuple[str, Matched], ...] = ()  # with each further source, the cheapest first, if it adds any
-    readable: Matched = {}  # in GPU or host memory, by events alone; of replicas that neighbours may read
+    gpu: Matched  # GPU memory, by events and optimistic entries
+    sure: Matched  # GPU memory, by events alone
+    below: tuple[tuple[str, Matched], ...] = ()  # each further source, the cheapest first, if it adds any
+    readable: Matched = {}  # GPU or host memory of replicas that neighbours may read, by events alone
 
     @property
     def lower(self) -> Matched:
@@ -50,8 +50,8 @@ class PrefixIndex:
     """The index; a slot is its small number for a replica, and freed slots are used again."""
 
     def __init__(self) -> None:
-        self._gpu = Holders()  # of the first group
-        # By medium and group, others only while a slot holds a block there.
+        self._gpu = Holders()  # holders of the first group
+        # A medium and group beside this is here only while a slot holds a block there.
         self.pools: dict[tuple[str, int], Holders] = {(GPU, 0): self._gpu}
         self._lower: list[tuple[str, Holders]] = []  # other media of the first group by source, the cheapest first
         self._layouts: dict[Layout, int] = {}  # masks of the slots that have one
@@ -220,7 +220,7 @@ class PrefixIndex:
         gpu, sure = dict(found.gpu), dict(found.sure)
         plain_levels = dict(found.below)
         lower = {medium for medium, _ in self.pools} - {GPU}
-        media: dict[str, list[str]] = {}  # by source, with those of all cheaper ones, in any group
+        media: dict[str, list[str]] = {}  # media by source, with those of all cheaper ones, in any group
         so_far = [GPU]
         for source in OWN_SOURCES:
             if own_media := [medium for medium in lower if source_of(medium) == source]:
@@ -361,7 +361,7 @@ class Approximate:
         """Bound the guess for each replica by the capacity."""
         self._index = index
         self._capacity_blocks = capacity_blocks
-        self._held: dict[int, OrderedDict[int, None]] = {}  # by slot; the next to be forgotten first
+        self._held: dict[int, OrderedDict[int, None]] = {}  # queues by slot; the next to be forgotten is first
 
     def routed(self, slot: int, keys: Sequence[int]) -> None:
         """Count these blocks, a prompt's from its beginning, as cached by the replica now."""
@@ -372,7 +372,7 @@ class Approximate:
             keys = keys[: self._capacity_blocks]
         new = list(filterfalse(held.__contains__, keys))
         held.update(dict.fromkeys(new))
-        # Without a call of Python for each: the end of the prompt is to be forgotten before its beginning.
+        # One call reverses all: the end of the prompt is to be forgotten before its beginning.
         deque(map(held.move_to_end, reversed(keys)), maxlen=0)
         if new:
             self._index.store(slot, new)

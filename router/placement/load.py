@@ -33,7 +33,7 @@ class Speed:
         self.tokens_per_s = 0.0  # 0 while it is not known
         self._measured = MeasuredRate()
         self._last_s = float("-inf")  # the last first byte
-        self._began_s = 0.0  # of the sample that may still grow
+        self._began_s = 0.0  # the beginning of the sample that may still grow
         self._together_tokens = 0
 
     def first_byte(self, tokens: int, sent_s: float, now_s: float) -> None:
@@ -50,19 +50,19 @@ class Speed:
 
 
 REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it
-MEAN_WEIGHT = 0.1  # of the newest request, in the mean of uncached tokens
-CROWD_KEPT = 0.95  # of the older reports' weight at each new one, in the count of other routers
+MEAN_WEIGHT = 0.1  # the newest request's weight in the mean of uncached tokens
+CROWD_KEPT = 0.95  # the older reports' weight fades by this at each new one, in the count of other routers
 MOST_CROWD = 16.0
 STALE_S = 10.0  # then a replica that is not heard has no requests but those that we know of
 FAR_S = 1e12  # later than any end, and yet not INFINITE
-MOST_FRESH = 1024  # if no report comes, the oldest count as reported
+MOST_FRESH = 1024  # the oldest count as reported if no report comes
 
 
 class Sent(Struct, eq=False, gc=False):
     """One of our requests, or of a peer's, that has not ended."""
 
     id: int
-    tokens: int  # to compute, those to be brought at their price
+    tokens: int  # tokens to compute, those to be brought at their price
     sent_s: float
     due_s: float = INFINITE  # expected end of its prefill, if its first byte comes with the last
     queued: bool = True  # its prefill is not done, as far as we know
@@ -84,21 +84,21 @@ class ReplicaLoad:
 
     def _start(self) -> None:
         self._sent: dict[int, Sent] = {}
-        self._fresh: deque[Sent] = deque()  # in the order of sending, begun and ended ones too
-        self._unstreamed: deque[Sent] = deque()  # in the order of sending
+        self._fresh: deque[Sent] = deque()  # sorted by the time of sending, begun and ended ones too
+        self._unstreamed: deque[Sent] = deque()  # sorted by the time of sending
         self._fresh_queued = 0  # tokens of fresh requests whose prefill is not done
         self._fresh_given = 0  # tokens of fresh requests that take, or will take, empty cache
         self._queued = 0  # tokens of all our requests whose prefill is not done
         self._queued_requests = 0
         self._report: Load | None = None
         self._reported_s = 0.0
-        self._counted_s = FAR_S  # when its requests were last reported or scraped: not yet
-        self._reported_tokens = 0.0  # of its queue, those being brought at their price
+        self._counted_s = FAR_S  # the time of the last report or scrape: none so far
+        self._reported_tokens = 0.0  # tokens of its queue, those being brought at their price
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
-        self._its_requests = 0.0  # as reported, fading; and of them ours
+        self._its_requests = 0.0  # its reported requests, fading; and ours among them
         self._our_requests = 0.0
         self._crowd = 1.0  # requests from all routers together, as a multiple of ours
-        self._others_waiting = 0  # by the last scrape
+        self._others_waiting = 0  # waiting ones at the last scrape
         self._mean_tokens = 0.0
         self._speed = Speed()
 
@@ -263,7 +263,7 @@ class ReplicaLoad:
         candidate.in_flight = candidate.all_in_flight = candidate.running = candidate.waiting = 0
         candidate.assigned_tokens = 0.0
         candidate.load_tokens_per_s = UNKNOWN_RATES
-        candidate.kv_read = candidate.kv_layout = ""  # until it describes itself again
+        candidate.kv_read = candidate.kv_layout = ""  # it will describe itself again
         candidate.queue_positions.clear()
         if candidate.ages is not None:
             candidate.ages.clear()
@@ -296,13 +296,13 @@ class Placed(Struct, eq=False, gc=False):
     priority_s: float | None = None  # it is computed as if it had been sent so much later; None: in the replica's order
     awaited_s: float = 0.0  # how long its blocks count as stored without an event
     awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
-    pages: Sequence[int] = ()  # that count as cached, likewise
-    fetched_tokens: int = 0  # whose KV comes from another replica
+    pages: Sequence[int] = ()  # pages that count as cached, likewise
+    fetched_tokens: int = 0  # tokens whose KV comes from another replica
     is_ours: bool = True  # False: a peer has sent it
-    tenant: Tenant | None = None  # that it counts for
+    tenant: Tenant | None = None  # the tenant that it counts for
     stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
     has_begun: bool = False
-    is_batch: bool = False  # of several prompts: its first byte says that one of them is computed
+    is_batch: bool = False  # it has several prompts: its first byte says that one of them is computed
 
     @property
     def awaited_keys(self) -> int:

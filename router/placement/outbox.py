@@ -19,7 +19,7 @@ from router.placement.cost import ASSUMED_TOKENS_PER_S
 SENT_WITHIN_S, OTHERS_WITHIN_S = 0.002, 0.02
 BETWEEN_S = 0.007  # two batches: each costs all routers about as much as a few requests that it tells of
 RUNNING_S = 0.5  # between two lists of running requests
-MOST_SENT = 32  # in a batch
+MOST_SENT = 32  # the most requests of a batch
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Numbers: TypeAlias = Annotated[list[Number], Meta(max_length=2**16)]
@@ -35,7 +35,7 @@ class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
     streams: bool
     priority_s: float | None
     block_size: Tokens
-    keys: bytes  # of its blocks, 8 bytes each, little-endian
+    keys: bytes  # the keys of its blocks, 8 bytes each, little-endian
     awaited_s: float  # how long its blocks count as stored without an event
     fetched_tokens: Tokens = 0
     age_s: float = 0.0  # since it came from its client
@@ -45,8 +45,8 @@ class PeerBatch(Struct, frozen=True, array_like=True):
     """Facts in the order in which they count: sent, begun, ended, and those that still run."""
 
     router: Number
-    number: Number  # of this router's batches
-    at_s: float  # by its clock, when the first of these requests was sent
+    number: Number  # the number of this router's last batch
+    at_s: float  # the time at which the first of these requests was sent, by its clock
     sent: Annotated[list[PeerRequest], Meta(max_length=2**10)] = []
     begun: Numbers = []
     ended: Numbers = []
@@ -59,10 +59,10 @@ class Outbox:
     def __init__(self, router: int, wake: Callable[[float], None]) -> None:
         self.router = router
         self._wake = wake
-        self._wakes_s = inf  # as `wake` was told last
+        self._wakes_s = inf  # the time that `wake` was told last
         self._taken_s = -inf
         self._sent: list[PeerRequest] = []
-        self._first_s = 0.0  # when the first of them was sent
+        self._first_s = 0.0  # the time at which the first of them was sent
         self._begun: list[int] = []
         self._ended: list[int] = []
         self._running: dict[int, None] = {}
@@ -116,11 +116,11 @@ class Outbox:
 
 # ---- turns
 
-MOST_DELAY_S = 0.25  # what is measured beyond is two clocks that differ
+MOST_DELAY_S = 0.25  # a longer time means that two clocks differ
 MOST_PAUSE_S = 0.15
-KEPT_S = 0.5  # until then peers may tell of a request that came at the same moment as one of ours
+KEPT_S = 0.5  # peers have so long to tell of a request that came at the same moment as one of ours
 MOST_KEPT = 256
-WEIGHT = 0.05  # of the newest observation
+WEIGHT = 0.05  # the weight of the newest observation
 MARGIN_S = 0.001  # facts are read by a loop that has other work
 
 
@@ -141,11 +141,11 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.peers = 0  # that are heard
-        self.before = 0  # of these, those whose turn comes before ours
-        self.share = 0.0  # of the peers that get a request at the same moment as we
-        self._step_s = SENT_WITHIN_S + MARGIN_S  # until what a peer chooses is known here
-        self._mean_tokens = 0.0  # to compute, of a request
+        self.peers = 0  # the peers that are heard
+        self.before = 0  # those among them whose turn comes before ours
+        self.share = 0.0  # the share of peers that get a request at the same moment as we
+        self._step_s = SENT_WITHIN_S + MARGIN_S  # the time until a peer's choice is known here
+        self._mean_tokens = 0.0  # tokens that a request has to compute
         self._came: deque[Came] = deque()  # the oldest first, nearly
 
     def pause_s(self, replicas: int, tokens_per_s: float) -> float:

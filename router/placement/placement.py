@@ -38,13 +38,13 @@ class Placement:
     ) -> None:
         self.policy = policy
         self.index = PrefixIndex()
-        self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
+        self.guesses = PrefixIndex()  # guesses for replicas that have no events; the slots are the index's
         self.approximate = Approximate(self.guesses, approximate_blocks)
         self.reuse = Reuse()
         self.transfers = Transfers()
-        self.doubted: dict[int, float] = {}  # by slot: factor on claims, if they were wrong
+        self.doubted: dict[int, float] = {}  # each slot's factor on claims, if they were wrong
         self._readable = 0  # a mask of the replicas that neighbours may read
-        self.outbox: Outbox | None = None  # what this router tells its peers, if it has any
+        self.outbox: Outbox | None = None  # this router's news for its peers, if it has any
         self.turns = Turns()  # among the peers
         self.shares = Shares()
         self.objectives = Objectives()

@@ -29,7 +29,7 @@ LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multi
 SEED_BITS = 53  # JSON's readers agree on integers of this size
 _FRACTION = 2.0**-64
 POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
-FREE_REQUESTS = 4  # so few in flight never drive a session away
+FREE_REQUESTS = 4  # a session stays where so few are in flight
 
 
 class TieBreak(Struct):
@@ -193,7 +193,7 @@ def _able(decision: Decision) -> list[int]:
 POLICIES: dict[str, Callable[[Decision, Draws, Ring | None], int]] = {
     "cost": _cheapest,
     "prefix": _longest_prefix,
-    "least-loaded": _cheapest,  # of costs that leave the prompt out
+    "least-loaded": _cheapest,  # costs that leave the prompt out
     "round-robin": lambda decision, _, __: (able := _able(decision))[decision.question.turn % len(able)],
     "random": lambda decision, rng, _: rng.choice(_able(decision)),
     "session": _by_session,

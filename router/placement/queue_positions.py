@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Later(NamedTuple):
     """The prompts, and their tokens, that a new prompt would overtake."""
 
-    prompts: int  # that may complain: tenants beyond their share stand back for others anyway
+    prompts: int  # those that may complain: tenants beyond their share stand back for others anyway
     tokens: float
 
 
@@ -28,7 +28,7 @@ class QueuePositions:
     """Waiting prompts by rank; the one being computed does not wait, and follows from the ranks."""
 
     def __init__(self) -> None:
-        self.waiting: list[_Position] = []  # by rank
+        self.waiting: list[_Position] = []  # sorted by rank
         self._computed: int | None = None  # the id of the one that has its position
         self._by_id: dict[int, _Position] = {}  # waiting prompts
         # Running sums of their tokens, and of those that do not stand back; None: to be added up anew.

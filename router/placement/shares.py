@@ -18,7 +18,7 @@ from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Tenant
 BURST_S = 2.0  # a lead of so much work for all replicas at once is nobody's business
 ACTIVE_S = 10.0  # after its last request a tenant takes part in the shares
 GENERATED_WEIGHT = 2.0  # a generated token costs so many computed ones
-MOST_TENANTS = 4096  # of one model; what more of them do is not counted
+MOST_TENANTS = 4096  # the most tenants of one model; others are not counted
 
 
 class Lead(Struct, gc=False):
@@ -33,9 +33,9 @@ class Lead(Struct, gc=False):
 class _Leads(Struct):
     """The leads of one model's tenants."""
 
-    of: dict[str, Lead] = {}  # by tenant
-    active: dict[str, Lead] = {}  # of those that have asked lately, who asked last is last
-    weight: float = 0.0  # of the active ones, added up
+    of: dict[str, Lead] = {}  # leads by tenant
+    active: dict[str, Lead] = {}  # tenants that have asked lately; who asked last is last
+    weight: float = 0.0  # the weights of the active ones, added up
 
     def asked(self, name: str, lead: Lead, weight: float, now_s: float) -> None:
         self._leaves(name)
@@ -66,9 +66,9 @@ class _Leads(Struct):
 
 class Shares:
     def __init__(self) -> None:
-        self.routers = 1  # that place requests of the same tenants, as a load balancer deals them
+        self.routers = 1  # routers that place requests of the same tenants, as a load balancer deals them
         self.others_may_come = False  # there are several tenants, though they may not have asked yet
-        self._leads: dict[str, _Leads] = {}  # by model
+        self._leads: dict[str, _Leads] = {}  # each model's
 
     def behind_s(self, tenant: Tenant, candidates: Sequence[Candidate], now_s: float) -> float:
         """Return how much later than its arrival a prompt of this tenant counts as come."""
@@ -86,7 +86,7 @@ class Shares:
         shrunk = max(0.0, now_s - lead.at_s) * rate * lead.weight / (lead.weight + others)
         lead.tokens, lead.at_s = max(0.0, lead.tokens - shrunk), now_s
         if not others and self.others_may_come:
-            others = lead.weight  # of one who may come
+            others = lead.weight  # a tenant who may come
         return max(0.0, lead.tokens / rate - BURST_S) * others / lead.weight
 
     def asked(self, tenant: Tenant, tokens: float, now_s: float) -> None:

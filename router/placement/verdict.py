@@ -9,7 +9,7 @@ class Portion(Struct, frozen=True, gc=False):
     source: str  # GPU, CPU, STORAGE, PULL (from a neighbour) or COMPUTE
     tokens: float = 0
     seconds: float = 0.0
-    neighbours: tuple[str, ...] = ()  # to read it from, the best first
+    neighbours: tuple[str, ...] = ()  # the sources to read it from, the best first
 
 
 class CostParts(Struct, frozen=True, gc=False):
@@ -25,7 +25,7 @@ class Verdict(Struct):
 
     name: str
     matched_tokens: float = 0
-    lower_tokens: float = 0  # with those in slower memory; never less than `matched_tokens`
+    lower_tokens: float = 0  # those in slower memory included; never less than `matched_tokens`
     sure_tokens: float = 0
     uncached_tokens: float = 0
     queued_tokens: float = 0
@@ -33,8 +33,8 @@ class Verdict(Struct):
     in_flight: int = 0
     lost_tokens: float | None = 0
     ttft_s: float | None = None
-    cost: float | None = None  # in seconds; None: it cannot take the prompt
+    cost: float | None = None  # seconds; None: it cannot take the prompt
     available: bool = True
     why: str = ""  # why it was chosen, lost, or cannot be chosen
-    portions: tuple[Portion, ...] = ()  # where it would take the prompt's tokens from; none: an older router
-    parts: CostParts | None = None  # of its cost; None: it has none, or an older router
+    portions: tuple[Portion, ...] = ()  # the sources of the prompt's tokens there; none: an older router
+    parts: CostParts | None = None  # the parts of its cost; None: it has none, or an older router

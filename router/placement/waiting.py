@@ -43,7 +43,7 @@ class Waiting(Generic[Entry]):
         self._tickets: dict[Entry, Ticket] = {}
         self._places: list[Place] = []  # the best is first
         self._deadlines: list[Place] = []
-        self._entries: dict[int, Entry] = {}  # by number
+        self._entries: dict[int, Entry] = {}  # tickets by number
         self._number = 0
         self._taken_s: deque[float] = deque(maxlen=REMEMBERED_TAKES)  # after the time at which counting began
 

@@ -111,7 +111,7 @@ class Front:
             self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
         self._tasks: list[asyncio.Task[None]] = []
         self._serving: asyncio.Task[None] | None = None  # one of them
-        self._adopted: set[asyncio.Task[None]] = set()  # that begin
+        self._adopted: set[asyncio.Task[None]] = set()  # tasks that begin with adopted connections
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
@@ -156,7 +156,7 @@ class Front:
             if kubernetes.rewrites:
                 rewrites, apply = rewrites_of(*of_pool), lambda found: self._use_rewrites(rules_of(found.values()))
                 self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, rewrites, apply)))
-        await self.router.ledger.save()  # what was used of the day's budgets before
+        await self.router.ledger.save()  # this reads the day's use before this start
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))

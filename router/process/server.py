@@ -23,7 +23,7 @@ from router.tenants.usage import prepare
 from router.workers.peer_names import parse_endpoint
 from router.workers.processes import BEAT_S, Place, Processes
 
-THRESHOLD = (50_000, 20, 50)  # of the garbage collector
+THRESHOLD = (50_000, 20, 50)  # the garbage collector's thresholds
 SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
 
 
@@ -64,7 +64,7 @@ def _say(config: RouterConfig, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.tls_cert else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    with suppress(OSError):  # without a reader of stdout, the router still serves
+    with suppress(OSError):  # the router serves even if nobody reads stdout
         print(f"router on {url}\ndashboard on {url}/dashboard", flush=True)
 
 
@@ -150,7 +150,7 @@ def part_of(config: RouterConfig, place: Place) -> RouterConfig:
     numbers = range(place.workers)
     if config.peer_listen is None:
         paths = [f"ipc://{place.folder}/peers-{number}" for number in numbers]
-    else:  # with other routers, each worker has the next port
+    else:  # each worker has the next port where there are other routers
         paths = [_next(config.peer_listen, number) for number in numbers]
     others = [path for number, path in enumerate(paths) if number != place.number]
     return msgspec.structs.replace(

@@ -9,14 +9,14 @@ from msgspec import Meta, Raw, Struct
 
 from router.prompts.prompt import UNREADABLE
 
-MOST_KEYS = 1_000_000  # in a body, at any depth
+MOST_KEYS = 1_000_000  # the limit for a body, at any depth
 
 ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class Rules(Struct, frozen=True):
-    exact: Mapping[str, str] = {}  # by the name that is asked for
-    otherwise: str | None = None  # for all others; None: they stay as they are
+    exact: Mapping[str, str] = {}  # targets by the name that is asked for
+    otherwise: str | None = None  # the target of all others; None: they stay as they are
 
     @property
     def is_empty(self) -> bool:

@@ -18,7 +18,7 @@ from events.blocks import pack_tokens
 # A piece is known by the text after its cut. What stands before the first cut is another kind of piece.
 Key: TypeAlias = str | tuple[str]
 
-ENTRY_BYTES = 160  # of the dictionary, per entry: measured
+ENTRY_BYTES = 160  # the dictionary's bytes per entry, measured
 LARGEST_SHARE = 8  # no piece may take more of the cache than this part
 
 _WORDS = ("", "a", "b c", "  d ", "e\n", "é", "\u0301", "東京", "\u200d👧", "'s", "1")

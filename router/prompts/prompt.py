@@ -19,12 +19,12 @@ from api.reading import read
 from api.retention import Retain
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
 
-APPROXIMATE = 0  # in place of a block size: blocks of the prompt's bytes
+APPROXIMATE = 0  # stands for a block size: blocks of the prompt's bytes
 # Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (`python -m tests.bench tokens`).
 APPROXIMATE_BLOCK_BYTES = 256
-BYTES_PER_TOKEN = 4  # where nothing better is known: English text with a usual tokenizer
+BYTES_PER_TOKEN = 4  # English text has so many with a usual tokenizer
 
-ROLE_CHARACTERS = 40  # of a role, where it is shown
+ROLE_CHARACTERS = 40  # the most characters of a role, where it is shown
 
 _NOTHING = Raw(b"")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # all that decoding raises
@@ -113,7 +113,7 @@ def salted(body: bytes, peek: Peek, salt: str) -> bytes:
         fields = _decode_fields(body)
         fields["cache_salt"] = Raw(msgspec.json.encode(salt))
         return msgspec.json.encode(fields)
-    # At the end, because parsers take the last of two fields: the client may have set an unusable salt.
+    # It goes to the end, because parsers take the last of two fields: the client may have set an unusable salt.
     return body.rstrip()[:-1] + b',"cache_salt":' + msgspec.json.encode(salt) + b"}"
 
 
@@ -135,8 +135,8 @@ def _unsalted_root(model: str, lora: str | None, block_size: int) -> int:
 class Prompt(Struct):
     """A request's prompts as the index and the policy see them. The keys are those of the first prompt."""
 
-    model: str  # as it stands in the root of block keys
-    tokens: int  # of the first prompt; estimated where it is not exact
+    model: str  # the name in the root of block keys
+    tokens: int  # tokens of the first prompt; estimated where it is not exact
     packed: list[bytes]  # token ids of each prompt; empty where it is not exact
     exact: bool  # made with the model's own tokenizer
     why_not: str | None  # why it is not
@@ -146,14 +146,14 @@ class Prompt(Struct):
     peek: Peek
     _keys: dict[int, list[int]] = {}
     _text: bytes | None = None
-    _text_bytes: int | None = None  # where the text itself was in another process
-    read_apart: bool = False  # in a process of its own, since its body takes long to read
-    shape: str | None = None  # of the request; None: it needs no verifying, or cannot be verified
+    _text_bytes: int | None = None  # set if the text itself was in another process
+    read_apart: bool = False  # another process read it, as its body takes long to read
+    shape: str | None = None  # the request's shape; None: it needs no verifying, or cannot be verified
     unverified: bytes | None = None  # the token ids that are its prompt if its shape turns out to be verified
     doubt: str | None = None  # why it is not called exact although its tokens are used
     retain: list[Retain] = []  # beginnings that replicas are asked to keep in their cache
-    dated_s: float | None = None  # when its template was asked for the date; None: it shows none
-    all_tokens: int = 0  # with those of the prompts after the first one, which no look-up finds cached
+    dated_s: float | None = None  # the moment at which its template was asked for the date; None: it shows none
+    all_tokens: int = 0  # the tokens of all its prompts; no look-up finds those after the first one cached
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.
@@ -208,7 +208,7 @@ def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_
     prompt.all_tokens = tokens
     if peek.prompt is not None and _is_batch(peek):
         for further in peek.prompt[1:]:
-            if isinstance(further, Raw):  # of a body that is read apart
+            if isinstance(further, Raw):  # the length of a body that is read apart
                 raw = bytes(further)
                 prompt.all_tokens += raw.count(b",") + 1 if raw.startswith(b"[") else estimated(raw)
             else:
@@ -263,7 +263,7 @@ def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
 def is_billed(peek: Peek) -> bool:
     """Tell whether the system prompt begins with Claude Code's billing line."""
     messages = peek.messages
-    if messages is None:  # only the beginning is known of a body that was read apart
+    if messages is None:  # a body that was read apart is known by its beginning only
         return isinstance(peek.prompt, str) and peek.prompt.startswith(f"\0system\0{BILLING_HEADER}")
     return bool(messages) and messages[0].role == "system" and _unbilled(messages) is not messages
 
@@ -293,7 +293,7 @@ def _message_text(message: PeekMessage) -> str:
     content = message.content
     if isinstance(content, list):
         texts = ((part, part.get("text") if isinstance(part, dict) else None) for part in content)
-        # Of an image only a digest: its megabytes are not tokens.
+        # An image counts by its digest: its megabytes are not tokens.
         return (
             "\n".join(
                 text if isinstance(text, str) else xxh3_64_hexdigest(msgspec.json.encode(part)) for part, text in texts
@@ -323,7 +323,7 @@ def _json(value: Any) -> str:
 # ---- the conversation in a request of an API that only engines speak, as the text that approximate blocks are made of:
 # equal beginnings of conversations are equal texts, whichever API they come by, and whatever stands around them
 
-MOST_TEXT_BYTES = 1024 * 1024  # of a body that is not taken apart: a replica is taken to hold four times as much
+MOST_TEXT_BYTES = 1024 * 1024  # a body that is not taken apart: a replica is taken to hold four times as much
 
 
 class _Conversation(Struct):

@@ -22,9 +22,9 @@ from router.prompts.prompt import Peek
 NOT_YET = "its shape is not verified yet"
 NOT_THERE = "its shape is not verified at the chosen replica yet"
 DIFFERS = "its shape has other tokens there"
-MOST_SHAPES = 512  # of one model; the least used one makes room
-MOST_PROCESSES = 4096  # at which one shape is verified
-MOST_DIFFERENCES = 64  # of one shape
+MOST_SHAPES = 512  # the most shapes of one model; the least used one makes room
+MOST_PROCESSES = 4096  # the most processes at which one shape is verified
+MOST_DIFFERENCES = 64  # the most differences of one shape
 RETRY_S, MOST_RETRY_S = 60.0, 3600.0  # after a difference, doubled each time
 CONTEXT_TOKENS = 24  # around a difference
 
@@ -65,13 +65,13 @@ class Differing(Struct, frozen=True):
 
     difference: Difference
     times: int
-    again_s: float  # when it may be asked again
+    again_s: float  # the time at which it may be asked again
 
 
 class Shape(Struct, eq=False):
     name: str
     at: set[str] = msgspec.field(default_factory=set)  # processes of replicas where it is verified
-    # By process, and by what is odd about the request that differed.
+    # Each process has the odd fields of the request that differed.
     differs: dict[tuple[str, Oddities], Differing] = msgspec.field(default_factory=dict)
     uses: int = 0  # since it was last a candidate for removal
 
@@ -85,7 +85,7 @@ class Shapes:
     def __init__(self) -> None:
         self.known: dict[str, Shape] = {}
         self.silent: str | None = None  # why its replicas cannot be asked; then tokens are used, and not called exact
-        # By process: the last quarter of an hour in which it was asked for the date, and how it differed from ours.
+        # Each process has the last quarter of an hour in which it was asked for the date, and its difference from ours.
         self.dates: dict[str, tuple[int, Difference | None]] = {}
         self._ask_again_s = 0.0
 

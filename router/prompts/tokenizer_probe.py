@@ -25,7 +25,7 @@ _CONVERSATIONS: Sequence[dict[str, Any]] = (
     {"messages": [_SYSTEM, _USER, _ASSISTANT, _USER]},
     {"messages": [_PARTS]},
 )
-_MORE: Sequence[dict[str, Any]] = (  # so that usual conversations are verified from the start
+_MORE: Sequence[dict[str, Any]] = (  # this verifies usual conversations from the start
     {"messages": [_SYSTEM, _USER]},
     {"messages": [_USER, _ASSISTANT, _USER]},
 )
@@ -41,8 +41,8 @@ class Probe(Struct, frozen=True):
     body: bytes
     expected: list[int]
     what: str
-    shape: str | None = None  # of a request with the same prompt, if shapes are verified
-    dated_s: float | None = None  # when its template was asked for the date
+    shape: str | None = None  # the shape of a request with the same prompt, if shapes are verified
+    dated_s: float | None = None  # the moment at which its template was asked for the date
 
 
 class ProbeResult(Struct, frozen=True):

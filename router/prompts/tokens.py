@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 CACHE_BYTES = 64 * 1024 * 1024
 COMPARE_EVERY = 1000  # one of so many prompts is also encoded as a whole
 # About a millisecond of work each; for more, other clients' streams should not have to wait.
-QUICK_TEXT_BYTES = 3 * 1024  # to encode
+QUICK_TEXT_BYTES = 3 * 1024  # the bytes that are quick to encode
 QUICK_TEXT_BYTES_OF_FAST = 16 * 1024  # for an encoder that takes a twentieth, but is compared with the other at times
-QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
-QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
+QUICK_BODY_BYTES = 64 * 1024  # the bytes that are quick to read, check and render
+QUICK_APPROXIMATE_BYTES = 1024 * 1024  # the bytes that are quick to read and hash
 
 PLAIN_ROLES = ("system", "user", "assistant")
 DATED = {"nothing": None, "date": dates.SHOWS_DATE, "time": dates.SHOWS_TIME}
@@ -53,9 +53,9 @@ class TokenCounts(Struct):
     """Counters of a model's prompts, for the metrics."""
 
     exact: int = 0
-    approximate: Counter[str] = field(default_factory=Counter)  # by reason
+    approximate: Counter[str] = field(default_factory=Counter)  # prompts by reason
     text_bytes: int = 0
-    encoded_bytes: int = 0  # of these; the others were cached
+    encoded_bytes: int = 0  # those that were encoded; the others were cached
     compared: int = 0
     different: int = 0
 
@@ -99,7 +99,7 @@ class Tokens:
         self.shapes = None if self.engine is None else Shapes()
         self._compare_every = compare_every
         self._drafts = 0
-        self.special_ids: tuple[bytes, bytes] | None = None  # what `add_special_tokens` puts around
+        self.special_ids: tuple[bytes, bytes] | None = None  # the tokens that `add_special_tokens` puts around
         if prompts is None:
             return
         if not cache_bytes:
@@ -204,7 +204,7 @@ class Tokens:
         why = None if self.shapes.is_verified_at(prompt.shape, process) else NOT_THERE
         if why is None and not self.shapes.has_date(process, prompt.dated_s, time.time()):
             why = dates.SHOWS_DATE
-        if prompt.exact and prompt.doubt in (None, NOT_THERE, dates.SHOWS_DATE):  # by an attempt elsewhere
+        if prompt.exact and prompt.doubt in (None, NOT_THERE, dates.SHOWS_DATE):  # an attempt elsewhere has verified it
             prompt.doubt = why
         return why is None
 

@@ -15,8 +15,8 @@ Attributes: TypeAlias = dict[str, str | int | float | bool]
 Known: TypeAlias = dict[str, str | int | float | bool | None]  # None: nothing is to be told
 
 PROVIDER = "warmroute"  # none of the conventions' names is that of a server's own models
-MOST_MODELS = 100  # with a name of their own
-MOST_SERIES = 2000  # of one instrument, as in OpenTelemetry's SDK
+MOST_MODELS = 100  # models with a name of their own
+MOST_SERIES = 2000  # the limit for one instrument, as in OpenTelemetry's SDK
 OTHER = "_OTHER"
 
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -31,10 +31,10 @@ class Labels(NamedTuple):
     operation: str
     model: str | None  # None: no replica serves it
     error: str | None = None
-    host: str | None = None  # of the replica that was asked
+    host: str | None = None  # the host of the replica that was asked
     port: int = 0
     token_type: str | None = None
-    modality: str | None = None  # of tokens
+    modality: str | None = None  # the modality of tokens
 
     def attributes(self) -> Attributes:
         return known(

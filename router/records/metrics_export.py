@@ -84,7 +84,7 @@ def metric_of(instrument: Instrument, now_ns: int) -> Metric | None:
 
 
 def distribution(series: Series, now_ns: int) -> HistogramDataPoint:
-    counts = series.counts.copy()  # in one step: the router's thread may count meanwhile
+    counts = series.counts.copy()  # a copy takes one step: the router's thread may count meanwhile
     return HistogramDataPoint(
         series.attributes,
         series.since_ns,

@@ -9,7 +9,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 TRACES_PATH, METRICS_PATH = "/v1/traces", "/v1/metrics"
 EXPORT_LIMIT_S = 5.0
-CLOSE_LIMIT_S = 2.0  # for the last spans, and for the last metrics; a lost collector must not delay the end
+CLOSE_LIMIT_S = 2.0  # the time for the last spans and metrics; a lost collector must not delay the end
 INSTANCE = "service.instance.id"
 
 

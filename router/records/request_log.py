@@ -43,7 +43,7 @@ class RequestLog(LineFile):
 
     def _line(self, summary: "RequestSummary", generation: "PredictedHit", notes: "Notes") -> LogLine:
         prompt, ttft_s, prefill = generation.prompt, summary.ttft_s, summary.prefill
-        size = generation.block_size  # of the chosen replica, else the model's largest
+        size = generation.block_size  # the chosen replica's, else the model's largest
         if prompt.exact and not size and summary.model is not None:
             size = max(summary.model.slots, default=0)
         prefilled = None
@@ -105,5 +105,5 @@ def _sending(attempt: "Attempt") -> Sending:
 def _one_line(body: bytes) -> Raw:
     try:
         return Raw(msgspec.json.format(body, indent=-1))
-    except (msgspec.DecodeError, RecursionError):  # what only a lenient reader takes for JSON; nested too deep
+    except (msgspec.DecodeError, RecursionError):  # only a lenient reader takes it for JSON, or it is nested too deep
         return Raw(_encode(body.decode("utf-8", "replace")))

@@ -101,7 +101,7 @@ class RequestTrace:
     def end(self, summary: RequestSummary) -> None:
         """Queue the spans of a finished request and of its attempts."""
         now_s = summary.ended_s
-        zero_ns = time.time_ns() - round(now_s * NS)  # of the loop's clock
+        zero_ns = time.time_ns() - round(now_s * NS)  # the zero of the loop's clock
         scope = summary.exchange.scope
         own = self._context(self._span_id)
         parent = None if self._parent_id is None else self._context(self._parent_id, is_remote=True)

@@ -23,7 +23,7 @@ from router.tenants.shared_limits import SharedLimits
 log = logging.getLogger(__name__)
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as ASGI has them
-Address: TypeAlias = Sequence[Any]  # of a socket; its first part is the host
+Address: TypeAlias = Sequence[Any]  # a socket's address; its first part is the host
 
 ANYONE, CLIENT = Role.ANYONE, Role.CLIENT  # every request is compared with them
 
@@ -64,7 +64,7 @@ class Admission:
         self._demand_key = demand_key
         self._admin_exists = False
         self.has_tenants = False  # several clients may have shares of the replicas
-        self.accounts: dict[str, Account] = {}  # of the keys with limits, by name
+        self.accounts: dict[str, Account] = {}  # accounts of the keys with limits, by name
         self._running: dict[str, int] = {}  # requests of these keys, here
         self._prefix = f"req-{secrets.token_hex(6)}-"
         self._numbers = itertools.count(1)
@@ -112,7 +112,7 @@ class Admission:
         if key_headers and len(self.keys):
             given = shown_key(headers)
             key = None if given is None else self.keys.find(given)
-            admitted.shows_key = key is not None or key_headers > 1  # of several, any may be ours
+            admitted.shows_key = key is not None or key_headers > 1  # any of several may be ours
         if who is CLIENT and not self._demand_key:
             return admitted
         if key is None and self._demand_key and who is not ANYONE:

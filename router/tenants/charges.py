@@ -13,7 +13,7 @@ from router.tenants.shared_limits import SharedLimits
 
 LONG_WAIT_S = 60.0  # clients that wait less before they try again would do so in vain
 REQUEST = Use(requests=1)
-KINDS = ((True, "requests"), (False, "tokens"))  # of limits
+KINDS = ((True, "requests"), (False, "tokens"))  # the kinds of limits
 
 
 class Account(Struct, frozen=True, eq=False):
@@ -120,7 +120,7 @@ class Charge(Struct, eq=False):
         limits = self.account.limits
         if state.day == self.day:
             state.add(limits, use, now_s, wall_s)
-        else:  # what was charged yesterday is not given back today
+        else:  # yesterday's charges are not given back today
             today = Use(*(max(0, count) for count in use))
             state.add(limits, use, now_s, wall_s)
             state.today = state.today.plus(today.less(use))

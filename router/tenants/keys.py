@@ -45,7 +45,7 @@ LIMITS = Limited.__struct_fields__
 
 
 class Key(Limited, frozen=True, kw_only=True):
-    name: str  # for logs and metrics
+    name: str  # the name in logs and metrics
     digest: bytes  # SHA-256 of the key
     salt: str | None = None  # None: it shares the cache with all others
     admin: bool = False
@@ -221,7 +221,7 @@ def parse_keys(path: str, text: str) -> list[Key]:
             other = names.setdefault(table.digest(name), name)
             if other != name:
                 raise ValueError(f"keys.{other} and keys.{name} are the same key; give each its own")
-        secrets: dict[str, bytes] = {}  # of each group: the digests of all its members' keys
+        secrets: dict[str, bytes] = {}  # each group has the digests of all its members' keys
         for digest, name in sorted(names.items()):
             if (group := file.keys[name].group) is not None:
                 secrets[group] = secrets.get(group, b"") + digest
@@ -275,7 +275,7 @@ def _explained(error: msgspec.ValidationError) -> str:
 
 # ---- InferenceObjectives
 
-HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")  # of both, the first counts
+HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")  # the first of both counts
 CLASSES = tuple(ClassTable().service(name) for name in CLASS_NAMES)
 
 
@@ -283,7 +283,7 @@ class Priorities:
     """The priorities of all objectives of a pool: classes of requests that name one, from which no key gains."""
 
     def __init__(self) -> None:
-        self.of: Mapping[str, int] = {}  # by the objective's name
+        self.of: Mapping[str, int] = {}  # classes by the objective's name
 
     def service(
         self, key: Key | None, own: ServiceClass | None, headers: Iterable[tuple[bytes, bytes]]

@@ -34,7 +34,7 @@ class KeyTotals:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tokens: dict[str, int] = {}  # of all keys since the start
+        self._tokens: dict[str, int] = {}  # tokens of all keys since the start
         self._own: dict[str, Counts] = {}
         self._others = Counts()
 
@@ -65,12 +65,12 @@ class Ledger:
     file: UsageFile | None
     _days: int  # how many of them are kept
     _shared: SharedLimits
-    _accounts: Callable[[], Mapping[str, Account]]  # of the keys with limits, by name
+    _accounts: Callable[[], Mapping[str, Account]]  # accounts of the keys with limits, by name
     _totals: KeyTotals
     _wall: Callable[[], float] = time
 
     def __post_init__(self) -> None:
-        self.problem: str | None = None  # with the file
+        self.problem: str | None = None  # trouble with the file
         self.since = day_of(self._wall())
         self._fresh = Usage()
         self._unsaved = Usage()
@@ -78,7 +78,7 @@ class Ledger:
         self._batches = 0
         self._kept: Batch | None = None  # it failed, and may yet be in the file
         self._known: set[str] = set()  # keys whose budgets were read
-        self._day: int | None = None  # at the last save
+        self._day: int | None = None  # the day of the last save
         self._saving = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "usage")
 

@@ -38,9 +38,9 @@ NOTHING = Use()
 
 
 class Limit(Struct, frozen=True):
-    name: str  # as in the file of keys
-    most: float  # in a minute or a day
-    weights: tuple[float, float, float, float]  # of the amounts of a Use
+    name: str  # the name in the file of keys
+    most: float  # the amount of a minute or a day
+    weights: tuple[float, float, float, float]  # the counted amounts of a Use
     bucket: int | None  # its place in a KeyState; None: it counts by day
     at_once: float
     is_of_requests: bool
@@ -84,7 +84,7 @@ class Left(NamedTuple):
 
     limit: Limit
     level: float  # may be below zero
-    full_s: float  # until it is full again
+    full_s: float  # the seconds until it is full again
 
     @property
     def remaining(self) -> int:
@@ -100,7 +100,7 @@ class KeyState(Struct):
 
     # Token buckets: refilled evenly; steps back in time are ignored. Below zero, more was used than there was.
     levels: list[float]
-    filled_s: list[float]  # when each was refilled last
+    filled_s: list[float]  # the time of each one's last refill
     day: int = 0  # since 1970
     today: Use = NOTHING
     saved: Use = NOTHING  # the part of it that is in a file, or on its way there

@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from router.tenants.limits import BUCKETS, KeyState, Use
 
-MOST_KEYS = 2**14  # by name, also those that were removed since the start
+MOST_KEYS = 2**14  # names, also those that were removed since the start
 TRIES = 1000
 AMOUNTS = len(Use._fields)
-_HASH = struct.Struct("=Q")  # of the name; 0: free
+_HASH = struct.Struct("=Q")  # the name's hash; 0: free
 _STATE = struct.Struct(f"={2 * BUCKETS}d{2 * (1 + 2 * AMOUNTS)}q")  # a KeyState: its levels, times, and two days
-_COUNT = struct.Struct("=q")  # of the requests that one worker runs
+_COUNT = struct.Struct("=q")  # the requests that one worker runs
 _HEAD_BYTES = _HASH.size + _STATE.size
 _DAY = 2 * BUCKETS
 _TODAY = _DAY + 1
@@ -30,7 +30,7 @@ _SAVED = _TODAY + AMOUNTS
 _OTHER_DAY = _SAVED + AMOUNTS
 _OTHER = _OTHER_DAY + 1
 _OTHER_SAVED = _OTHER + AMOUNTS
-_use: Callable[[tuple[int, ...]], Use] = partial(tuple.__new__, Use)  # without a call of Python, four times a request
+_use: Callable[[tuple[int, ...]], Use] = partial(tuple.__new__, Use)  # this is no call of Python, four times a request
 
 
 class SharedLimits:
@@ -44,8 +44,8 @@ class SharedLimits:
         self._memory = mmap.mmap(-1, most_keys * self._row_bytes)
         self._lock = lock
         self._number = 0
-        self._rows: dict[str, int] = {}  # where they begin, by name
-        self._alone: dict[int, _Alone] = {}  # by row, for one process
+        self._rows: dict[str, int] = {}  # their beginnings by name
+        self._alone: dict[int, _Alone] = {}  # counts by row, for one process
         self.touched: set[str] = set()  # keys whose state this worker has looked at, for who saves it
 
     def begin(self, number: int) -> None:

@@ -12,23 +12,23 @@ from msgspec.structs import astuple
 from router.placement.classes import ServiceClass
 from router.tenants.limits import DAY_S, Use
 
-MOST_ROWS = 50_000  # in memory; more are counted as one row of the day
+MOST_ROWS = 50_000  # rows in memory; more are counted as one row of the day
 NO_KEY = "(none)"  # clients without a key
 OTHERS = "(others)"
 EPOCH = date(1970, 1, 1)
-PLACE = ("day", "key", "model")  # of a row
+PLACE = ("day", "key", "model")  # the fields of a row
 
 
 class Counts(Struct):
     requests: int = 0
     client_errors: int = 0  # answered with a status of 400 to 499
-    server_errors: int = 0  # with 500 and above, or broken off
+    server_errors: int = 0  # answered with 500 and above, or broken off
     computed_tokens: int = 0  # of prompts
     cached_tokens: int = 0  # of prompts
     generated_tokens: int = 0
     first_tokens: int = 0  # requests of which the first token came
     first_token_s: float = 0.0  # the times until it came, added up
-    saved_s: float = 0.0  # of prefill, by the cache
+    saved_s: float = 0.0  # seconds of prefill saved by the cache
 
     def add(self, other: "Counts") -> None:
         """Add each of the counts."""
@@ -119,7 +119,7 @@ def merged(rows: Iterable[Row], by: Collection[str] = PLACE) -> list[Row]:
             found[place].counts.add(row.counts)
         else:
             found[place] = Row(*place, Counts(*astuple(row.counts)))
-    for row in found.values():  # without the noise of sums of floats
+    for row in found.values():  # rounding takes the noise of sums of floats
         row.counts.first_token_s = round(row.counts.first_token_s, 6)
         row.counts.saved_s = round(row.counts.saved_s, 6)
     return [found[place] for place in sorted(found)]
@@ -138,9 +138,9 @@ def day_of(wall_s: float) -> date:
 
 
 class ClassCounts(Struct):
-    answered: int = 0  # whose first token came
-    late: int = 0  # of these, those whose first token came later than the class wants
-    refused: int = 0  # as it could not be served in time
+    answered: int = 0  # requests whose first token came
+    late: int = 0  # those among them whose first token came later than the class wants
+    refused: int = 0  # refused because they could not be served in time
 
 
 class ClassTotals:
@@ -212,9 +212,9 @@ class Batch(Struct, frozen=True):
     """Counts to add, all or none."""
 
     rows: Callable[[], Iterable[Row]]
-    budgets: Mapping[tuple[int, str], Use] = {}  # by day and key
+    budgets: Mapping[tuple[int, str], Use] = {}  # the used budgets by day and key
     writer: str = ""
-    number: int = 0  # of the writer's batches, one after the other
+    number: int = 0  # the writer numbers its batches
 
 
 class UsageFile:

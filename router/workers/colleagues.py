@@ -18,8 +18,8 @@ from router.workers.processes import Place
 
 log = logging.getLogger(__name__)
 
-ANSWER_S, CHANGE_S = 3.0, 30.0  # to tell, and to do what takes replicas their time
-MOST_BYTES = 256 * 2**20  # of a message
+ANSWER_S, CHANGE_S = 3.0, 30.0  # the time to tell, and to do what takes replicas their time
+MOST_BYTES = 256 * 2**20  # the most bytes of a message
 SIZE = struct.Struct("!I")
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Asked(Struct, frozen=True, tag="request"):
     query: bytes
     headers: list[tuple[bytes, bytes]]  # those that say how to read the body
     body: bytes
-    sees_all: bool  # as an administrator
+    sees_all: bool  # the sender is an administrator
 
 
 class Told(Struct, frozen=True, tag="question"):
@@ -113,7 +113,7 @@ class Colleagues:
             finally:
                 writer.close()
 
-        self._path.unlink(missing_ok=True)  # of the one before
+        self._path.unlink(missing_ok=True)  # the worker before may have left it
         async with await asyncio.start_unix_server(answer, str(self._path)) as server:
             await server.serve_forever()
 

@@ -10,12 +10,12 @@ from router.placement.load import Placed, ReplicaLoad
 from router.placement.outbox import PeerBatch
 from router.placement.placement import Placement
 
-SILENT_S = 3.0  # without a batch: the peer is gone, and its requests are forgotten
+SILENT_S = 3.0  # after so long without a batch the peer is gone, and its requests are forgotten
 MOST_PEERS = 64
 MOST_RUNNING = 16_384  # requests of one peer; more are not counted
-MOST_KEYS = 500_000  # of one peer's requests that have not begun
+MOST_KEYS = 500_000  # keys of one peer's requests that have not begun
 MOST_AWAITED_S = 3600.0
-MOST_PRIORITY_S = 1e6  # in either direction
+MOST_PRIORITY_S = 1e6  # the most in either direction
 KEY_BYTES = 8
 
 
@@ -24,7 +24,7 @@ class Peer(Struct, eq=False):
 
     heard_s: float
     next_number: int
-    keys: int = 0  # of requests that have not begun
+    keys: int = 0  # those of requests that have not begun
     requests: dict[int, Placed] = field(default_factory=dict)
 
 

@@ -44,7 +44,7 @@ LOOK_UP_S = 5.0  # how often names are looked up again
 LOOK_AT_OWNERS_S = 1.0  # a port that becomes free may be taken by another user
 ROOT = 0
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
-WAITING_BATCHES = 1000  # for one peer
+WAITING_BATCHES = 1000  # the most for one peer
 MOST_BATCH_BYTES = 32 * 2**20
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,7 +71,7 @@ class Links:
         self._keys = keys
         self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
         self._strangers: set[str] = set()  # endpoints at which programs of other users listen
-        self._links: dict[str, Link] = {}  # to peers, by endpoint
+        self._links: dict[str, Link] = {}  # sockets to peers, by endpoint
         self._warned: set[str] = set()
         self._said = 0  # number of peers, in the log
         self._telling: asyncio.TimerHandle | None = None
@@ -105,7 +105,7 @@ class Links:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_up())  # which may take long: peers must hear of us meanwhile
+            tasks.create_task(self._look_up())  # that may take long: peers must hear of us meanwhile
             tasks.create_task(self._beat())
 
     async def _look_up(self) -> None:
@@ -206,7 +206,7 @@ class Links:
             try:
                 _, payload = frames
                 batch = _decode(payload)
-            except ValueError:  # as every error of msgspec
+            except ValueError:  # every error of msgspec is one
                 self.unreadable += 1
                 continue
             has_room |= self.inbox.hear(batch, self._loop.time(), time.time())
@@ -240,7 +240,7 @@ def listeners(endpoint: str) -> set[int]:
         with suppress(OSError):  # a machine without IPv6 has no table of it
             content = Path(table).read_bytes()
         for written, uid in row.findall(content):
-            # As the kernel writes it: words of four bytes, each in the machine's order.
+            # The kernel writes words of four bytes, each in the machine's order.
             words = [bytes.fromhex(written[at : at + 8].decode()) for at in range(0, len(written), 8)]
             at = ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
             at = getattr(at, "ipv4_mapped", None) or at

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 REST_S = 1.0  # between two starts of the same worker
 BEAT_S = 2.0  # between two times that a worker says that it is alive
-HUNG_S = 30.0  # without a word: its clients wait in vain
+HUNG_S = 30.0  # after so long without a word its clients wait in vain
 MOST_BEATS = 4096  # read at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
     number: int
     workers: int  # how many there are
-    folder: Path  # for the sockets between them; only this user may enter it
+    folder: Path  # the sockets between them lie there; only this user may enter it
     handed: socket.socket  # connections come through it that another worker would have accepted
     usage: SharedLimits
     replaces: bool  # one that has ended: the others know what it has to know
@@ -56,7 +56,7 @@ Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]
 class Worker:
     number: int
     listener: socket.socket
-    hand: socket.socket | None = None  # to hand it connections
+    hand: socket.socket | None = None  # the socket that hands it connections
     pid: int = 0  # 0: it does not run
     started_s: float = 0.0
     starts: int = 0
@@ -74,7 +74,7 @@ class Processes:
         self._port = port
         self._serve = serve
         self._hung_s = hung_s
-        self._looked_s = 0.0  # for workers that hang
+        self._looked_s = 0.0  # the last look for workers that hang
         self._count = count
         self._workers: list[Worker] = []
         self._turn = 0

@@ -26,9 +26,9 @@ class Changes(Struct):
     """The replicas, and how they came: for a worker that starts now, and may be unable to find them."""
 
     serves: bool  # False: it has just started, too, or lacks keys or rewrites
-    found: dict[str, ReplicaSpec]  # by discovery
-    added: dict[str, ReplicaSpec]  # by request
-    draining: list[str]  # by request
+    found: dict[str, ReplicaSpec]  # discovery has found these
+    added: dict[str, ReplicaSpec]  # requests have added these
+    draining: list[str]  # requests have drained these
 
 
 class RecentlyRouted(Struct):
@@ -40,7 +40,7 @@ FIGURES = Question("figures", Figures)
 CHANGES = Question("changes", Changes)
 NOT_READY = Question("not ready", str)  # why; empty: it is
 RECENT = Question("recent", RecentlyRouted)
-DECIDED = Question("decided", list)  # for the dashboard, newest first
+DECIDED = Question("decided", list)  # the dashboard's, newest first
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
 LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
 FORGET = Question("forget", bool)  # about a model's name: none of its replicas is to come back

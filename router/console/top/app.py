@@ -24,7 +24,7 @@ from router.console.top.poller import REPLICAS, ROUTER, TIMEOUT_S, Poller
 from router.console.top.screen import OVERVIEW, PATHS, Screen, heading
 
 MOST = 10  # prefixes, and decisions, that are printed
-LOOK_S = 0.1  # for news of the poller
+LOOK_S = 0.1  # the pause between looks for news of the poller
 REDRAW_S = 1.0  # ages grow while nothing answers
 ESCAPED = {"A": "up", "B": "down", "H": "home", "F": "end", "Z": "shift+tab"}
 ESCAPED |= {"1~": "home", "4~": "end", "5~": "pageup", "6~": "pagedown"}

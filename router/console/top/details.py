@@ -51,7 +51,7 @@ def _prefix_lines(row: Row[Prefix], fields: dict[str, Any], width: int) -> list[
     if prefix.text is None:
         return [*lines, [("Texts are not kept; start the router with --show-prompts to see them.", DIM)]]
     lines.append([("text", "bold")])
-    for run in (*row.above, prefix):  # from the prompt's start, each at its token number
+    for run in (*row.above, prefix):  # runs from the prompt's start, each at its token number
         style, place = "" if run is prefix else DIM, f"{run.begin:,}"
         for part in textwrap.wrap(text_of(run), max(20, width - 12)) or [""]:
             lines.append([(f"{place:>9}  {part}", style)])

@@ -21,7 +21,7 @@ class Recent(NamedTuple):
     risen: frozenset[str] = frozenset()  # counters of event streams
     requests: float | None = None  # per second, as are the next four
     prompt_tokens: float | None = None
-    prefill_tokens: float | None = None  # of these, predicted not to be cached
+    prefill_tokens: float | None = None  # those among them that were predicted not to be cached
     generated_tokens: float | None = None
     batches: float | None = None
     hit: float | None = None  # the share of prompt tokens predicted to be cached

@@ -24,10 +24,10 @@ KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
 ROUTER = asking.ROUTER._replace(key=f"see {KEY_HINT}")
 PREFIXES_EVERY_S, EARLY_S = 3.0, 0.5  # the router builds a tree for each answer, and the tree changes slowly
 MOST_PREFIXES = 200
-MOST_CANDIDATES = 20_000  # in one answer: each decision names every replica of its model
+MOST_CANDIDATES = 20_000  # the limit for one answer: each decision names every replica of its model
 FEWEST_DECISIONS, MOST_DECISIONS = 20, 200
 
-POLLING_SHARE = 0.1  # of the time, at most: a router that answers slowly is asked less often
+POLLING_SHARE = 0.1  # the largest share of the time: a router that answers slowly is asked less often
 REFUSED_EVERY_S = 10.0  # the router counts each request that it refuses
 
 
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
     prefixes: Sequence[Row[Prefix]] = ()
     decisions: Sequence[Row[DecisionRecord]] = ()
     total: Recent = NOTHING
-    at_s: float | None = None  # of the list of replicas
+    at_s: float | None = None  # the time of the list of replicas
     refused: Mapping[str, str] = MappingProxyType({})  # reason by path
     silence: str | None = None  # why there is no answer
 
@@ -94,7 +94,7 @@ class Poller:
                     seen = self._ask(path, seen)
                     self._next_s[path] = began_s + (PREFIXES_EVERY_S - EARLY_S if path == PREFIXES else 0.0)
                 except Refused as error:
-                    if error.status in (502, 504):  # from a proxy whose router is gone
+                    if error.status in (502, 504):  # a proxy whose router is gone says so
                         raise
                     refused[path] = error.message
                     self._next_s[path] = began_s + REFUSED_EVERY_S

@@ -16,9 +16,9 @@ from router.responses import ReplicaStatus
 
 STALE = "bold black on yellow"
 TITLE = " bold on #3a3a3a"
-PATHS = {"replicas": REPLICAS, "events": REPLICAS, "prefixes": PREFIXES, "decisions": DECISIONS}  # of the tables
+PATHS = {"replicas": REPLICAS, "events": REPLICAS, "prefixes": PREFIXES, "decisions": DECISIONS}  # the tables' paths
 OVERVIEW = {"replicas": 5, "prefixes": 3, "decisions": 4}  # shown together, with their shares of the lines
-LEAST_LINES = 3  # of a table: titles and two rows
+LEAST_LINES = 3  # a table's titles and two rows
 EMPTY = {
     REPLICAS: "The router has no replicas yet; add one with `warmroute router --replica`.",
     PREFIXES: "No recent prompts share a prefix.",
@@ -75,8 +75,8 @@ class Screen:
         self._scrolled = 0  # lines of the page
         self._typing = False
         self._question: Row[ReplicaStatus] | None = None  # whether to drain it, or to undo that
-        self._said = ""  # until the next key
-        self._heights: dict[str, int] = {}  # of the tables that are seen
+        self._said = ""  # said until the next key
+        self._heights: dict[str, int] = {}  # the heights of the tables that are seen
         self._size = 80, 24
 
     @property

@@ -14,7 +14,7 @@ from router.prompts.prefixes.tree import Prefix
 from router.responses import DecisionRecord, ReplicaStatus
 
 LAGGING_BATCHES = 8  # a few are always in flight
-STYLES = {  # of the states, the worst first
+STYLES = {  # the states' styles, the worst first
     "down": "bold red",
     "draining": "cyan",
     "lagging": "bold yellow",
@@ -23,7 +23,7 @@ STYLES = {  # of the states, the worst first
     "exact": "green",
 }
 STATES = tuple(STYLES)
-DRAINING = ("draining", "it drains")  # by an operator, by the replica itself
+DRAINING = ("draining", "it drains")  # an operator has said so, or the replica itself
 BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}
 BAD, DIM, WARM = "bold red", "dim", "dark_orange"
 BAR = 4  # columns
@@ -37,8 +37,8 @@ class Row(NamedTuple, Generic[T]):
 
     key: str  # the cursor follows it
     of: T
-    recent: Recent = NOTHING  # of a replica
-    above: tuple[T, ...] = ()  # of a prefix, in the tree
+    recent: Recent = NOTHING  # a replica's figures
+    above: tuple[T, ...] = ()  # the prefixes above one in the tree
 
 
 def at(path: str) -> Callable[[Row[Any]], Any]:

@@ -11,7 +11,7 @@ ENOUGH_PROMPTS = 10  # fewer prompts say little
 ENOUGH_MISSES = 50  # fewer prompts may be unrelated by chance
 FULL = 0.95  # a cache in use fills and stays full: below that hardly anything is evicted
 REPLACED_PER_MINUTE = 1.0  # the whole cache each minute: few sessions send their next turn sooner
-RESENT = 0.2  # with less, a larger cache gains too little to pay for
+RESENT = 0.2  # a larger cache gains too little to pay for if the share is less
 LOST = 0.2  # share of prompt tokens that a larger cache would save: less is not worth the memory
 FEW_HITS = 0.1  # unrelated prompts share as much through a common template
 BUSY_PER_S = 1.0  # prompts; a quiet replica without hits costs nothing
@@ -150,7 +150,7 @@ def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_MISSES:
         return None
     if hits_nothing(replica) or is_thrashing(replica, figures) or is_too_small(replica):
-        return None  # which other rules say
+        return None  # other rules say it
     if (tail_share(replica) or 0.0) >= TAILS:
         return None
     evidence: dict[str, float | str] = {"prompts_per_s": prompts_per_s, "hit_share": hits}

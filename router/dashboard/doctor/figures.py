@@ -30,7 +30,7 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     draining: bool = False
     sends_events: bool | None = None
     running: float | None = None  # requests, the lowest reading
-    waiting: float | None = None  # for room, the lowest reading
+    waiting: float | None = None  # requests that wait for room, the lowest reading
     cpu_wait_s: float | None = None  # could run, and had no processor
 
 
@@ -60,7 +60,7 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     wrong_predictions: float = 0
     wrong_blocks: float = 0
     requests: float = 0
-    refused: float = 0  # with status 429, by the replica
+    refused: float = 0  # those that the replica refused with status 429
     prompt_tokens: float = 0
     matched_tokens: float = 0
     resent_tokens: float = 0
@@ -154,7 +154,7 @@ class DifferingShape(Struct, frozen=True, kw_only=True):
 class RouterFigures(Struct, frozen=True, kw_only=True):
     policy: str = ""
     requests: float = 0
-    refused: dict[str, float] = {}  # by code
+    refused: dict[str, float] = {}  # refusals by code
     approximate: dict[str, float] = {}  # prompts by reason
     missed_tokens: float = 0  # prompt tokens in `choices` that only another replica held
     chosen_tokens: float = 0  # prompt tokens in `choices`

@@ -5,7 +5,7 @@ from router.dashboard.doctor.cache_rules import is_off
 from router.dashboard.doctor.figures import Figures, ReplicaFigures
 from router.dashboard.doctor.findings import Diagnosis
 
-LAG_BATCHES = 20  # at every reading: a few seconds of an engine's steps
+LAG_BATCHES = 20  # so many at every reading are a few seconds of an engine's steps
 LOST_BATCHES = 1  # the index stays wrong until the next snapshot
 GAPS = 2  # one may be a hiccup of the network, and was repaired
 TRUSTED = 1.0  # less means repeated wrong claims that no event explains
@@ -105,7 +105,7 @@ def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if is_off(replica) or not replica.is_sent_requests or _claims_falsely(replica):
         return None
     if routed.state in PARTIAL or routed.lag_batches >= LAG_BATCHES:
-        return None  # which says why
+        return None  # that rule says why
     often = routed.predictions >= PREDICTIONS and routed.wrong_predictions >= WRONG * routed.predictions
     if not often and not routed.resyncs:
         return None

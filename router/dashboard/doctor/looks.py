@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from router.dashboard.doctor.figures import DecisionSample, EngineFigures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.responses import ReplicaStatus
 
-FEW_READINGS = 2  # with fewer, a lag may be momentary
+FEW_READINGS = 2  # a lag may be momentary if there are fewer
 GPU = "GPU"
 SAID = ("available", "why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
 
@@ -18,7 +18,7 @@ class ReplicaLook(NamedTuple):
     """One replica at one moment, as the router knows it."""
 
     status: ReplicaStatus
-    counted: Mapping[str, float]  # by their fields of RoutingFigures
+    counted: Mapping[str, float]  # counters by their fields of RoutingFigures
     index_blocks: float
 
 

@@ -15,7 +15,7 @@ TURNS = 4
 BUNCHED = 0.8  # share of a turn's choices on one replica that its cache does not explain
 QUEUE_TOKENS = 2048  # half a second of prefill on a slow device: shorter queues mean nothing
 QUEUE_READINGS = 5
-QUEUE_CHANGES = 3  # of the replica with the longest queue; a hot replica stays the same
+QUEUE_CHANGES = 3  # changes of the replica with the longest queue; a hot replica stays the same
 HOT_BUSY = 8.0  # concurrent requests: fewer do not wait
 HOT_TIMES = 4.0  # the mean of the other replicas: cost gives a warm replica some more, but not as many
 STALLED = ("its engine sleeps", "its engine computes nothing")  # how the router's reason begins then
@@ -217,7 +217,7 @@ def _hottest(replicas: Sequence[ReplicaFigures], router: RouterFigures | None) -
     always = all(reading[hottest] == max(reading) for reading in readings)
     if not always or means[hottest] < HOT_BUSY or means[hottest] < HOT_TIMES * others:
         return None
-    if router is not None and router.policy == "cost":  # which has weighed the queue there against the cache
+    if router is not None and router.policy == "cost":  # that policy has weighed the queue there against the cache
         chosen = [one.cached for one in router.choices or () if one.replica == replicas[hottest].name]
         if 2 * sum(chosen) > len(chosen):
             return None

@@ -37,7 +37,7 @@ class Conversation:
         self._limits_s = {Phase.PICKED: first_token_s + LATER_S, Phase.ANSWERING: idle_s + LATER_S}
         self._body_until_s = 0.0
         self._too_slow = ""
-        self._deadline = asyncio.timeout(gateway.limits.head_s)  # for the next message, and the replies to it
+        self._deadline = asyncio.timeout(gateway.limits.head_s)  # the time for the next message, and the replies to it
 
     async def run(self) -> None:
         """Answer until the stream is over; a gateway goes on by itself with an answer that the picker leaves."""
@@ -68,7 +68,7 @@ class Conversation:
         exchange = self._exchange
         if exchange is not None and self._stream.is_open:
             if self._stream.phase is Phase.DECIDING and not exchange.decided.is_set():
-                # As long as the router lets the request wait, until it is decided or the stream goes on or ends.
+                # The request may wait as long as the router lets it, until it is decided or the stream goes on or ends.
                 self._deadline.reschedule(None)
                 deciding = asyncio.create_task(exchange.decided.wait())
                 self._reading = asyncio.create_task(self._context.read())

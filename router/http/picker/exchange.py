@@ -35,12 +35,12 @@ FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorizat
 GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwarded-proto")
 
 
-@dataclass(eq=False, kw_only=True)  # with slots `super()` would fail
+@dataclass(eq=False, kw_only=True)  # `super()` would fail with slots
 class PickedExchange(Exchange):
     asked: RequestHeaders
     outcome: Outcome | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    attempt: Attempt | None = None  # at the replica that was chosen
+    attempt: Attempt | None = None  # the one at the chosen replica
     _is_replaced: bool = False
     _given: bytes | bytearray = b""  # the body as it came, or as it was inflated
     _lines: bytes = b""

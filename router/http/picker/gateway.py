@@ -33,14 +33,14 @@ class Gateway:
     _openings: Openings
     _app_answer: Callable[[Scope, Receive], Awaitable[Answer]]
     limits: Limits
-    streams: int = 0  # that are open
+    streams: int = 0  # the open ones
 
     def open(self, asked: RequestHeaders) -> PickedExchange:
         """Begin a request; its outcome is there at once if it is refused by its headers."""
         scope = scope_of(asked)
         try:
             if self.streams > self.limits.connections:
-                # By an answer: if the stream failed instead, the gateway might let the request pass.
+                # An answer refuses it: if the stream failed instead, the gateway might let the request pass.
                 message = (
                     f"{self.streams:,} requests of gateways are open; try again, or allow more with max_connections"
                 )

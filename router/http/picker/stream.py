@@ -17,7 +17,7 @@ from msgspec import Struct
 from router.members.upstream import Header
 
 ENDPOINT = b"x-gateway-destination-endpoint"
-PART_BYTES = 62_000  # of a body that streams back; Envoy takes 64 KiB
+PART_BYTES = 62_000  # a part of a body that streams back; Envoy takes 64 KiB
 
 
 class Mode(IntEnum):
@@ -90,7 +90,7 @@ class Pick(Struct, frozen=True):
 
     endpoints: Sequence[str]  # the best is first; the others are for retries
     mutation: Mutation = UNCHANGED
-    body: bytes | bytearray = b""  # as the replica should get it; nobody changes it
+    body: bytes | bytearray = b""  # the replica should get it so; nobody changes it
     is_changed: bool = False  # it differs from what came
 
 
@@ -114,9 +114,9 @@ class Reply(Struct):
     about: str  # the field of Envoy's ProcessingResponse
     mutation: Mutation = UNCHANGED
     endpoints: str = ""
-    part: bytes | None = None  # of a body that streams
+    part: bytes | None = None  # a part of a streamed body
     end: bool = False  # it is the last
-    whole: bytes | None = None  # in place of a buffered body
+    whole: bytes | None = None  # replaces a buffered body
 
 
 # ---- the stream

@@ -35,7 +35,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 PACKAGE = "warmroute.picker"
 STRUCT = "google.protobuf.Struct"
 
-# By message: its fields as (number, type); `*` marks those that are repeated.
+# Each message has its fields as (number, type); `*` marks those that are repeated.
 MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
     "HeaderMap": {"headers": (1, "*HeaderValue")},
@@ -63,7 +63,7 @@ MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "body_mutation": (3, "BodyMutation"),
         "clear_route_cache": (5, "bool"),
     },
-    "PartResponse": {"response": (1, "CommonResponse")},  # of headers or a body
+    "PartResponse": {"response": (1, "CommonResponse")},  # a mutation of headers or of a body
     "TrailersResponse": {"header_mutation": (1, "HeaderMutation")},
     "HttpStatus": {"code": (1, "int32")},
     "ImmediateResponse": {
@@ -106,7 +106,7 @@ def _classes() -> dict[str, Any]:
             else:
                 described.type = Described.TYPE_MESSAGE
                 described.type_name = f".{STRUCT}" if kind_of_one == STRUCT else f".{PACKAGE}.{kind_of_one}"
-    pool = descriptor_pool.DescriptorPool()  # of our own: nobody else's messages can have the same names
+    pool = descriptor_pool.DescriptorPool()  # our own pool: nobody else's messages can have the same names
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
     pool.Add(file)
     find = pool.FindMessageTypeByName

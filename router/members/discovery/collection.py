@@ -101,10 +101,10 @@ class FromObject(NamedTuple, Generic[Made]):
 
 
 class Kind(NamedTuple, Generic[Item, Made]):
-    resource: str  # as in RBAC roles
+    resource: str  # the name that RBAC roles have
     group: str  # "": the core API
     version: str
-    noun: str  # for logs
+    noun: str  # the name in logs
     type: type[Item]
     # From an object and its values: replicas, and why others were refused (to follow the object's name in a log).
     make: Callable[[Item, Values], tuple[Sequence[Made], Sequence[str]]]
@@ -126,10 +126,10 @@ class Collection(Generic[Item, Made]):
 
     def __init__(self, kind: Kind[Item, Made], where: str, selector: str) -> None:
         self.kind = kind
-        self.where = where  # for logs
+        self.where = where  # the name in logs
         self.selector = selector
         self.resource_version = ""
-        self._objects: dict[str, FromObject[Made]] = {}  # by the object's name
+        self._objects: dict[str, FromObject[Made]] = {}  # each object by its name
         self._item = msgspec.json.Decoder(kind.type)
         self._list = msgspec.json.Decoder(ItemList[kind.type])  # type: ignore[name-defined]
 

@@ -12,14 +12,14 @@ from router.members.spec import ReplicaSpec, by_name
 
 log = logging.getLogger(__name__)
 
-Desired: TypeAlias = dict[str, ReplicaSpec]  # by name
+Desired: TypeAlias = dict[str, ReplicaSpec]  # their specs by name
 
 
 class Source:
     """Something that is read again and again. While it fails, its last answer stays valid and `problem` says why."""
 
     def __init__(self, where: str) -> None:
-        self.where = where  # for logs: the file, the URL
+        self.where = where  # the name in logs: the file, the URL
         self._problem: str | None = None
 
     @property
@@ -105,7 +105,7 @@ class CombinedDiscovery:
 class Difference(NamedTuple):
     added: Desired
     removed: tuple[str, ...]
-    changed: Desired  # with their new specs
+    changed: Desired  # and their new specs
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed)

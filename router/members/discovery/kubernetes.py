@@ -27,7 +27,7 @@ Choice = TypeVar("Choice")
 
 WATCH_S = 60  # length of a watch
 GRACE_S = 15.0
-TIMEOUT_S = 10.0  # for a page of a list
+TIMEOUT_S = 10.0  # the time for a page of a list
 CONNECT_TIMEOUT_S = 2.0
 PAGE = 500  # objects
 TOKEN = re.compile(rb"[!-~]+")
@@ -47,7 +47,7 @@ class ApiServerError(Exception):
 
     def __init__(self, why: str, *, after_s: float = 0.0, relist: bool = False) -> None:
         super().__init__(why)
-        self.after_s = after_s  # from Retry-After
+        self.after_s = after_s  # the value of Retry-After
         self.relist = relist
 
 
@@ -259,7 +259,7 @@ class PoolDiscovery(Discovery):
         self._cluster = cluster
         self._name = name
         self._pool = KubernetesWatch(cluster, pool_of(cluster.namespace, name))
-        self._pods: KubernetesDiscovery | None = None  # of the newest target
+        self._pods: KubernetesDiscovery | None = None  # the newest target's
 
     @property
     def problem(self) -> str | None:

@@ -29,7 +29,7 @@ WITHHELD = {
     "curve-secret": "would let a pod name files of the router's; give the router --curve-secret",
 }
 
-Values: TypeAlias = dict[str, str]  # by key, without the prefix
+Values: TypeAlias = dict[str, str]  # values by key, without the prefix
 
 
 class Metadata(Struct, rename="camel"):
@@ -43,8 +43,8 @@ class Metadata(Struct, rename="camel"):
 
 
 class Annotations(NamedTuple):
-    fields: dict[str, Any]  # for a ReplicaSpec
-    ports: dict[str, int]  # by purpose
+    fields: dict[str, Any]  # the fields of a ReplicaSpec
+    ports: dict[str, int]  # ports by purpose
     has_events: bool
 
 

@@ -4,14 +4,14 @@ from collections import deque
 
 from msgspec import Struct
 
-MOST_BLOCKS = 200_000  # of all together; 8 MB at the most
-TEXT_BYTES = 4096  # that are kept of each
-MOST_TEXT_BYTES = 16 * 2**20  # of all together
+MOST_BLOCKS = 200_000  # keys of all together; 8 MB at the most
+TEXT_BYTES = 4096  # the text that is kept of each
+MOST_TEXT_BYTES = 16 * 2**20  # bytes of all texts together
 
 
 class RecentPrompt(Struct, frozen=True, gc=False):
     model: str
-    block_size: int  # in tokens; 0: blocks of text
+    block_size: int  # a size in tokens; 0: blocks of text
     keys: list[int]
     at_s: float
     text: bytes | None

@@ -11,17 +11,17 @@ from msgspec import Struct
 from api.retention import Retain
 
 MOST_PREFIXES = 1024  # the one that was used longest ago is forgotten for one more
-MOST_OF_OPERATORS = 256  # of these; one more is refused
-MOST_BYTES = 16 * 2**20  # of the token ids of those together, which are kept to end them
+MOST_OF_OPERATORS = 256  # the most of these; one more is refused
+MOST_BYTES = 16 * 2**20  # the token ids of those together, which are kept to end them
 
 
 class RetainedPrefix(Struct, eq=False):
-    key: int  # of its last block
+    key: int  # the key of its last block
     model: str
     block_size: int
     tokens: int
     ttl_s: float
-    until_s: dict[str, float]  # by replica
+    until_s: dict[str, float]  # the end at each replica
     packed: bytes = b""  # an operator's token ids; empty: a client asked for it
     salt: str | None = None
 

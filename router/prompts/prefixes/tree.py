@@ -24,7 +24,7 @@ class Prefix(Struct):
     below: list["Prefix"] = []
     id: str = ""  # named by its first block, it stays the same while the tree changes around it
     sources: dict[str, str] = {}  # of `replicas` that hold a part only in slower memory: CPU, or STORAGE
-    retained_s: float | None = None  # until replicas give it up like any other; None: they do not retain it
+    retained_s: float | None = None  # the end of its retention; None: replicas do not retain it
 
     def named(self, replica: str) -> str:
         """The replica's name, and the slower memory if it needs it."""
@@ -52,7 +52,7 @@ class Run:
         self.prompts = prompts
         self.last_s = last_s
         self.text = text  # how the texts of all of them begin; None: not all have one
-        self.below: dict[int, Run] = {}  # by their first keys
+        self.below: dict[int, Run] = {}  # children by their first keys
 
     def path(self) -> "list[Run]":
         """The runs from the root to this one, without the root."""
@@ -120,7 +120,7 @@ def _split(run: Run, blocks: int) -> Run:
 def _alike(run: Sequence[int], keys: Sequence[int], start: int) -> int:
     """The number of blocks of the run that the prompt shares from `start` on, at least one."""
     most = min(len(run), len(keys) - start)
-    if run[:most] == keys[start : start + most]:  # in C, and mostly so
+    if run[:most] == keys[start : start + most]:  # this runs in C, and is mostly so
         return most
     same, differ = 1, most
     while differ - same > 1:
@@ -133,7 +133,7 @@ def _alike(run: Sequence[int], keys: Sequence[int], start: int) -> int:
 
 
 def _both(one: bytes | None, other: bytes | None) -> bytes | None:
-    if one is None or other is None:  # what one alone begins with is not shared
+    if one is None or other is None:  # a beginning of one alone is not shared
         return None
     if other.startswith(one):
         return one

@@ -33,7 +33,7 @@ MOST_COMMAS = 32 * 1024
 MOST_NESTED = 4 * 1024  # lists and objects
 LONG_EVENT_BYTES = 4 * 1024 * 1024  # of a replica's stream; the first one may have the token ids of a long prompt
 READ_LIMIT_S = 20.0
-PIPE_BYTES = 1024 * 1024  # of an answer, before it is read on
+PIPE_BYTES = 1024 * 1024  # an answer's bytes that wait before more is read
 
 TOO_COSTLY = Refused(
     413,
@@ -192,7 +192,7 @@ class _Lane:
 async def _send(process: asyncio.subprocess.Process, message: ToProcess, body: bytes = b"") -> None:
     assert process.stdin is not None
     for data in (framed(message), body):
-        if process.stdin.is_closing():  # where uvloop's write() would raise a RuntimeError
+        if process.stdin.is_closing():  # uvloop's write() would raise a RuntimeError there
             raise BrokenPipeError("it has closed its standard input")
         if data:
             process.stdin.write(data)

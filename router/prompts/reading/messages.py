@@ -42,7 +42,7 @@ class Make(Struct, tag=True):
     max_model_len: int | None
     why_not: str | None  # why prompts are approximate
     with_text: bool  # approximate keys are wanted in any case
-    engine: str  # whose way of building prompts is followed; empty: our own
+    engine: str  # the engine whose way of building prompts is followed; empty: our own
     native: bool  # all replicas are ours: send only the fields that they read; others need the salt in the body
 
 
@@ -59,14 +59,14 @@ class Leave(Struct, tag=True):
 class Found(Struct, tag=True):
     """Response: the body's fields except its contents."""
 
-    fields: dict[str, Any]  # of `router.prompts.prompt.Peek`
+    fields: dict[str, Any]  # the fields of `router.prompts.prompt.Peek`
     chat: bool
     error: str | None = None  # it is no JSON object
     named: NamedResponses = NamedResponses()  # stored responses, where they were asked for
 
 
 class Made(Struct, tag=True):
-    body: bytes | None = None  # where it had to be changed
+    body: bytes | None = None  # set if it had to be changed
     salted: bool = False  # whether it says the salt that was asked for, and no longer the client's
     tokens: int = 0
     packed: list[bytes] = []
@@ -76,12 +76,12 @@ class Made(Struct, tag=True):
     text_keys: bytes | None = None  # packed; of as many blocks as a replica is taken to hold
     text_bytes: int = 0
     beginning: str = ""
-    shape: str | None = None  # of the request, if it has to be verified
+    shape: str | None = None  # the request's shape, if it has to be verified
     doubt: str | None = None  # why its tokens are not called exact
     retain: list[Retain] = []  # beginnings that replicas are asked to keep
-    dated_s: float | None = None  # when its template was asked for the date
+    dated_s: float | None = None  # the moment at which its template was asked for the date
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
-    further_tokens: int = 0  # of the prompts after the first one
+    further_tokens: int = 0  # the tokens of the prompts after the first one
 
 
 class Refused(Struct, tag=True):

@@ -53,12 +53,12 @@ from router.prompts.reading.messages import (
 )
 from router.prompts.tokens import TokenCounts, Tokens
 
-MOST_BYTES = 2 * LARGEST_BODY_BYTES  # for one body: itself, what is built of it and its prompt
-MOST_FIELD_BYTES = 64 * 1024  # of all fields but the contents: the router keeps them
+MOST_BYTES = 2 * LARGEST_BODY_BYTES  # the memory for one body: itself, all that is built of it and its prompt
+MOST_FIELD_BYTES = 64 * 1024  # all fields but the contents: the router keeps them
 MOST_TEXT_KEYS = 16 * 1024  # no replica is taken to hold more approximate blocks
 NICENESS = 5  # the router's other clients, and replicas beside it, come first
-MODELS = 4  # whose tokenizers are kept, each with
-CACHE_BYTES = 32 * 1024 * 1024  # for the token ids of what long conversations have said before
+MODELS = 4  # models whose tokenizers are kept, each with
+CACHE_BYTES = 32 * 1024 * 1024  # the memory for token ids of earlier messages of long conversations
 
 CONTENTS = frozenset(("messages", "prompt", "tools"))
 _FIELDS = [(field.name, field.type) for field in msgspec.structs.fields(Peek) if field.name not in CONTENTS]
@@ -93,7 +93,7 @@ class Process:
         self._source = source
         self._sink = sink
         self._most_bytes = most_bytes
-        self._tokens: dict[bytes, Tokens] = {}  # by what they were made of
+        self._tokens: dict[bytes, Tokens] = {}  # prompts by the parts that they were made of
 
     def run(self) -> None:
         """Serve requests until the router closes the pipe."""
@@ -104,7 +104,7 @@ class Process:
                 self._serve(asked)
             except ApiError as error:
                 self._send(Refused.of(error))
-            except UNREADABLE as error:  # where more of it has to be read than was to find its fields
+            except UNREADABLE as error:  # more of it has to be read than was to find its fields
                 self._send(Refused.of(unreadable(error)))
             except MemoryError:
                 why = f"reading the body takes more than {self._most_bytes:,} bytes of memory; send less"
@@ -196,7 +196,7 @@ class Process:
         try:
             received = self._source.read(size)
         except MemoryError:
-            # What is left in the pipe is a client's: read on, it would be taken for the router's messages.
+            # The rest in the pipe is a client's: read on, it would be taken for the router's messages.
             raise SystemExit(OUT_OF_MEMORY) from None
         if len(received) < size:
             raise SystemExit  # the router has ended
