@@ -21,9 +21,9 @@ from api.retention import Retained
 
 REQUEST_TYPE = "application/x-warmroute-request"
 FRAMES_TYPE = "application/x-warmroute-frames"
-CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the frames
+CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # the type of the bytes inside the frames
 PRIORITY_HEADER = "x-warmroute-priority"  # of a request that a gateway forwards, and that so has no envelope
-CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
+CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # the first choice's figure, on every answer, native or not
 
 USE_INDEX = 2**32 - 1  # no choice has it; it marks a frame of figures
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -47,7 +47,7 @@ class Native(Struct, omit_defaults=True):
     """The router's additions to a client's request."""
 
     prompts: list[bytes] = []  # token ids, packed, one per prompt
-    resume_token_ids: list[bytes] = []  # what another replica has generated already, packed, one per choice
+    resume_token_ids: list[bytes] = []  # ids that another replica has generated already, packed, one per choice
     response_id: Annotated[str, Meta(max_length=256)] | None = None
     created: Annotated[int, _INT64] | None = None
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
@@ -122,7 +122,7 @@ def _check(native: Native) -> None:
 
 
 class Frame(Struct, frozen=True):
-    index: int  # of the choice
+    index: int  # the choice's number
     packed_ids: bytes
     payload: bytes
 

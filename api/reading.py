@@ -16,7 +16,7 @@ RequestType = TypeVar("RequestType", bound=Struct)
 _WHERE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`\Z")
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-_EXPECTED = {  # where msgspec says only that the value is not one of them
+_EXPECTED = {  # msgspec says only that the value is not one of them
     "role": "one of system, developer, user, assistant, tool",
     "type": '"text" for a part of a message and "function" for a tool; nothing else is supported',
 }

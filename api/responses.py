@@ -50,7 +50,7 @@ class PromptLogprob(Struct, gc=False):  # there are many, and none holds another
     decoded_token: str
 
 
-# By token id: the token itself, and the alternatives. Null stands for the first token, which nothing comes before.
+# The token itself and the alternatives, by token id. Null stands for the first token, which nothing comes before.
 PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 
 
@@ -135,13 +135,13 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class FunctionDelta(Struct, kw_only=True):
-    name: str | UnsetType = UNSET  # in a call's first delta
+    name: str | UnsetType = UNSET  # a call's first delta has it
     arguments: str
 
 
 class ToolCallDelta(Struct, kw_only=True):
     index: int
-    id: str | UnsetType = UNSET  # in a call's first delta
+    id: str | UnsetType = UNSET  # a call's first delta has it
     type: Literal["function"] | UnsetType = UNSET
     function: FunctionDelta
 
@@ -182,7 +182,7 @@ class Model(Struct, kw_only=True):
     created: int
     owned_by: str = "warmroute"
     max_model_len: int | UnsetType = UNSET
-    parent: str | UnsetType = UNSET  # of a LoRA adapter: the model that it changes
+    parent: str | UnsetType = UNSET  # the model that a LoRA adapter changes
 
 
 class ModelList(Struct, kw_only=True):
@@ -193,7 +193,7 @@ class ModelList(Struct, kw_only=True):
 class RetainedPrefix(Struct, kw_only=True):
     """The blocks of a prompt, from its start, that a replica holds in its cache, and those of them that it retains."""
 
-    blocks: int  # of the whole prompt
+    blocks: int  # the blocks of the whole prompt
     cached_blocks: int
     retained_blocks: int
     block_size: int
@@ -325,7 +325,7 @@ def _legacy_text(tokenizer: Tokenizer, token_id: int) -> str:
     # The alternatives are keys of an object, so tokens without a text and parts of characters must stay distinct.
     written = tokenizer.token_bytes(token_id)
     if not written:
-        return f"token_id:{token_id}"  # as vLLM writes ids
+        return f"token_id:{token_id}"  # vLLM writes ids so
     try:
         return written.decode()
     except UnicodeDecodeError:

@@ -6,7 +6,7 @@ from engines import native, openai, sglang, trtllm, vllm
 from engines.metrics import EngineMetrics, merged
 from engines.profile import EngineProfile
 
-# By the name that descriptions of replicas have for it.
+# Profiles by the name that descriptions of replicas have.
 PROFILES: dict[str, EngineProfile] = {
     each.PROFILE.name: each.PROFILE for each in (native, vllm, sglang, trtllm, openai)
 }

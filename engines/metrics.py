@@ -48,7 +48,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     evicted_blocks: tuple[str, ...] = ()
     evicted_tokens: tuple[str, ...] = ()
     caching: tuple[tuple[str, str], ...] = ()  # a metric and its label: whether prefix caching is on
-    first_token_s: tuple[str, ...] = ()  # from here on without _sum and _count
+    first_token_s: tuple[str, ...] = ()  # names from here on have no _sum and _count
     prefill_s: tuple[str, ...] = ()
     between_tokens_s: tuple[str, ...] = ()
     output_tokens: tuple[str, ...] = ()

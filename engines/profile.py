@@ -36,43 +36,43 @@ class ServerCommand(Struct, frozen=True, kw_only=True):
 
     program: str  # a command, or a module of Python
     is_module: bool = False
-    missing: str  # what to do if it is not there
+    missing: str  # advice if it is not there
     start: tuple[str, ...]  # between the program or Python and the model
     ranks: str  # the option for the number of GPUs that share the model
     tokenizer: str
     switches: tuple[str, ...]
     events: Mapping[str, object] = {}  # more of --kv-events-config
-    key_variable: str  # in its environment: its API key
+    key_variable: str  # the variable of its environment that has its API key
     negates: bool = False  # a switch has --no-NAME
     # Options that a fleet sets itself, beside those that all engines have:
-    fleet_keys: Mapping[str, str] = {}  # by the key of a model's plan
+    fleet_keys: Mapping[str, str] = {}  # its options by the key of a model's plan
     rank_options: tuple[str, ...] = ()  # ranks are replicas
     fleet_options: tuple[str, ...] = ()
 
 
 class EngineProfile(Struct, frozen=True, kw_only=True, eq=False):
-    name: str  # in descriptions of replicas, files, metrics and logs
+    name: str  # the name in descriptions of replicas, files, metrics and logs
     owner: str | None = None  # `owned_by` of its models, by which it is recognized
 
     # ---- what it tells
-    describes_itself: bool = False  # at /load, with its event sockets; beside that it needs no settings
+    describes_itself: bool = False  # /load tells its event sockets, too; it needs no other settings
     publishes_status: bool = False  # heartbeats with its load, beside its events
     health_path: str = "/health"
     answers_at_once: bool = False  # to health checks, whatever its engine does
     sources: Callable[[Ask], Awaitable[Sources]] = untold  # its event sockets
     metrics: EngineMetrics = EngineMetrics()
     is_scraped: bool = False  # its load, steps and caches are only in its metrics
-    unused_blocks: int = 0  # of a pool, which hold no cache
+    unused_blocks: int = 0  # blocks of a pool that hold no cache
 
     # ---- what its requests may have
     takes_envelope: bool = False  # tokens and the answer so far come before the body; it answers in frames
-    takes_token_ids: bool = False  # as the prompt of a completion: so it continues another replica's answer
+    takes_token_ids: bool = False  # a completion's prompt may be token ids: so it continues another replica's answer
     tells_ids: frozenset[str] = frozenset()  # APIs whose streams have token ids on request
     names_responses: bool = False  # requests say the id of a stored response
     separates_salts: bool = False  # it keeps the caches of different salts apart
     retains: bool = False  # blocks, for as long as a request asks
     rank_header: str = ""  # steers a request to a data-parallel rank
-    transfer_fields: tuple[str, ...] = ()  # from where it reads KV
+    transfer_fields: tuple[str, ...] = ()  # fields that say from where it reads KV
     placing_fields: tuple[str, ...] = ()  # a rank, a key of its scheduler, a socket for the answer, an inner id
     nesting_fields: tuple[str, ...] = ()  # objects in which it looks for these, too
     plugin_fields: tuple[str, ...] = ()  # objects for its plugins, which may look at the whole output
@@ -80,7 +80,7 @@ class EngineProfile(Struct, frozen=True, kw_only=True, eq=False):
     # client's own fields. Its answer names the blocks, to be read once, unless neighbours read its cache.
     hand_over: bytes | None = None  # None: it hands no KV over
     shares_cache: bool = False
-    hand_over_advice: str = ""  # where its answer names none
+    hand_over_advice: str = ""  # advice if its answer names none
     prompts: Callable[["Prompts"], PromptBuilder] | None = None  # None: how it builds them is not known
 
     # ---- how its answers and routes differ

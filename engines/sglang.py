@@ -80,7 +80,7 @@ def read_sources(status: int, body: bytes) -> Sources:
 
 def _offset(base: Publisher, number: int) -> Publisher:
     """A rank's own sockets: it tells only those of rank 0. It binds 0.0.0.0, too."""
-    from events.publisher import offset_port  # which brings sockets
+    from events.publisher import offset_port  # this import brings sockets
 
     endpoint, replay = base.endpoint or "tcp://*:5557", base.replay_endpoint
     try:
@@ -100,7 +100,7 @@ PROFILE = EngineProfile(
     metrics=METRICS,
     is_scraped=True,
     takes_token_ids=True,
-    tells_ids=frozenset({"completions"}),  # in chats it refuses to
+    tells_ids=frozenset({"completions"}),  # it refuses to in chats
     names_responses=True,
     separates_salts=True,
     rank_header="x-data-parallel-rank",

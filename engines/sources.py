@@ -47,7 +47,7 @@ class Answer(Protocol):
     def body(self) -> bytes: ...
 
 
-Ask: TypeAlias = Callable[[str], Awaitable[Answer]]  # by path
+Ask: TypeAlias = Callable[[str], Awaitable[Answer]]  # asks for a path
 
 
 async def untold(ask: Ask) -> Sources:  # noqa: ARG001

@@ -22,7 +22,7 @@ TOKEN_BYTES = 4
 
 # Token ids as little-endian uint32.
 PackedTokens: TypeAlias = bytes | bytearray | memoryview
-# What else decides a block's KV: a multimodal id and its offset from the block's start, or a prompt-embed digest.
+# A block's KV depends on these, too: a multimodal id and its offset from the block's start, or a prompt-embed digest.
 ExtraKey: TypeAlias = tuple[str, int] | bytes
 # Extra keys by the index of the block they stand in; blocks without any are absent.
 Extras: TypeAlias = Mapping[int, Sequence[ExtraKey]]

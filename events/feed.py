@@ -98,7 +98,7 @@ class Feed:
         if self._header is None:
             try:
                 self._header = decode_snapshot_header(frames[1])
-            except ValueError:  # as every error of msgspec and of UTF-8
+            except ValueError:  # every error of msgspec and of UTF-8 is one
                 return self._ignored("snapshot", frames, now_s)
         else:
             self._snapshot.append(frames[1])

@@ -81,8 +81,8 @@ class EventBatch(Struct, array_like=True, gc=False):
 
 # A batch that is longer is read event by event.
 WHOLE_BYTES = 256 * 1024
-MOST_EVENTS = 262_144  # in such a batch
-# Of one of its events: a million nested lists are 80 ms of work in one piece.
+MOST_EVENTS = 262_144  # the limit for such a batch
+# The limit for one of its events: a million nested lists are 80 ms of work in one piece.
 MOST_NESTED_BYTES = 2**20
 MOST_TOLERANT_BYTES = 2 * 2**20
 
@@ -228,7 +228,7 @@ class Decoder:
             if len(bytes(raw)) > MOST_TOLERANT_BYTES:
                 raise ValueError(f"an event of {len(bytes(raw)):,} bytes; at most {MOST_TOLERANT_BYTES:,} are read")
             return self._event(_decode_anything(raw))
-        except (ValueError, TypeError, RecursionError) as error:  # as every error of msgspec
+        except (ValueError, TypeError, RecursionError) as error:  # every error of msgspec is one of these
             self.rejected_events += 1
             return RejectedEvent(str(error))
 

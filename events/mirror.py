@@ -24,7 +24,7 @@ RUN_BLOCKS = 64
 SNAPSHOT_BATCH_BLOCKS = 2048
 SNAPSHOT_BATCH_TOKENS = 512 * 1024  # readers take messages of 8 MiB
 MOST_CONTEXTS = 1024  # then sharing them begins anew: salts and adapters in them have any number of names
-# What the blocks of one event have in common.
+# The blocks of one event have these in common.
 CONTEXT_FIELDS = (
     "block_size",
     "lora_id",

@@ -30,8 +30,8 @@ class Load(Struct, frozen=True, omit_defaults=True):
     cached_blocks: Count = 0
     prefill_tokens_per_s: Rate = 0.0
     load_tokens_per_s: Rates = {}  # blocks brought back, by source: CPU, STORAGE, or PULL from a neighbour
-    loading_tokens: Count = 0  # of admitted requests, being brought back or waiting to be
-    host_blocks: Count = 0  # that host memory behind the cache has room for
+    loading_tokens: Count = 0  # tokens of admitted requests that are being brought back or wait for it
+    host_blocks: Count = 0  # the size of host memory behind the cache
 
 
 class Status(Struct, frozen=True):

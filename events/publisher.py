@@ -85,9 +85,9 @@ class PublisherConfig(Struct, frozen=True):
     model: str = ""
     data_parallel_rank: int | None = None
     high_water_mark: int = 1000  # batches that wait for one peer; what is lost beyond is repaired by a replay
-    max_peers: int = 64  # at each socket
+    max_peers: int = 64  # the limit for each socket
     replay_batches: int = 10_000
-    replay_bytes: int = 16 * 2**20  # of payloads; each takes twice its bytes, in Python and in ZeroMQ
+    replay_bytes: int = 16 * 2**20  # the size of payloads; each takes twice its bytes, in Python and in ZeroMQ
     queue_batches: int = 100_000
     curve: CurveKeys | None = None
 
@@ -106,7 +106,7 @@ class Publisher:
         self.config = config or PublisherConfig()
         self.incarnation = secrets.randbits(63)
         self.stats = PublisherStats()
-        self.failed: BaseException | None = None  # what has ended the thread; nothing is published any more
+        self.failed: BaseException | None = None  # the error that has ended the thread; nothing is published any more
         self.seq = -1
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
@@ -176,7 +176,7 @@ class Publisher:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # where the thread ends: nobody further up could see it
+        except Exception as error:  # the thread ends here: nobody further up could see it
             self.failed = error
             self._queue.clear()
             log.exception("publishing KV events has stopped; consumers will treat this replica as gone")

@@ -18,7 +18,7 @@ from events.stream.states import StreamConfig
 from events.stream.stream import Stream
 from events.view import CacheView
 
-MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
+MAX_IPC_BYTES = 107  # the address of a Unix socket has room for so many
 
 _TCP = re.compile(r"tcp://[A-Za-z0-9_.:%\[\]-]+:([0-9]{1,5})")
 _LOCAL = re.compile(r"ipc://[^\0]+")

@@ -23,11 +23,11 @@ from events.source import Source
 from events.stream.actions import Replay
 from events.view import CacheView, Request
 
-TICK_S = 0.1  # for all replicas together: each time, a process that has nothing to do is woken
+TICK_S = 0.1  # one for all replicas: each one wakes a process that has nothing to do
 MENDING_TICK_S = 0.05  # while a stream is not exact
-STANDSTILL_S = 0.5  # without a tick: a busy publisher may have filled all queues on the way meanwhile
+STANDSTILL_S = 0.5  # after so long without a tick, a busy publisher may have filled all queues on the way
 MAX_MESSAGE_BYTES = 8 * 2**20  # a prompt of a million tokens in one event; who sends more loses the connection
-MAX_WAITING_BYTES = 64 * 2**20  # of messages that wait while a long batch is applied; an event beyond is a gap
+MAX_WAITING_BYTES = 64 * 2**20  # messages that wait while a long batch is applied; an event beyond is a gap
 # An answer beyond is not read yet: the publisher still has it, but would not send it again.
 MAX_WAITING_ANSWER_BYTES = MAX_WAITING_BYTES // 2
 ANSWERS = "replay", "snapshot"
@@ -100,7 +100,7 @@ class Subscriber:
         self._ticked_s = self._clock()
         loop = asyncio.get_running_loop()
         tick_s = TICK_S if all(sockets.exact for sockets in self._sockets.values()) else MENDING_TICK_S
-        # At round times: what else ticks in this process wakes it at the same moment.
+        # Ticks come at round times: others in this process wake it at the same moment.
         self._timer = loop.call_at((loop.time() // tick_s + 1) * tick_s, self._tick)
 
     def _tick(self) -> None:
@@ -120,12 +120,12 @@ class _Sockets:
         self._feed = feed
         self._tap = tap
         self.loop = asyncio.get_running_loop()
-        self._links: dict[str, Link] = {}  # by what they are for: events, status, replay, snapshot
+        self._links: dict[str, Link] = {}  # links by purpose: events, status, replay, snapshot
         self._warned: set[str] = set()  # endpoints
         self._closed = False
-        self._waiting: deque[tuple[str, Frames]] = deque()  # for the end of a long batch
+        self._waiting: deque[tuple[str, Frames]] = deque()  # messages that wait for the end of a long batch
         self._waiting_bytes = 0
-        self._taking: asyncio.Handle | None = None  # of what waits
+        self._taking: asyncio.Handle | None = None  # the next turn of the waiting messages
         self._going = False  # a slice is to be done soon
         self._busy_since_s = 0.0
         self._doubt: str | None = None  # why all is to be asked for again then
@@ -321,7 +321,7 @@ class _Sockets:
 
     def _send(self, requests: list[Request]) -> None:
         for request in requests:
-            if self._closed:  # by a callback
+            if self._closed:  # a callback has closed it
                 return
             if isinstance(request, Replay):
                 if not self._feed.replay_ended:  # replies to an older request may still come: they go with their socket

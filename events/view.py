@@ -12,7 +12,7 @@ from events.stream.stream import Stream
 
 Request = Replay | Snapshot
 
-SHORT_BYTES = 16 * 1024  # of a batch that is applied in one piece
+SHORT_BYTES = 16 * 1024  # a batch of this size is applied in one piece
 SHORTEST_BLOCK_BYTES = 16
 
 

@@ -112,7 +112,7 @@ def completion(shell: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; every error that a user can act on becomes one line here."""
     open_missing_streams()
-    for stream in (sys.stdout, sys.stderr):  # what a terminal has no letters for is said in escapes
+    for stream in (sys.stdout, sys.stderr):  # a terminal gets escapes for letters that it lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:

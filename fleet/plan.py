@@ -16,12 +16,12 @@ Role: TypeAlias = Literal["prefill", "decode", "both"]
 
 FOREIGN: tuple[Engine, ...] = get_args(Launched)
 MOST_MODELS = 1000
-MOST_REPLICAS = 1000  # of a model
+MOST_REPLICAS = 1000  # the limit for a model
 LONGEST_NAME = 120  # a replica's name has a number after it, and routers take 128 characters
 LONGEST_S = 1e8  # three years
 SHORTEST_S = 0.001
 MOST_RESOURCES = 1e9
-MOST_RANKS = 1024  # of one replica, all on one node
+MOST_RANKS = 1024  # the limit for one replica, all on one node
 
 # Bounds hold for what is decoded; `check` is for what they cannot say.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
@@ -47,7 +47,7 @@ class Autoscale(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min: Bound
     max: Bound
     ttft_target_s: SomeSeconds = 1.0  # more replicas when a new prompt would wait for longer than this
-    up_after_s: Seconds = 5.0  # for so long without a break
+    up_after_s: Seconds = 5.0  # it has to be up so long without a break
     down_after_s: Seconds = 60.0  # fewer when one less would still be well below the target for so long
 
 
@@ -63,15 +63,15 @@ class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     autoscale: Autoscale | None = None
     environment: dict[str, str] = {}
     options: tuple[str, ...] = ()  # more of the engine's own command line
-    drain_timeout_s: Seconds = 60.0  # for running requests, when a replica is stopped
+    drain_timeout_s: Seconds = 60.0  # running requests have so long when a replica is stopped
     wedged_after_s: SomeSeconds = 20.0  # a replica that says nothing for so long is killed and started again
-    # What routers are told
+    # Routers are told these
     tokenizer: str | None = None  # a folder, if it is not `model`
     chat_template: str | None = None  # a file
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that its replicas serve
-    resume: bool = False  # of a foreign engine: its answers may go on elsewhere
+    resume: bool = False  # a foreign engine's answers may go on elsewhere
     api_key_env: str | None = None  # the variable with the key that its replicas demand
-    serves: Name | None = None  # what clients ask for, if it is not `name`; several plans may serve one
+    serves: Name | None = None  # the name that clients ask for, if it is not `name`; several plans may serve one
     role: Role | None = None  # the half of a request that its replicas take; None: whole requests
 
     @property

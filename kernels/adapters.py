@@ -17,12 +17,12 @@ from torch import Tensor
 from kernels.linear import Linear, linear
 
 PARTS = 3  # projections of one product, at most
-# Of a slot in a table: the rank of all parts together, and where the first factors lie; and of each part its first rank
+# A slot of a table has the rank of all parts together, and where the first factors lie; and of each part its first rank
 # there, its rank, where its columns begin and end, and where the second factor lies.
 NUMBERS = 2 + 5 * PARTS + 1  # and one more, so that tables are aligned
 EVEN = 8  # divides every rank in a table
 ALIGNED = 16  # bytes: where a factor in a table begins
-ROOM = 256  # for ranks of all parts together, in a graph
+ROOM = 256  # a graph has room for ranks of all parts together
 TILE = 32  # rows of one adapter that a kernel computes together
 
 

@@ -15,7 +15,7 @@ AUTO = "auto"
 
 class Backend(NamedTuple):
     name: str
-    device: str  # where it works
+    device: str  # the device that it works on
     source: str  # module:name, of a class that computes whatever it is given, or of a function that says if it can
 
     def load(self, shape: "KvShape") -> "Attention[Any]":

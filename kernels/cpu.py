@@ -20,7 +20,7 @@ from kernels.paged import Attention, LayerCache
 MIN_ROWS = 16
 PARTITION = 128
 GRAIN = 64
-SCORES = 1 << 20  # of one tile; more would fall out of the cache between the passes over them
+SCORES = 1 << 20  # the scores of one tile; more would fall out of the cache between the passes over them
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 

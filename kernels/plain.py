@@ -11,7 +11,7 @@ from kernels.paged import Attention, LayerCache
 from kernels.tables import TableStep
 
 ROWS = 64  # and
-TOKENS = 256  # that are gathered at once: 64 MB of keys of 8 heads of 128
+TOKENS = 256  # so many are gathered at once: 64 MB of keys of 8 heads of 128
 
 
 class PlainAttention(Attention[TableStep]):
@@ -43,7 +43,7 @@ def attend_tile(queries: Tensor, cache: LayerCache, tables: Tensor, visible: Ten
         keys, values = (memory[slots].float().masked_fill(hidden[:, :, None, None], 0) for memory in cache)
         scores = torch.einsum("rkgd,rtkd->rkgt", own, keys).masked_fill(hidden[:, None, None], -torch.inf)
         higher = torch.maximum(peaks, scores.amax(-1, keepdim=True))
-        base = higher.masked_fill(higher == -torch.inf, 0)  # of rows that have seen nothing
+        base = higher.masked_fill(higher == -torch.inf, 0)  # rows that have seen nothing have none
         weights, faded = (scores - base).exp(), (peaks - base).exp()
         totals = totals * faded + weights.sum(-1, keepdim=True)
         sums = sums * faded + torch.einsum("rkgt,rtkd->rkgd", weights, values)

@@ -20,9 +20,9 @@ class Heads(NamedTuple):
     """The shape of one layer's attention, and the norms of its queries and keys."""
 
     queries: int
-    keys: int  # of queries a multiple
+    keys: int  # queries are a multiple of these
     head_dim: int
-    norms: tuple[Tensor, Tensor] | None = None  # of queries and keys, [head_dim] each
+    norms: tuple[Tensor, Tensor] | None = None  # queries' and keys' norms, [head_dim] each
     eps: float = 1e-6
 
 

@@ -6,7 +6,7 @@ A row draws as one does in `replica.runners.sampling` that no client has shaped;
 import torch
 from torch import Tensor
 
-GREEDY_BELOW = 1e-5  # of the temperature, as in vLLM
+GREEDY_BELOW = 1e-5  # vLLM has this limit for the temperature, too
 
 
 def draw(

@@ -31,4 +31,4 @@ class TableStep(NamedTuple):
     longest_prefill: int  # rows of one sequence; 0 where none prefills
     longest: int  # tokens of one sequence, at most; width * block_size or less
     mixed: Mixed | None = None
-    plan: Tensor | None = None  # of the attention that will compute it; None: each layer makes its own
+    plan: Tensor | None = None  # the plan of the attention that will compute it; None: each layer makes its own

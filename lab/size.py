@@ -82,7 +82,7 @@ MEGABYTE = 10**6
 HOST_BYTES_PER_S = 25e9  # half of a PCIe 5 bus, shared by reading and writing
 DISK_BYTES_PER_S = 5e9  # an NVMe disk
 PREFILL_TOKENS_PER_S = 8000.0  # an 8B model on a large device
-LOADED_TOKENS = 8192  # of a prompt whose loading and computing are compared
+LOADED_TOKENS = 8192  # the length of a prompt whose loading and computing are compared
 REQUEST_TOKENS = (2048, 8192)  # and the model's longest
 
 
@@ -161,7 +161,7 @@ def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Bel
     heads = config.num_kv_heads
     if heads % form.devices and form.devices % heads:
         raise Unusable(f"--tensor-parallel {form.devices} does not divide the {heads} KV heads; give one that does")
-    # With more devices than heads, several hold the same one.
+    # Several devices hold the same head if there are more devices than heads.
     per_token = kv_bytes_per_token(config.num_layers, max(1, heads // form.devices), config.head_dim, form.kv)
     per_block = per_token * form.block_size
     whole = config.parameters * DTYPE_BYTES[form.weights] if room.weights is None else room.weights

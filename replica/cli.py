@@ -38,7 +38,7 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     """
     config = config_from(ctx)
     role = config.engine.role
-    if role is not None and config.engine.kv_secret is None:  # of a fleet, that is set later than the options
+    if role is not None and config.engine.kv_secret is None:  # a fleet's is set later than the options
         raise Unusable(
             f"--role {role} is of use only where replicas read each other's blocks; give all of them one "
             "--kv-secret, or leave it out"
@@ -117,5 +117,5 @@ def end_at_once() -> None:
         os.write(2, b"\nEnded; the same command keeps the files that are whole.\n")
         os._exit(128 + number)
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # for the threads, too, that begin later
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # this counts for threads, too, that begin later
     threading.Thread(target=end, daemon=True).start()

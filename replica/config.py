@@ -28,7 +28,7 @@ class SimulatedConfig(Struct, frozen=True, kw_only=True):
     batch_slowdown: float = 0.01
     step_overhead_s: float = 0.001
     host_tokens_per_s: float = 100_000.0  # loaded from host memory, beside what is computed
-    mean_output_tokens: int = 128  # where the end-of-sequence token falls by itself; 0: never
+    mean_output_tokens: int = 128  # the mean length at which the end-of-sequence token falls by itself; 0: never
 
 
 class LoraModule(Struct, frozen=True):
@@ -45,19 +45,19 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     engine: EngineName = "native"
     block_size: int = 16
     num_blocks: int = 8192  # 0: native, what the GPU's memory holds, or 1 GB on a CPU
-    host_blocks: int = 0  # of host memory behind the cache; 0: none
+    host_blocks: int = 0  # blocks of host memory behind the cache; 0: none
     disk_blocks: int = 0  # behind that
     disk_kv: str = ""  # the folder for them
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    max_step_s: float = 0.0  # what a step with prefill should take at most, by the one before; 0: no limit
+    max_step_s: float = 0.0  # the longest step with prefill, by the one before; 0: no limit
     max_model_len: int = 8192
     max_waiting: int = 1024
     role: Role | None = None  # told to routers: which half of a generation is sent here; None: all of it
     enable_prefix_caching: bool = True
-    retained_share: float = 0.25  # of the cache: the most that may be given up last
-    retained_tenant_share: float = 0.5  # of that: the most for one cache salt
-    enable_partial_reuse: bool = True  # of the beginning of a block, where the rest differs
+    retained_share: float = 0.25  # the largest share of the cache that may be given up last
+    retained_tenant_share: float = 0.5  # one cache salt's largest share of that
+    enable_partial_reuse: bool = True  # the beginning of a block is used again if the rest differs
     model_path: str = ""  # native: the folder with config.json and the weights
     dtype: DType = "float32"  # native: of weights, activations and KV
     device: DeviceName = "auto"  # native: a GPU if there is one
@@ -98,9 +98,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 class AnswerRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A scripted answer of the simulated engine, for the conversations that have every given feature."""
 
-    text: Annotated[str, Meta(min_length=1)]  # as a model generates it, tool calls in the template's format
+    text: Annotated[str, Meta(min_length=1)]  # a model's own words, tool calls in the template's format
     last: str | None = None  # a part of the last message's text
-    tool_results: Annotated[int, Meta(ge=0)] | None = None  # in the whole conversation
+    tool_results: Annotated[int, Meta(ge=0)] | None = None  # tool results in the whole conversation
     tool: str | None = None  # the name of a tool that the request offers
 
 
@@ -119,6 +119,6 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     simulated_answers: tuple[AnswerRule, ...] = ()
     api_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024
-    max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress
+    max_bodies_bytes: int = 192 * 1024 * 1024  # the sum over all requests in progress
     drain_timeout_s: float = 60.0
     die_with_parent: bool = False

@@ -31,7 +31,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()  # the output ends with the first of these
     top_logprobs: int | None = None  # how many alternatives to report for each token; None: no logprobs at all
     ignore_eos: bool = False
-    prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
+    prompt_logprobs: int | None = None  # the same as `top_logprobs`, for each prompt token but the first
     constraint: Constraint | None = None  # the form of the answer
     script: bytes = b""  # simulated: the answer's tokens, packed as little-endian uint32; empty: they are made up
 
@@ -116,7 +116,7 @@ class Stop(Struct, tag="stop"):
 class TokenLogprobs(Struct, array_like=True):
     logprob: float
     top: list[tuple[int, float]]  # (token id, log probability), most likely first
-    rank: int = 0  # of the token itself, 1 for the most likely; 0: not known
+    rank: int = 0  # the rank of the token itself, 1 for the most likely; 0: not known
 
 
 class Output(Struct, array_like=True):
@@ -127,7 +127,7 @@ class Output(Struct, array_like=True):
     finish_reason: str | None = None  # "stop" or "length"
     cached_tokens: int = 0  # prompt tokens whose prefill was skipped; the same in every output of a request
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first output; from the second prompt token on
+    prompt_logprobs: list[TokenLogprobs] | None = None  # the first output has them, from the second prompt token on
 
 
 class Outputs(Struct, tag="outputs"):
@@ -150,8 +150,8 @@ class ResetDone(Struct, tag="reset_done"):
 
 class PrefixRetained(Struct, tag="prefix_retained"):
     id: int
-    cached_blocks: int  # of the prompt, from its start
-    retained_blocks: int  # of these
+    cached_blocks: int  # blocks of the prompt, from its start
+    retained_blocks: int  # those among them that are retained
 
 
 class AdapterChanged(Struct, tag="adapter_changed"):
@@ -171,7 +171,7 @@ class PoolSnapshot(Struct):
     evictions: int = 0
     collisions_refused: int = 0
     total: int = 0
-    free: int = 0  # without a reference, cached or not
+    free: int = 0  # blocks without a reference, cached or not
     cached: int = 0  # named, with or without a reference
     unreferenced: int = 0  # cached and free: reusable until evicted
     referenced: int = 0  # live
@@ -220,7 +220,7 @@ class Rates(Struct, frozen=True):
     unreferenced_fraction: float = 0.0
     prompt_tokens_per_s: float = 0.0
     generated_tokens_per_s: float = 0.0
-    token_s: float = 0.0  # from one token of an answer to the next; 0: none was generated
+    token_s: float = 0.0  # the time between two tokens of an answer; 0: none was generated
 
 
 class NeighbourSnapshot(Struct, frozen=True):
@@ -229,7 +229,7 @@ class NeighbourSnapshot(Struct, frozen=True):
     blocks: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    failures: dict[str, int] = {}  # by reason
+    failures: dict[str, int] = {}  # failures by reason
 
 
 class Stats(Struct, tag="stats"):
@@ -246,7 +246,7 @@ class Stats(Struct, tag="stats"):
     decode_tokens_per_s: float = 0.0
     kv_events: int = 0
     constraint_failures: int = 0  # answers that ended where their constraint could not be followed further
-    tiers: dict[str, TierSnapshot] = {}  # by medium
+    tiers: dict[str, TierSnapshot] = {}  # tiers by medium
     neighbours: dict[str, NeighbourSnapshot] = {}  # `read`, by neighbours, and `pulled` from them
     disk: DiskCounters = field(default_factory=DiskCounters)
     host_skipped_saves: int = 0  # evicted blocks that host memory had no free slot for

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
 TOO_LARGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-BESIDE_POLL_S = 0.001  # with nothing to compute, but constraints or blocks under way on other threads
+BESIDE_POLL_S = 0.001  # the pause when nothing is to compute, but other threads have constraints or blocks under way
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         loop = Loop(engine, publisher, socket, parent_pid, neighbours)
         gc.collect()
-        gc.freeze()  # what is there now stays, and need not be looked through in the middle of a step
+        gc.freeze()  # all objects of the start stay, and need not be looked through in the middle of a step
         signal.signal(signal.SIGUSR1, loop.ask_for_check)
         loop.run()
     return 0

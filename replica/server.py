@@ -30,7 +30,7 @@ def serve(config: ReplicaConfig) -> int:
     if config.die_with_parent:
         die_with_parent(os.getppid())
     logging.basicConfig(level=config.engine.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells of its life is said here
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # we tell of its life ourselves
     try:
         prompts = load_prompts(config)
     except (OSError, ValueError) as error:

@@ -124,7 +124,7 @@ class Layer:
         rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
         if adapted is None:
             return rows, self._ranks.add(tiled(lambda tile: self._mlp(tile, None), inputs))
-        return rows, self._ranks.add(self._mlp(inputs, adapted))  # which knows its rows by their numbers
+        return rows, self._ranks.add(self._mlp(inputs, adapted))  # the projection knows its rows by their numbers
 
     def _mlp(self, inputs: Tensor, adapted: Changing | None) -> Tensor:
         gate_up = self._product(self._gate_up, inputs, Place.GATE_UP, adapted)

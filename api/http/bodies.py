@@ -9,8 +9,8 @@ from api.process.settings import Unusable
 SMALL_BYTES = 24 * 1024  # not counted: the number of connections is limited
 MEDIUM_BYTES = 1024 * 1024
 LARGEST_BODY_BYTES = 128 * 1024 * 1024  # above any configured limit: a reading process has twice as much memory
-MOST_DIGITS = 19  # of 2**63 bytes
-LARGE_SHARE = 0.75  # of the limit; the rest is kept for bodies of at most MEDIUM_BYTES
+MOST_DIGITS = 19  # 2**63 bytes have so many
+LARGE_SHARE = 0.75  # the rest of the limit is kept for bodies of at most MEDIUM_BYTES
 
 
 class Bodies:
@@ -53,7 +53,7 @@ def declared_size(value: bytes | str) -> int | None:
 def _no_room(taken: int, size: int, limit: int) -> ApiError:
     message = f"bodies of other requests take {taken:,} bytes, and there is no room for {size:,} more within {limit:,}"
     error = queue_full(f"{message}; try again", 1)
-    error.headers["Connection"] = "close"  # what still comes of it is not worth reading
+    error.headers["Connection"] = "close"  # the rest of it is not worth reading
     return error
 
 

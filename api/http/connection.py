@@ -19,8 +19,8 @@ from api.http.path import parse_target
 from api.http.responses import error_response
 
 PROBE = "/health"
-MAX_EARLY_BYTES = 64 * 1024  # of bodies, while earlier requests of their connection are answered
-LONG_READ_BYTES = 64 * 1024  # at once: there is more, and others wait
+MAX_EARLY_BYTES = 64 * 1024  # bodies that come while earlier requests of their connection are answered
+LONG_READ_BYTES = 64 * 1024  # a longer read means that there is more, and others wait
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -28,11 +28,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     spare_connections: int = 64  # beyond those, for probes
     pipelined: int = 16  # requests that are sent before the first one is answered
     head_bytes: int = 65536  # request line and headers
-    head_s: float = 10.0  # from the connection, or from the head's first byte
-    body_s: float = 30.0  # without a byte
-    whole_body_s: float = 300.0  # from its head to its end
-    spare_s: float = 1.0  # for all of a probe
-    closing_s: float = 2.0  # for a client to read why it is cut off, while what it still sends is dropped
+    head_s: float = 10.0  # the time since the connection, or since the head's first byte
+    body_s: float = 30.0  # the time without a byte
+    whole_body_s: float = 300.0  # the time since its head
+    spare_s: float = 1.0  # the time of a whole probe
+    closing_s: float = 2.0  # a client may read why it is cut off so long, while the rest that it sends is dropped
 
 
 class State(ServerState):
@@ -48,13 +48,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._limits = limits
         self._open: deque[RequestResponseCycle] = deque()  # requests without a complete answer, oldest first
-        self._awaited: Literal["", "head", "body", "end"] = "head"  # what the client has begun, or owes us
+        self._awaited: Literal["", "head", "body", "end"] = "head"  # the part that the client has begun, or owes us
         self._since_s = self.loop.time()
         self._body_since_s = self._since_s
         self._spare = False
         self._spoken = False  # whether a byte has ever come
         self._head_bytes = 0
-        self._undigested_bytes = 0  # what the parser has taken without telling us anything
+        self._undigested_bytes = 0  # bytes that the parser has taken without telling us anything
         self._refusal: ApiError | None = None
         self._declined = b""  # the head that asks for another protocol, without that
 
@@ -291,7 +291,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Send the refusal unless a response has started, and close once the client can have read it."""
-        if self._open and self._awaited != "body":  # what came whole before it is answered first
+        if self._open and self._awaited != "body":  # requests that came whole before it are answered first
             self._open[-1].keep_alive = False
             self._await("end")
             return

@@ -106,7 +106,7 @@ class RouteTable:
         fixed = [place for place in self.places if place.is_fixed]
         self._fixed = {tuple(place.parts): place for place in fixed}
         self._others = [place for place in self.places if not place.is_fixed]
-        # By the usual spelling, found without parsing: nearly every request has one of these.
+        # The usual spellings are found without parsing: nearly every request has one of these.
         self.usual = {
             place.template.encode(): {method: place.asked(method, tuple(place.parts), {}) for method in place.methods}
             for place in fixed

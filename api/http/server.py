@@ -15,10 +15,10 @@ import uvicorn
 from api.http.connection import HttpProtocol, Limits, State
 
 KEEP_ALIVE_S = 75  # longer than routers and clients keep idle connections, so that none is closed under a request
-CLOSING_LIMIT_S = 1  # for answers that were cut short to reach their clients
-TICKS_PER_SWEEP = 10  # as uvicorn counts them: a second
+CLOSING_LIMIT_S = 1  # the time for answers that were cut short to reach their clients
+TICKS_PER_SWEEP = 10  # uvicorn counts ten a second
 SWEEP_S = 1.0
-OWN_FILES = 128  # that are no connections, or spare ones
+OWN_FILES = 128  # files that are no connections, or spare ones
 BACKLOG = 2048
 
 

@@ -33,7 +33,7 @@ class ToolUseBlock(Struct, tag="tool_use", kw_only=True):
 
 class Source(Struct):
     type: Literal["text", "base64", "url", "file", "content"]
-    data: str | None = None  # of texts and of what cannot be read
+    data: str | None = None  # set for texts and for parts that cannot be read
 
 
 class ImageBlock(Struct, tag="image"):
@@ -109,7 +109,7 @@ class Conversation(Struct, kw_only=True):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's addition
     mcp_servers: list[Any] | None = None
-    cache_control: CacheControl | None = None  # of the last message
+    cache_control: CacheControl | None = None  # the last message's
 
     def __post_init__(self) -> None:
         if self.mcp_servers:

@@ -19,7 +19,7 @@ MAX_BYTES: dict[Kind, int] = {
     "choice": 64 * 1024,
     "grammar": 16 * 1024,
 }
-DEFINITIONS = ("$defs", "definitions")  # at a schema's root; its references begin with their names
+DEFINITIONS = ("$defs", "definitions")  # keys at a schema's root; its references begin with their names
 
 
 class Constraint(Struct, frozen=True):

@@ -267,7 +267,7 @@ class Message(Struct, kw_only=True, omit_defaults=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None  # for templates that show earlier thoughts
+    reasoning_content: str | None = None  # templates may show earlier thoughts
     reasoning: str | None = None  # its newer name
     cache_control: CacheControl | None = None  # keep the prompt up to the end of this message
 
@@ -290,7 +290,7 @@ class Tool(Struct):
 
     type: Literal["function"]
     function: Function
-    cache_control: CacheControl | None = None  # which templates do not see
+    cache_control: CacheControl | None = None  # templates do not see it
 
 
 class _Tools(Struct):
@@ -311,7 +311,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: Nullable[bool] = True  # false: the first call of an answer is its only one
     include_reasoning: Nullable[bool] = True
     max_tokens: Count | None = None
-    echo: Any = None  # in chats vLLM's own; it changes the prompt
+    echo: Any = None  # vLLM's own field in chats; it changes the prompt
     max_completion_tokens: Count | None = None  # wins over max_tokens, its old name
     logprobs: Nullable[bool] = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

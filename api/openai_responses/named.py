@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 
 from api.openai_responses.requests import REFERENCE, response_of
 
-# Without one of these a body names none; the last may spell one of the others.
+# A body without one of these names none; the last may spell one of the others.
 MARKS = (b"previous_response_id", REFERENCE.encode(), b"\\u00")
 
 

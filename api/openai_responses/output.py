@@ -62,8 +62,8 @@ class Output:
     """Turns pieces of an answer into events, and keeps them; `add` pieces in order, then `finish` once."""
 
     def __init__(self, response_id: str, tools: Mapping[str, Called] | None = None) -> None:
-        self._tools = tools or {}  # by the name that the model is shown; others are functions
-        self._input: InputText | None = None  # of the open item, a call of a custom tool
+        self._tools = tools or {}  # tools by the name that the model is shown; others are functions
+        self._input: InputText | None = None  # the input of the open item, if that is a call of a custom tool
         self._token = response_id.partition("_")[2] or response_id
         self._items: list[GrowingItem] = []
         self._open = False

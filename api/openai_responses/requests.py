@@ -23,7 +23,7 @@ REFERENCE = "item_reference"
 # `$` would accept a line's end after the id, and expressions in JSON schemas know no `\Z`.
 RESPONSE_ID = r"^resp_[A-Za-z0-9_-]{1,128}(?![\s\S])"
 _find_response_id = re.compile(RESPONSE_ID).search
-_ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc)_([\w-]{1,128})_[0-9]{1,9}", re.ASCII)  # as `output` makes them
+_ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc)_([\w-]{1,128})_[0-9]{1,9}", re.ASCII)  # `output` makes them
 
 
 def is_response_id(text: str) -> bool:

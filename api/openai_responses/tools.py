@@ -40,11 +40,11 @@ class ResponseTool(Struct, kw_only=True, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: InputFormat | None = None  # of a custom tool
+    format: InputFormat | None = None  # a custom tool's
 
 
 class OfferedTool(ResponseTool, kw_only=True, omit_defaults=True):
-    tools: list[ResponseTool] | None = None  # of a namespace
+    tools: list[ResponseTool] | None = None  # a namespace's
 
 
 class Called(NamedTuple):

@@ -50,7 +50,7 @@ class CallParser(ABC):
         functions: Mapping[str, Mapping[str, Any]] | None = None,
         most: int | None = None,
     ) -> None:
-        self.count = 0  # of the calls so far
+        self.count = 0  # the number of calls so far
         self._new_id = new_id
         self._functions = functions or {}
         self._most = most  # further calls are dropped
@@ -58,7 +58,7 @@ class CallParser(ABC):
         self._content: list[str] = []
         self._deltas: list[_OpenDelta] = []
         self._in_text = True
-        self._in_string = False  # whose plain characters are passed on
+        self._in_string = False  # its plain characters are passed on
         self._after_call = False  # directly, or with spaces between
         self._has_content = False
         self._opening = re.compile(f"[{re.escape(self.opening)}]")

@@ -9,7 +9,7 @@ from typing import Any
 from api.parsing.calls import MAX_NAME, CallParser, Steps, Unexpected
 
 ARGUMENTS = ("arguments", "parameters")
-MAX_DEPTH = 256  # of objects and lists in arguments
+MAX_DEPTH = 256  # the nesting of objects and lists in arguments
 CLOSING = {"{": "}", "[": "]"}
 # Outside of strings; anything else ends a value that is not JSON.
 PLAIN = frozenset(" \t\r\n:,+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")

@@ -12,7 +12,7 @@ _C = ctypes.CDLL(None)
 
 def give_back() -> None:
     """Return free memory within the C library's heap to the system."""
-    if (trim := getattr(_C, "malloc_trim", None)) is not None:  # of glibc
+    if (trim := getattr(_C, "malloc_trim", None)) is not None:  # glibc has it
         trim(0)
 
 
@@ -23,5 +23,5 @@ def map_large_blocks() -> None:
     from its heap, which shrinks only from its end. The threshold is below what is read at once from a fast client; with
     256 KB the heap of a router under attack grew to 140 MB, with this to 27 MB (`python -m tests.bench bodies`).
     """
-    if sys.platform == "linux" and (mallopt := getattr(_C, "mallopt", None)) is not None:  # of glibc
+    if sys.platform == "linux" and (mallopt := getattr(_C, "mallopt", None)) is not None:  # glibc has it
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)

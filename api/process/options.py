@@ -17,7 +17,7 @@ from api.process.settings import LARGEST, Setting, Table, Unusable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FILE = "api.process.options.file"  # where the context keeps the SettingsFile
+_FILE = "api.process.options.file"  # the context keeps the SettingsFile there
 _SET = "settings"  # the parameter of --set
 
 
@@ -49,7 +49,7 @@ class SettingOption(click.Option):
         """The default, and a range with two ends; the variable's name follows from the option's."""
         extra = super().get_help_extra(ctx)
         extra.pop("envvars", None)
-        if getattr(self.type, "max", None) in (None, LARGEST):  # which is there only for the sake of the types
+        if getattr(self.type, "max", None) in (None, LARGEST):  # it is there only for the sake of the types
             extra.pop("range", None)
         if isinstance(self.default, float):
             extra["default"] = f"{self.default:g}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 from msgspec import Struct
 
-LARGEST = 2**31 - 1  # where nothing else limits a number; not worth showing
+LARGEST = 2**31 - 1  # the limit of a number that has no other; not worth showing
 
 
 class Unusable(click.ClickException):
@@ -66,7 +66,7 @@ class Setting(NamedTuple):
     type: click.ParamType[Any]
     metavar: str
     help: str
-    default: Any = None  # of those without a field
+    default: Any = None  # the default of those that have no field
     required: bool = False
     multiple: bool = False  # may be given several times; a list in the file
     secret: bool = False  # never quoted
@@ -85,7 +85,7 @@ class Table(NamedTuple):
     """The settings of one command."""
 
     command: str
-    groups: Mapping[str, Sequence[Setting]]  # as the help shows them
+    groups: Mapping[str, Sequence[Setting]]  # groups of the help
     defaults: Struct  # the configuration where nothing is said
 
     @property

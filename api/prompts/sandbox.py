@@ -56,7 +56,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         super().blockvisit(nodes, frame)
 
     def visit_Add(self, node: jinja2.nodes.BinExpr, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        if self._in_sum:  # what the whole sum makes is enough
+        if self._in_sum:  # the value of the whole sum is enough
             super().visit_Add(node, frame)
             return
         self._in_sum = isinstance(node.left, jinja2.nodes.Add) and not isinstance(node.right, jinja2.nodes.Add)

@@ -18,7 +18,7 @@ SpecialTokensInText = Literal["parse", "refuse"]
 MOST_NESTED = 50  # groups of a pattern
 EDGE_FACTOR = 4
 OF_CONVERSATION = {"messages": "messages", "tools": "tools", "chat_template_kwargs": "kwargs", "documents": "documents"}
-SHOWN = ("refusal", "text", "content", "output", "thinking")  # of a message or a part, the last one first
+SHOWN = ("refusal", "text", "content", "output", "thinking")  # keys of a message or a part, the last one first
 CODE = "special_token_in_text"
 
 

@@ -18,8 +18,8 @@ MOST_SECONDS = 2.0
 STEP_CHARACTERS = 64  # the cost of a round or a call
 LOOK_EVERY = 4096  # characters: then the clock is looked at
 LARGEST_INTEGER_BITS = 4096
-LARGEST_WIDTH = 4096  # of what is padded, indented or wrapped
-LARGEST_INDENT = 16  # of JSON
+LARGEST_WIDTH = 4096  # the limit for padding, indenting and wrapping
+LARGEST_INDENT = 16  # the limit for JSON
 DEEPEST_INDENTED = 32  # values in values: each line begins with as many indents
 WIDE = re.compile(r"\d{5,}|\*")  # a width in a format
 

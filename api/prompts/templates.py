@@ -16,7 +16,7 @@ from api.errors import invalid
 from api.prompts.sandbox import environment
 from api.prompts.template_budget import TooMuch, grant
 
-MOST_BYTES = 1024 * 1024  # of a template; the largest in use have some ten thousand
+MOST_BYTES = 1024 * 1024  # the limit for a template; the largest in use have some ten thousand
 
 # Stands where the text of a continued message ends: plain letters, which no filter escapes. Whether a template has
 # trimmed the message shows at the space that ends this; a message that contains it harms only its own request.

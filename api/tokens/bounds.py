@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 from api.tokens.pieces import ALPHABET
 
-# Where text can be dropped, a token counts for this multiple of its length. A text that fits only because it is
+# A token counts, where text can be dropped, for this multiple of its length. A text that fits only because it is
 # nearly all white space or unknown words is refused there.
 DROPPED = 16
 NORMAL_FORMS = 4  # a mathematical letter has 4 bytes and becomes one of ASCII; composing saves less

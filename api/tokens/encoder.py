@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 LONG_TEXT = 4096  # characters; a longer text is encoded without holding up Python's other threads
 COMPARE_EVERY = 1000  # one of so many texts is also encoded by tokenizers
 DIFFERS = "fastokens encodes a text differently"
-STRIDE = 613  # of the code points that are compared at the start
+STRIDE = 613  # the distance of the code points that are compared at the start
 MOST_ADDED = 32  # added tokens that are compared at the start: so many of the first, and of the last
 
 # One text at a time is encoded: a pool of threads in each process would only take its memory.
@@ -87,7 +87,7 @@ class Encoder:
     def _encoded_by_tokenizers(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_TEXT:
             return self._tokenizers.encode(text, add_special_tokens=add_special_tokens).ids
-        # As `encode`, but it lets go of the interpreter, and leaves out the offsets.
+        # It is `encode`, but lets go of the interpreter, and leaves out the offsets.
         [encoding] = self._tokenizers.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 

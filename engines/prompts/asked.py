@@ -26,13 +26,13 @@ class Asked(Struct):
     """A request's prompts, and what decides how they are encoded."""
 
     texts: Sequence[Text]
-    choices: int = 1  # of each prompt
+    choices: int = 1  # the choices of each prompt
     special_tokens: bool = False  # to be added around a text
     shape: str | None = None  # None: there is nothing to verify, as in a prompt of token ids
     doubt: str | None = None  # why its tokens are not called exact, for an engine whose prompts are not followed
-    dated_s: float | None = None  # when its template was asked for the date; None: it shows none
+    dated_s: float | None = None  # the moment at which its template was asked for the date; None: it shows none
     retaining: ChatRequest | None = None  # the request, if it asks to keep a beginning of its prompt
-    ended: dict[Breakpoint, Text] = {}  # where that ends: a text that goes on otherwise from there
+    ended: dict[Breakpoint, Text] = {}  # the end of each: a text that goes on otherwise from there
 
 
 class Question(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 Shown: TypeAlias = Literal["nothing", "date", "time"]
 
 QUARTER_S = 900
-EDGE_S = 5  # by which clocks, and the time from making a prompt here to making it there, may differ
+EDGE_S = 5  # clocks, and the times of making a prompt here and there, may differ by this
 SHOWS_TIME = "its chat template shows the time, which differs from clock to clock"
 SHOWS_DATE = "its chat template shows the date, which may be another one at the replica"
 OTHER_DATE = "its chat template shows another date at a replica, as in another time zone"
@@ -19,7 +19,7 @@ OTHER_DATE = "its chat template shows another date at a replica, as in another t
 _NAMED = re.compile(r"\bstrftime_now\b(?!\s+is\s)")
 _FORMAT = re.compile(r"strftime_now\s*\(\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")\s*\)")
 _DIRECTIVE = re.compile(r"%[-_0^#]?(.?)")
-_COARSE = frozenset("aAbBdejmyYuwUWGVDFxhCgHIlkpPnt%")  # what changes with the hour or less often
+_COARSE = frozenset("aAbBdejmyYuwUWGVDFxhCgHIlkpPnt%")  # formats that change with the hour or less often
 
 
 @lru_cache(64)

@@ -34,7 +34,7 @@ RESERVED = frozenset(
 )
 SPOKEN = ("user", "assistant")
 DROPPED = (None, "auto")  # values of a template's arguments that count as not given
-PART_FIELDS = frozenset(  # of its types; a template that takes parts sees all others
+PART_FIELDS = frozenset(  # fields of its types; a template that takes parts sees all others
     (
         *("audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url"),
         *("input_audio", "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid"),

@@ -67,7 +67,7 @@ class Conformance:
         self._last_live: int | None = None
         self._replay: _Replay | None = None
         self._buffered: tuple[int, int] | None = None  # the oldest and the newest number of the last replay
-        # What a restart would explain: it is a failure only if the next live batch shows that there was none.
+        # A restart would explain this: it is a failure only if the next live batch shows that there was none.
         self._suspected: list[tuple[str, points.Verdict, str | None]] = []
 
     # ---- facts
@@ -272,7 +272,7 @@ class Conformance:
         if self._buffered is None or newest is None:
             return points.SKIP
         oldest, last = self._buffered
-        oldest += max(0, newest - last)  # as many may have been pushed out as have come since
+        oldest += max(0, newest - last)  # those that came since may have pushed out as many
         return (
             f"asked for {start}: the first reply is {first}, though {oldest} is buffered"
             if first > oldest

@@ -19,7 +19,7 @@ Verdict = str | None
 class Point(NamedTuple):
     name: str
     says: str
-    consequence: str  # what a router would get wrong because of a failure
+    consequence: str  # a router's mistake after a failure
 
 
 # Below each point, what becomes of a router where it fails.
@@ -217,7 +217,7 @@ def removals_matched(history: History, event: BlockRemoved) -> Verdict:
     return f"block {show(unknown[0])} is removed from {medium}, where it was not" if unknown else OK
 
 
-# By the name of their points; all others are graded by `Conformance`, from the order of messages.
+# These have the name of their points; all others are graded by `Conformance`, from the order of messages.
 LIVE_CHECKS = {"three frames": three_frames, "sequence frame": sequence_frame, "one topic": one_topic}
 BATCH_CHECKS = {
     "timestamps monotone": timestamps,

@@ -163,7 +163,7 @@ class Statistics:
         self._received_s: dict[int, float] = {}
         self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
         self._least_lag_s: float | None = None
-        self._seconds: deque[tuple[int, Counts]] = deque()  # of the last RECENT_S, by the second of receipt
+        self._seconds: deque[tuple[int, Counts]] = deque()  # the last RECENT_S, by the second of receipt
 
     def received(self, socket: str, frames: Frames, at_s: float) -> None:
         if socket == "events" and len(frames) == 3:

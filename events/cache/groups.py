@@ -38,7 +38,7 @@ MOST_BLOCK = 2**20  # tokens
 MasksOf: TypeAlias = Callable[[int, Sequence[int]], list[int]]
 
 
-# What an event says about its group: medium, number, kind, window, block size, tokens ahead or none, and pairs or none.
+# An event's words about its group: medium, number, kind, window, block size, tokens ahead or none, and pairs or none.
 Said: TypeAlias = tuple[str | None, int | None, str | None, int | None, int, bool, bool]
 
 
@@ -59,8 +59,8 @@ class Group(NamedTuple):
 
     group: int
     rule: str
-    units: int  # in one of its blocks
-    blocks: int = 0  # in its window
+    units: int  # units of one of its blocks
+    blocks: int = 0  # the blocks of its window
 
 
 class Layout(NamedTuple):
@@ -107,7 +107,7 @@ class Groups:
         self.doubt: str | None = None
         self.sparse = False  # no group names all blocks
         self._specs: dict[int, Spec] = {}
-        self.known: set[Said] = set()  # what needs no second look
+        self.known: set[Said] = set()  # words that need no second look
         self._lookahead = 0
         self._pairs = False
         self._unit = 0  # divides every size that was ever seen; 0: none was

@@ -17,7 +17,7 @@ from events.cache.pool import low64
 from events.messages import BlockStored, Hash
 
 SEED = "vllm-none-hash"
-MOST_BLOCKS = 4096  # of one event
+MOST_BLOCKS = 4096  # the limit for one event
 MOST_KNOWN = 65_536  # hashes, beside those of resident blocks
 
 Part = bytes | str | int | tuple[Any, ...] | None

@@ -22,7 +22,7 @@ class Doubtful:
 
     def __init__(self) -> None:
         self.after_loss = False  # there may be blocks that nobody told of
-        self.unknown_removals = 0  # of blocks whose key was not known
+        self.unknown_removals = 0  # removals of blocks whose key was not known
         self.keys: dict[Hash, int] = {}
         self._hashes: dict[int, Hash] = {}
         self._pools_before: set[tuple[str, int]] = set()  # the loss

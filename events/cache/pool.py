@@ -17,7 +17,7 @@ _MASK = 2**64 - 1
 class Removal(NamedTuple):
     """The outcome of a removal, in which a copy of each hash has gone."""
 
-    keys: list[int]  # of those without a remaining copy
+    keys: list[int]  # keys without a remaining copy
     unknown: list[Hash]
     keyless: int  # gone without a key
     doubted: int  # copies that may have been reports
@@ -56,7 +56,7 @@ class Pool:
         self.native = native
         self.named: dict[Hash, int | None] = {}
         self.copies: dict[Hash, int] = {}
-        self.doubted: dict[Hash, int] = {}  # of these, the ones that a report would look like
+        self.doubted: dict[Hash, int] = {}  # those among them that a report would look like
         self.spent: set[Hash] = set()  # resident only if such a copy was one
         self.held: set[int] = set()
         self.holders: dict[int, int] = {}

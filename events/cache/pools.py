@@ -83,7 +83,7 @@ class ResolverStats(Struct):
     refused_blocks: int = 0  # beyond what the replica can hold
 
 
-MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
+MOST_BLOCKS = 2**21  # the limit for one replica, in all media: its views take a gigabyte then
 TOO_MANY_BLOCKS = "it says it holds more than {:,} blocks, which is the most that is kept of a replica"
 MOST_POOLS = 64
 MOST_MEDIA = 8  # every prompt is looked up in each of them
@@ -95,7 +95,7 @@ class Capacity:
     """Bounds a replica's pools, and notes what it claims beyond that."""
 
     def __init__(self, pools: Pools) -> None:
-        self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
+        self.gpu_blocks: int | None = None  # the size of its GPU pool, as it says
         self.cacheable_blocks: int | None = None  # those of them that can hold a prefix; None: unknown
         self.overclaim: str | None = None  # it has claimed more than it can hold
         self.full: str | None = None  # it has more than is kept
@@ -127,7 +127,7 @@ class Capacity:
         elif len(pools) == 1:
             blocks = len(pool) + len(event.block_hashes)
             if blocks <= MOST_BLOCKS and (not self.gpu_blocks or blocks <= self.gpu_blocks):
-                return pool  # without adding up
+                return pool  # nothing has to be added up
         if not self._excess(pool.medium, len(event.block_hashes)):
             return pool
         more = sum(block_hash not in pool for block_hash in event.block_hashes)  # copies take no room here

@@ -114,7 +114,7 @@ class Resolver:
 
     def lose(self) -> Cleared:
         """Forget blocks that may be gone since events were lost; only what is stored from now on is claimed."""
-        provable = not self.native and self.groups.layout is None  # of other groups a hit does not prove every block
+        provable = not self.native and self.groups.layout is None  # a hit does not prove every block of other groups
         self.doubtful.lose(self.pools, MOST_BLOCKS, keep=provable)
         return self._forget()
 
@@ -199,7 +199,7 @@ class Resolver:
                 self.lost = f"an event could not be read: {event.reason}"
             elif isinstance(event, UnknownEvent):
                 self.stats.unknown_events += 1
-        self.reports.latest = None  # what follows in another batch may have been computed in between
+        self.reports.latest = None  # a block of another batch may have been computed in between
         return changes
 
     def _learn(self, events: list[Event], changes: list[Change]) -> None:

@@ -18,7 +18,7 @@ class Whole(Struct):
     """A stored event that is applied in pieces; the resolver notes its progress."""
 
     event: BlockStored
-    named_blocks: int = 0  # from the first on
+    named_blocks: int = 0  # the first ones
     last_key: int = 0
     reported: bool = False  # so far all of its blocks look like a report of resident ones
 

@@ -60,7 +60,7 @@ class RecordedStream(CacheView):
         super().__init__(source.name, source.stream())
         self.incarnations = [Incarnation()]
         self.batches = 0
-        self.short_replies = False  # without a topic frame, as vLLM before 0.26
+        self.short_replies = False  # vLLM before 0.26 replies without a topic frame
         self.mirror = Mirror() if mirrored else None
         self._feed = Feed(self)
         self._kind = ""
@@ -242,7 +242,7 @@ class Player:
         while True:
             try:
                 socket.send_multipart(frames, zmq.NOBLOCK)
-            except zmq.Again:  # at full speed, until the slowest subscriber has read
+            except zmq.Again:  # it goes at full speed, until the slowest subscriber has read
                 self._serve(POLL_S)
             else:
                 self._serve(0)

@@ -187,7 +187,7 @@ class Recording:
             self.header = msgspec.msgpack.decode(body or b"", type=Header)
         except msgspec.DecodeError as error:
             raise BadRecording(f"{self.path}: the header cannot be read: {error}") from error
-        redacted = self.header.redacted  # what it calls hashes are keys then
+        redacted = self.header.redacted  # its hashes are keys then
         self.sources = [msgspec.structs.replace(source, keyed=redacted) for source in self.header.sources]
         self._start = len(MAGIC) + HEAD_BYTES + len(body or b"")
 

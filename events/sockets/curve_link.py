@@ -81,7 +81,7 @@ class CurveLink(Link):
         socket.rcvhwm, socket.sndhwm = MOST_UNREAD_MESSAGES, 0
         socket.reconnect_ivl, socket.reconnect_ivl_max = int(RETRY_S * 1000), int(RETRY_AT_MOST_S * 1000)
         socket.connect_timeout, socket.handshake_ivl = int(CONNECT_TIMEOUT_S * 1000), int(HANDSHAKE_S * 1000)
-        socket.maxmsgsize = self._most_bytes  # of a part
+        socket.maxmsgsize = self._most_bytes  # the limit for a part
         # The kernel asks whether the peer is there, not ZeroMQ: libzmq 4.3.5 aborts the process when a heartbeat is due
         # on a connection that broke while it was full.
         socket.tcp_keepalive = 1

@@ -23,7 +23,7 @@ from events.sockets.curve import CurveKeys, secure_server
 
 log = logging.getLogger(__name__)
 
-# What all peers together may have sent by the connections they have: subscriptions, requests of some ten bytes,
+# All peers together may have sent so much by the connections they have: subscriptions, requests of some ten bytes,
 # handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended.
 MOST_BYTES = 2**20
 INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
@@ -73,7 +73,7 @@ class Peers:
         self._socket = socket
         self._most_peers = most_peers
         self._stats = stats
-        self._connections: dict[int, PeerConnection] = {}  # by descriptor, the oldest first
+        self._connections: dict[int, PeerConnection] = {}  # connections by descriptor, the oldest first
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def __len__(self) -> int:
@@ -198,9 +198,9 @@ def received_bytes(descriptor: int, ends: Ends) -> int:
         return 0
 
 
-MOST_PART_BYTES = 1024  # of what a peer sends: a request, a subscription, a handshake
-MOST_TOPICS = 1000  # of all peers; libzmq takes some 40 bytes for each byte of a topic
-WAITING_REQUESTS = 4  # of one peer; more wait with it (with 1, nobody gets in by CURVE)
+MOST_PART_BYTES = 1024  # the longest message of a peer: a request, a subscription, a handshake
+MOST_TOPICS = 1000  # the limit for all peers; libzmq takes some 40 bytes for each byte of a topic
+WAITING_REQUESTS = 4  # the limit for one peer; more wait with it (with 1, nobody gets in by CURVE)
 KERNEL_BYTES = 256 * 1024  # wait in the kernel for a peer that does not read
 UNREAD_MS = 30_000  # a peer whose kernel takes nothing for so long is gone
 HANDSHAKE_MS = 5000

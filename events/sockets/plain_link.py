@@ -103,7 +103,7 @@ class PlainLink(Link, asyncio.Protocol):
                 transport.write(subscription(self._topic))
             transport.writelines(self._to_send)
             self._to_send.clear()
-        # What is raised for a message ends nothing of the others: the next turn is arranged first.
+        # An error of one message ends nothing of the others: the next turn is arranged first.
         if zmtp.more:
             transport.pause_reading()
             self._drain_soon()

@@ -21,14 +21,14 @@ Socket: TypeAlias = zmq.Socket[bytes]
 Message: TypeAlias = tuple[bytes | zmq.Frame, ...]  # the last part is a Frame
 Peer: TypeAlias = tuple[Socket, bytes]  # and the identity that it gave to the connection
 
-REQUESTS_PER_S = 100.0  # of all peers; a reader asks once, and again some seconds later if nothing comes
-MESSAGES_PER_S = 20_000.0  # of all transfers
+REQUESTS_PER_S = 100.0  # the limit for all peers; a reader asks once, and again some seconds later if nothing comes
+MESSAGES_PER_S = 20_000.0  # the limit for all transfers
 MESSAGES_PER_TURN = 64
-WAITING_MESSAGES = 256  # in a peer's queue
+WAITING_MESSAGES = 256  # the length of a peer's queue
 STALLED_S = 30.0  # a peer whose queue stays full for so long is given up
 RETRY_S = 0.005  # after a full queue; doubled while it stays full
 RETRY_AT_MOST_S = 0.25
-SNAPSHOT_SHARE = 0.1  # of the publisher's time
+SNAPSHOT_SHARE = 0.1  # a share of the publisher's time
 SNAPSHOTS_ALIVE = 2
 
 

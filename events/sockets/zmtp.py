@@ -6,7 +6,7 @@ take together. Here a message is refused at the first byte that is too much. See
 
 from events.messages import Frames
 
-MOST_PARTS = 8  # of a message; an event has three, a replayed one four
+MOST_PARTS = 8  # the limit for a message; an event has three, a replayed one four
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _OLD = b"\0", b"\1", b"\2"
@@ -40,11 +40,11 @@ class Zmtp:
         self.more = False  # `take` has left whole frames
         self.reply = b""  # to the last heartbeat
         self._kind = kind
-        self._most_bytes = most_bytes  # of a message
+        self._most_bytes = most_bytes  # the limit for a message
         self._greeted = False
         self._unread: bytes | bytearray = b""
-        self._at = 0  # what is before it has been read
-        self._parts: Frames = []  # of a message that has not ended
+        self._at = 0  # all before it has been read
+        self._parts: Frames = []  # parts of a message that has not ended
         self._parts_bytes = 0
 
     def feed(self, data: bytes) -> None:

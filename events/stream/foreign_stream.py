@@ -4,7 +4,7 @@ from events.stream.actions import Action
 from events.stream.states import Repair, Row, State, StreamConfig
 from events.stream.stream import Stream
 
-DRAINED_S = 0.2  # without a batch: all that was sent during a standstill has been read
+DRAINED_S = 0.2  # after so long without a batch, all that was sent during a standstill has been read
 
 
 class ForeignStream(Stream):
@@ -69,7 +69,7 @@ class ForeignStream(Stream):
         self._replies(now_s)
         if self._state is State.JOIN:
             self._state = State.GAP
-        actions = self._skip_to_held(before=seq)  # what came live is not lost
+        actions = self._skip_to_held(before=seq)  # live batches are not lost
         actions += self._go_to(seq)
         self.stats.replayed_batches += 1
         return actions + self._apply(seq, payload)

@@ -39,7 +39,7 @@ class StreamConfig(Struct, frozen=True):
     probe_at_most_s: float = 10.0
     max_held_batches: int = 20_000
     max_held_bytes: int = 64 * 2**20
-    # At least as many as a replay brings (vLLM keeps 10,000): their live copies may still be on their way.
+    # A replay brings no more than these (vLLM keeps 10,000): their live copies may still be on their way.
     remembered_batches: int = 16_384
 
 
@@ -49,17 +49,17 @@ Reaction: TypeAlias = Callable[..., list[Action]]
 class State(StrEnum):
     FOLLOWING = "batches are applied as they come"
     GAP = "a replay of missing batches is awaited"
-    # of a foreign replica only
+    # states of a foreign replica only
     JOIN = "the first replay is awaited"
     PROOF = "a replay is to prove that the publisher is the same as before the reconnect"
     PROBE = "a replay is to show whether an idle stream has lost its tail"
-    # of a native replica only
+    # states of a native replica only
     SNAPSHOT = "a snapshot is awaited"
     PAUSE = "a snapshot is to be asked for later"
     OVERSIZED = "snapshots are too long to be read: what is lost stays lost"
 
 
-IN_ORDER = {State.FOLLOWING, State.PROBE, State.OVERSIZED}  # in all other states live batches wait for a repair
+IN_ORDER = {State.FOLLOWING, State.PROBE, State.OVERSIZED}  # live batches wait for a repair in all other states
 
 
 class Repair(Struct):

@@ -76,7 +76,7 @@ class Tail(Stream):
         self._output = output
         self._several = several
         self._came_by = ""
-        self._keys: dict[int, int] = {}  # of the first block of each event of the batch, by the event's id
+        self._keys: dict[int, int] = {}  # the key of each event's first block in the batch, by the event's id
         self._snapshot: list[int] = []  # blocks of each of its batches
         self._was_inexact: str | None = "not begun"
 

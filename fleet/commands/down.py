@@ -18,7 +18,7 @@ from fleet.display import Display
 from router.console.asking import Refused, Unreachable
 
 LOOK_S = 0.25
-BETWEEN_SIGNALS_S = 3.0  # at most: two at once would count as one
+BETWEEN_SIGNALS_S = 3.0  # two at once would count as one
 STUCK_S = 15.0
 GONE_S = 2.0  # a controller that is silent for so long has ended
 
@@ -46,7 +46,7 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     if everything and which is not None:
         raise click.UsageError("--all means all fleets of this machine; give either --all or FLEET")
     killed = [fleet for fleet in local_fleets.recorded_fleets() if not local_fleets.is_running(fleet)]
-    living = local_fleets.running_fleets()  # which removes what was left, and says so
+    living = local_fleets.running_fleets()  # it removes leftovers, and says so
     if everything and not living and not killed:
         raise click.ClickException("no fleet runs on this machine")
     if everything:

@@ -86,7 +86,7 @@ def _wait(fleet: FleetClient, tell: Callable[[], Collection[str]], limit_s: floa
     not know its replicas yet, is waited for.
     """
     began_s = time.monotonic()
-    seen: dict[str, tuple[float, ReplicaView]] = {}  # when it was seen first, and how
+    seen: dict[str, tuple[float, ReplicaView]] = {}  # its first sight: the time and its state
     while True:
         try:
             names = tell()

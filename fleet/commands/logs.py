@@ -11,7 +11,7 @@ from fleet.commands.options import fleet_options, locate
 from router.console.asking import Refused
 
 LINES = 100
-FOLLOWED_LINES = 2000  # what is written in LOOK_S should be less
+FOLLOWED_LINES = 2000  # fewer lines should be written in LOOK_S
 LOOK_S = 0.5
 NOT_FOUND, UNAVAILABLE = 404, 503
 

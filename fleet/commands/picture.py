@@ -25,7 +25,7 @@ STYLES = {
 UNKNOWN = "-"
 INCARNATION_LETTERS = 8
 LAST_WORDS = 6
-MOST_IDLE = 5  # with a line each
+MOST_IDLE = 5  # replicas that have a line each
 
 
 NONE_IDLE: Mapping[str, str] = MappingProxyType({})

@@ -14,7 +14,7 @@ class ModelView(Struct, frozen=True, kw_only=True):
     engine: str = ""
     wanted: int = 0
     ready: int = 0
-    replicas: int = 0  # with those that leave
+    replicas: int = 0  # those that leave included
     generation: int = 0
     restarting: bool = False
     autoscale: dict[str, Any] | None = None

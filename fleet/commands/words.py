@@ -3,7 +3,7 @@
 from fleet.commands.view import ReplicaView, View
 from router.console.formatting import count
 
-CAUSES = ("ready", "gone", "leaving")  # when one is ready another may leave, and when it is gone a new one may start
+CAUSES = ("ready", "gone", "leaving")  # another may leave once one is ready, and a new one may start once it is gone
 
 
 def changes(before: View | None, now: View, model: str | None = None) -> list[str]:

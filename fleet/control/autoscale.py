@@ -13,12 +13,12 @@ from fleet.plan import MOST_REPLICAS, Autoscale
 
 STALE_S = 5.0  # a measurement older than that says nothing
 STARTS_S = 12  # times up_after_s: for so long a replica that starts counts as if it were there
-SPARE = 0.5  # of the target: what a prompt may wait with one replica less
-MOST_BUSY = 0.7  # of the prefill speed, or of the KV memory, with one replica less
-FULL = 0.9  # of the KV memory: a prompt that waits may need more than what is left
+SPARE = 0.5  # a prompt may wait this share of the target with one replica less
+MOST_BUSY = 0.7  # the share of the prefill speed, or of the KV memory, in use with one replica less
+FULL = 0.9  # the share of the KV memory in use: a prompt that waits may need more than the rest
 MOST_PATIENCE = 16  # times down_after_s
-SLOWEST = 0.1  # of its prefill speed: the least that a replica is assumed to do
-# Of engines that do not say it
+SLOWEST = 0.1  # a replica is assumed to have at least this share of its prefill speed
+# Engines that do not say it are taken to have these
 ASSUMED_TOKENS_PER_S = 8000.0
 ASSUMED_PROMPT_TOKENS = 1000.0
 
@@ -64,13 +64,13 @@ class Demand(NamedTuple):
 class Autoscaler:
     def __init__(self, plan: Autoscale) -> None:
         self.plan = plan
-        self.why = ""  # of the last change
-        self._heard: dict[str, tuple[float, float]] = {}  # by replica, its newest measurement and when that came here
+        self.why = ""  # the reason of the last change
+        self._heard: dict[str, tuple[float, float]] = {}  # each replica's newest measurement, and its time here
         self._there = 0
         self._short_since_s: float | None = None
         self._ample_since_s: float | None = None
         self._incomplete_since_s: float | None = None  # not all that are wanted are there
-        self._fewer_s: float | None = None  # when one was taken away last
+        self._fewer_s: float | None = None  # the last time that one was taken away
         self._patience = 1  # doubled when one was missed soon after it was taken away
 
     def look(self, wanted: int, reports: Sequence[Report], now_s: float) -> int:
@@ -136,7 +136,7 @@ class Autoscaler:
         plan, fewer = self.plan, wanted - 1
         ample = (
             demand.replicas == wanted == there
-            and fewer >= max(1, plan.min)  # without any there would be no queue to see
+            and fewer >= max(1, plan.min)  # there would be no queue to see without any
             and demand.wait_s(fewer) <= SPARE * plan.ttft_target_s
             and demand.busy(fewer) <= MOST_BUSY
         )

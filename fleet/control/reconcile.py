@@ -27,7 +27,7 @@ class Kept(Struct, kw_only=True):
     surges: dict[str, int] = {}  # model -> replicas above its count while older ones are replaced
     tasks: list[Task] = []
     leaving: list[str] = []
-    draining: list[str] = []  # by an operator's word
+    draining: list[str] = []  # an operator said so
     ending: bool = False
     retired: dict[str, str] = {}  # replica -> the life of its host that gets no new requests
 
@@ -51,7 +51,7 @@ class Replica:
         self.task = task
         self.restored = restored  # begun by an earlier controller, and it has not reported yet
         self.leaving = False
-        self.kept_away = False  # by an operator's word
+        self.kept_away = False  # an operator said so
         self.retired = ""  # the life of its host that gets no new requests; the next one does
         self.report: Report | None = None
         self.lost = ""  # why its host does not answer
@@ -117,7 +117,7 @@ class Reconciler:
                 self._generations.setdefault(model.name, 0)
             elif _started_alike(before) != _started_alike(model):
                 self._generations[model.name] += 1
-                self._surges.pop(model.name, None)  # that was a wish for one restart
+                self._surges.pop(model.name, None)  # the wish was for one restart
             # Set the count; a count reached by scaling stays, within the new bounds.
             if before is None or before.replicas != model.replicas:
                 self._counts[model.name] = first_count(model)
@@ -334,7 +334,7 @@ def _started_alike(plan: ModelPlan) -> ModelPlan:
     return msgspec.structs.replace(plan, drain_timeout_s=0.0, role=None) if plan.engine in FOREIGN else plan
 
 
-SOON_S = 60.0  # what is asked for again within that time is missed
+SOON_S = 60.0  # a replica asked for again within that time is missed
 
 
 def cache_value(report: Report | None) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from fleet.control.controller import Controller
 from fleet.control.reconcile import Replica
 from fleet.host.report import Said
 
-OF_LOGS = ("last_words", "notes")  # what they say may be anything
+OF_LOGS = ("last_words", "notes")  # they may say anything
 
 
 def view(controller: Controller, *, logs: bool) -> dict[str, Any]:

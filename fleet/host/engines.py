@@ -119,7 +119,7 @@ def _given(flags: Mapping[str, str | None]) -> list[str]:
 def _environment(plan: ModelPlan, key_variable: str) -> dict[str, str]:
     """Return the variables to add. Other engines must not import our packages from the current folder."""
     safe = {"PYTHONSAFEPATH": "1"} if plan.engine in FOREIGN else {}
-    name = plan.api_key_env  # of the key that its replicas shall demand
+    name = plan.api_key_env  # the variable with the key that its replicas shall demand
     key = None if name is None else plan.environment.get(name) or os.environ.get(name)
     return safe | plan.environment | ({key_variable: key} if key is not None else {})
 

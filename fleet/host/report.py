@@ -27,29 +27,29 @@ class Said(Struct, frozen=True, kw_only=True):
     since: float = 0.0  # Unix time of the last change of `life`
     node: str = ""  # its address
     pid: int | None = None
-    starts: int = 0  # of its process, in this life of the host
+    starts: int = 0  # starts of its process in this life of the host
     log: str = ""  # the file on its node
-    last_words: tuple[str, ...] = ()  # of the process that ended last
-    notes: tuple[str, ...] = ()  # what it said of its settings
+    last_words: tuple[str, ...] = ()  # lines of the process that ended last
+    notes: tuple[str, ...] = ()  # its words about its settings
     load: Load = Load()
-    hit_rate: float = 0.0  # of prompt tokens, over the last seconds
+    hit_rate: float = 0.0  # a share of prompt tokens, over the last seconds
     prompt_tokens_per_s: float = 0.0
     open_requests: int = 0
     total_blocks: int = 0
     block_size: int = 0
     measured_at: float = 0.0  # Unix time of `load`; 0: never
     generated_tokens_per_s: float = 0.0
-    token_s: float = 0.0  # from one token of an answer to the next; 0: not known
+    token_s: float = 0.0  # the time between two tokens of an answer; 0: not known
 
 
 class Report(Said, frozen=True, kw_only=True):
     """`version` grows with every report of one host; a restarted host has another `host`."""
 
     name: str
-    host: str  # of this life of the host: another one after a restart
+    host: str  # the name of this life of the host; a restart has another one
     version: int = 0
     life: Life = "starting"
-    why: str = ""  # what ended the process before this one; empty while all is well
+    why: str = ""  # the end of the process before this one; empty while all is well
     place: ReplicaAddress | None = None  # while it is ready or draining
 
 

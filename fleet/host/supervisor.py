@@ -97,7 +97,7 @@ LONGEST_PAUSE_S = 30.0
 SETTLED_S = 60.0  # a process that ran for so long is restarted at once
 LOOK_S = 1.0  # between probes
 STARTING_LOOK_S = 0.1
-STOP_LIMIT_S = 20.0  # for a process whose requests are done; then it is killed
+STOP_LIMIT_S = 20.0  # a process whose requests are done is killed after this
 REPORT_WITHIN_S = 10.0  # a long poll without news is answered after so long
 
 
@@ -171,7 +171,7 @@ class Supervisor:
                 return missing
             start = launch(self.task, self._address, incarnation=uuid.uuid4().hex[:12])
             child = await Child.start(bound(start.command, self.task), self._log, start.environment)
-        except (OSError, ValueError) as error:  # of this moment, or of what the plan says: in both cases try again
+        except (OSError, ValueError) as error:  # the moment is bad, or the plan: it is tried again in both cases
             return f"cannot be started: {error}"
         self._child = child
         self._say(life="starting", pid=child.pid, starts=self._report.starts + 1)

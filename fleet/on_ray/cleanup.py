@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 LOOK_S = 0.02
 SHARED_MEMORY = Path("/dev/shm")
-STORE_BYTES = 64 * 1024 * 1024  # that have to be free; about one is used
+STORE_BYTES = 64 * 1024 * 1024  # so many have to be free; about one is used
 LIMIT_S = 10.0
 
 
@@ -78,7 +78,7 @@ def make_store(session: int) -> Path | None:
     try:
         if os.statvfs(SHARED_MEMORY).f_bavail * os.statvfs(SHARED_MEMORY).f_frsize < STORE_BYTES:
             return None
-        remove_store(session)  # of an earlier process with this number
+        remove_store(session)  # an earlier process with this number has left it
         path.mkdir(mode=0o700)
     except OSError:
         return None
@@ -90,7 +90,7 @@ def remove_store(session: int) -> None:
     path, end_s = _store(session), time.monotonic() + LIMIT_S
     with suppress(FileNotFoundError):
         while path.lstat().st_uid == os.geteuid() and time.monotonic() < end_s:
-            shutil.rmtree(path, ignore_errors=True)  # which follows no link
+            shutil.rmtree(path, ignore_errors=True)  # this follows no link
             time.sleep(LOOK_S)
 
 

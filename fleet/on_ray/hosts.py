@@ -14,7 +14,7 @@ from fleet.on_ray.cluster import UNPLACED, Actor, lacking, needs, nodes, state_o
 from fleet.on_ray.replica import Replica, decode_report, encode_task
 from fleet.plan import Task
 
-GRACE_S = 3.0  # for an answer to come through Ray
+GRACE_S = 3.0  # the time for an answer to come through Ray
 SILENT_S = 60.0  # an actor that does not answer for so long, though Ray says that it lives, is killed
 LOG_WITHIN_S = 10.0
 GONE_WITHIN_S = 5.0

@@ -30,8 +30,8 @@ from fleet.on_ray.watchdog import RayWatchdog
 from fleet.tasks import first
 
 CONNECT_S = 3.0
-JOIN_S = 15.0  # with a wrong token Ray waits forever
-BEGIN_S = 60.0  # for the controller's actor: a node may have to load much to start it
+JOIN_S = 15.0  # Ray waits forever if the token is wrong
+BEGIN_S = 60.0  # the time for the controller's actor: a node may have to load much to start it
 HANGS_S = 30.0  # a controller that gives no answer for so long is replaced
 SHUTDOWN_S = 2.0
 TRIES = 3  # to find a controller that does not just end

@@ -88,7 +88,7 @@ def start_gcs_again() -> int:
     with _STARTING:
         for died in node.all_processes.pop(GCS):
             died.process.wait()
-        client, node._gcs_client, node._gcs_address = node._gcs_client, None, None  # as `start_gcs_server` demands
+        client, node._gcs_client, node._gcs_address = node._gcs_client, None, None  # `start_gcs_server` demands this
         try:
             node.start_gcs_server()
         finally:

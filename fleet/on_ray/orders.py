@@ -9,11 +9,11 @@ from fleet.plan import FleetPlan
 
 class Order(Struct, frozen=True, kw_only=True):
     plan: FleetPlan
-    key: str  # for changing the fleet
-    address: str | None = None  # of the Ray to join; None: one of our own on this machine
+    key: str  # the key for changing the fleet
+    address: str | None = None  # the Ray to join; None: one of our own on this machine
     namespace: str = NAMESPACE
-    port: int = 0  # of the controller; 0: any free one, and the same one again when it is restarted
-    temp_dir: str | None = None  # of a local Ray; it is not removed
+    port: int = 0  # the controller's port; 0: any free one, and the same one again after a restart
+    temp_dir: str | None = None  # the folder of a local Ray; it is not removed
     again: bool = False  # a controller that is there goes on with what it was told
 
 
@@ -21,7 +21,7 @@ class Launched(Struct, frozen=True, kw_only=True, tag=True):
     controller: str  # its URL
     logs: str | None = None  # the folder of the replicas' logs, if it is on this machine
     found: bool = False  # the controller was there, and has a new plan now
-    address: str = ""  # of Ray's GCS
+    address: str = ""  # the address of Ray's GCS
 
 
 class Trouble(Struct, frozen=True, kw_only=True, tag=True):

@@ -23,11 +23,11 @@ def local_environment(store: Path | None = None) -> dict[str, str]:
         **kept,
         # Otherwise it kills every actor when the machine is short of memory, even for other programs' use.
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray would listen on all addresses
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_prestart_worker_first_driver": "0",
-        "RAY_worker_niceness": "0",  # without it replicas have nice 15, and starve beside any other program
+        "RAY_worker_niceness": "0",  # replicas would have nice 15, and starve beside any other program
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
     }
 

@@ -16,7 +16,7 @@ from fleet.on_ray.local import GCS, RAYLET, raylet_lives, start_gcs_again
 LOOK_S = 2.0
 ANSWER_S = 3.0
 MISSES = 10  # looks in a row without an answer: up to 50 s
-MOST_STARTS = 3  # of a GCS, within a minute
+MOST_STARTS = 3  # the starts of a GCS within a minute
 STARTS_WITHIN_S = 60.0
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]  # ("models", 0, "name")
-MOST_LINES = 300  # of a statement; nothing is looked for behind a longer one
+MOST_LINES = 300  # the lines of a statement; nothing is looked for behind a longer one
 
 
 class Lines:
     def __init__(self, text: str) -> None:
         self._lines: dict[Path, int] = {(): 1}
-        self._counts: dict[Path, int] = {}  # of `[[...]]`
+        self._counts: dict[Path, int] = {}  # the number of each `[[...]]`
         table: Path = ()
         for line, is_heading, key, value in _statements(text):
             if is_heading:

@@ -39,7 +39,7 @@ LONGEST_NAME = 100  # a replica's name has a number after it, and 128 characters
 MOST_BYTES = 1024 * 1024
 MOST_LEVELS = 32
 BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
-LARGEST_INTEGER = 2**63 - 1  # of what TOML promises to keep
+LARGEST_INTEGER = 2**63 - 1  # TOML promises to keep no larger one
 
 OF_PROMPTS = ("model", "tokenizer", "chat_template")
 OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")  # they have keys of their own, or cannot be asked for

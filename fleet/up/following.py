@@ -34,7 +34,7 @@ class Following:
     say: Callable[[str], None]
     joined_once: bool = False
     is_new: bool = True  # whether the controller has yet to be told of the plan
-    wrong: str = ""  # what is wrong with the file, and with what was asked last: each is said once
+    wrong: str = ""  # trouble with the file, and with the last wish: each is said once
     failed: str = ""
 
     async def run(self) -> None:

@@ -22,7 +22,7 @@ from fleet.on_ray.settings import LOOPBACK
 from fleet.plan import NO_MODELS, FleetPlan
 from fleet.up.watching import CannotStart
 
-START_LIMIT_S = 180.0  # of which the controller may take 60
+START_LIMIT_S = 180.0  # the controller may take 60 of them
 LOG = "launcher.log"
 CLOSE_LIMIT_S = 15.0
 LOCAL_TRIES = 5
@@ -113,7 +113,7 @@ class OnRay:
             temp_dir=str(folder),
         )
         self._child: asyncio.subprocess.Process | None = None
-        self._log_begin = 0  # of this child's part
+        self._log_begin = 0  # the beginning of this child's part
         self._answered = False  # the child has begun the fleet
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:

@@ -85,7 +85,7 @@ def complete(plan: FleetPlan) -> FleetPlan:
 
 
 def _complete(plan: ModelPlan) -> ModelPlan:
-    key = plan.api_key_env  # which may not be set on the replicas' machines
+    key = plan.api_key_env  # it may not be set on the replicas' machines
     environment = ({key: os.environ[key]} if key and key in os.environ else {}) | plan.environment
     if plan.engine in FOREIGN:
         folder = plan.tokenizer or (plan.model if os.path.isdir(plan.model) else None)

@@ -23,7 +23,7 @@ from router.console.asking import Refused, Unreachable
 from router.process.front import Front
 
 LOOK_INTERVAL_S = 0.05
-ENDS_S = 60.0  # for replicas to end after their time to drain is over
+ENDS_S = 60.0  # replicas have so long to end after their time to drain
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class Job(NamedTuple):
 
     plan: FleetPlan
     launcher: Launcher
-    key: str  # of the controller
-    listener: socket.socket | None  # of the router; None: none runs here
+    key: str  # the controller's key
+    listener: socket.socket | None  # the router's socket; None: none runs here
     router: RouterConfig  # but for its registry
     say: Callable[[str], None]
     show: Callable[[View], None]

@@ -36,7 +36,7 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but asked 
 
 
 def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")  # of the router
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")  # the router's messages
     key = fleet_key()
     router = router_config(plan, settings.host, settings.port)
     listener = after.enter_context(bind(settings.host, settings.port)) if settings.router else None
@@ -123,7 +123,7 @@ class Telling:
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
             controller=started.controller,
-            key=self.key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
+            key=self.key if FLEET_KEY in os.environ or not started.found else None,  # a found fleet has its own
             found=started.found,
             folders=() if self.settings.log_dir else (str(self.folder),),
             router=url_here(self.listener),

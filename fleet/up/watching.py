@@ -34,7 +34,7 @@ class Watcher:
         self._show = show
         self._seen: dict[str, ReplicaView] = {}
         self._began_s: dict[str, float] = {}
-        self._ready: set[str] = set()  # at least once
+        self._ready: set[str] = set()  # those that were ready at least once
         self._notes: set[str] = set()
 
     async def complete(self) -> View:

@@ -12,12 +12,12 @@ from torch import Tensor
 from kernels.adapters import ALIGNED, EVEN, NUMBERS, PARTS, TILE, Table, Tiles
 from kernels.gpu.jit import jit_for_any
 
-RANKS = 64  # that a program computes at a time
+RANKS = 64  # a program computes so many at a time
 DEPTH = 64  # inputs that it adds up at a time
-COLUMNS = 128  # of a product, of a program
+COLUMNS = 128  # a program's part of a product
 RANK_STEP = 32  # ranks that it adds up at a time
-SPLITS = 8  # of the inputs among programs, at most: few tiles would leave most of the device idle
-PROGRAMS = 512  # that fill a device
+SPLITS = 8  # the most parts of the inputs among programs: few tiles would leave most of the device idle
+PROGRAMS = 512  # so many fill a device
 
 
 def adapt(inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int) -> None:

@@ -25,18 +25,18 @@ from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 
 LOG2_E = 1.4426950408889634  # exp2 is what the hardware has
-MIN_ROWS = 16  # of a product
+MIN_ROWS = 16  # a product's least rows
 MAX_ROWS = 128
-MAX_DIM = 128  # of heads; for larger ones half as many rows
+MAX_DIM = 128  # larger heads have half as many rows
 TILE_BYTES = 16384  # of keys, and as many of values: with STAGES, three programs of a decode are on a processor at once
 MAX_TILE = 128
 STAGES = 5  # a tile goes through two loads, of the table and by it: so two tiles are in flight while one is computed
-FEW_STAGES = 3  # for products, where there is little memory for them
+FEW_STAGES = 3  # products with little memory have these
 ENOUGH_SHARED = 200 * 1024  # bytes, as data centers' have from Hopper on
-WAVES = 6  # of programs that decode, for each processor, so that an uneven end costs little
+WAVES = 6  # each processor has so many programs that decode, so that an uneven end costs little
 FEW, MANY = 32, 256  # sequences whose lengths a program reads at once
 MAX_SPLITS = 64
-# Where the host does not know how few sequences decode, at most:
+# The most, if the host does not know how few sequences decode:
 MIXED_SPLITS = 16
 MIXED_PROGRAMS = 4096  # most of which may find that there is nothing for them to do
 MIXED_PARTS = 4096  # rows times splits
@@ -144,7 +144,7 @@ def tile_of(cache: LayerCache) -> int:
 
 
 def this_gpu() -> Gpu:
-    properties: Any = torch.cuda.get_device_properties()  # whose type does not know all of them
+    properties: Any = torch.cuda.get_device_properties()  # the type does not know all of them
     return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
 
@@ -170,7 +170,7 @@ def parts_of(results: Tensor, splits: int) -> Parts:
 
 class Grid(NamedTuple):
     tiles: int
-    rows: int  # of a tile
+    rows: int  # a tile's rows
 
 
 def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:

@@ -22,7 +22,7 @@ import triton.language as tl
 from kernels.gpu.jit import jit, jit_for_any
 
 AT_ONCE = tl.constexpr(64)  # shares that are added up at once
-FIELDS = tl.constexpr(4)  # of a row of a plan
+FIELDS = tl.constexpr(4)  # a row of a plan has so many
 
 
 @jit_for_any("sequences", "extra")
@@ -121,7 +121,7 @@ def decode_share(
             *(head_dim, padded_dim, block_size, tile, True, False),
         )
 
-    totals = tl.where(totals > 0, totals, 1.0)  # of rows that have seen nothing: their peaks say so
+    totals = tl.where(totals > 0, totals, 1.0)  # rows that have seen nothing have none: their peaks say so
     average = sums / totals[:, None]
     first_head = tl.where(shares == 1, sequence, number).to(tl.int64) * tl.num_programs(0) * group
     places = (first_head + heads)[:, None] * head_dim + dims[None, :]
@@ -166,7 +166,7 @@ def combine_shares(
 
 @jit_for_any("splits", "table_stride", "decoding", "prompts", "sequences")
 def prefill_tile(
-    queries: tl.tensor,  # from the row `decoding` on, and so are averages and marks
+    queries: tl.tensor,  # the first row is `decoding`, as for averages and marks
     keys: tl.tensor,
     values: tl.tensor,
     tables: tl.tensor,
@@ -243,7 +243,7 @@ def prefill_tile(
             *(head_dim, padded_dim, block_size, tile, True, True),
         )
 
-    totals = tl.where(totals > 0, totals, 1.0)  # of rows that have seen nothing: their peaks say so
+    totals = tl.where(totals > 0, totals, 1.0)  # rows that have seen nothing have none: their peaks say so
     average = sums / totals[:, None]
     # There are as many KV heads as programs on this axis.
     places = (row * tl.num_programs(1) * group + heads) * splits + split
@@ -364,7 +364,7 @@ def absorb(
         scores = tl.where(there[None, :], scores, float("-inf"))
 
     higher = tl.maximum(peaks, tl.max(scores, axis=1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing yet
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # rows that have seen nothing yet have none
     weights, faded = tl.exp2(scores - base[:, None]), tl.exp2(peaks - base)
     seen_values = load_masked(values + places[:, None] + dims[None, :], inside, masked)
     sums = tl.dot(weights.to(seen_values.dtype), seen_values, sums * faded[:, None], input_precision="ieee")

@@ -16,7 +16,7 @@ from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 
 LIBRARY, LIBRARY2 = "_vllm_fa3_C", "_vllm_fa2_C"
-AMPERE, HOPPER = 8, 9  # of the compute capability
+AMPERE, HOPPER = 8, 9  # compute capabilities
 TYPES = (torch.bfloat16, torch.float16)
 VARLEN_BLOCK, FLASH2_BLOCK = 256, 16
 HEAD_STEP, LARGEST_HEAD = 8, 256
@@ -32,7 +32,7 @@ CONSTANTS: dict[str, Any] = {
     "window_size_right": -1,
     "softcap": 0.0,
     "is_rotary_interleaved": True,
-    "num_splits": 0,  # as many as seem right to it
+    "num_splits": 0,  # it takes as many as seem right to it
     "sm_margin": 0,
     "cp_world_size": 1,
     "cp_rank": 0,

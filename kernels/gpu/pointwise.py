@@ -19,8 +19,8 @@ from kernels.paged import LayerCache, Step
 from kernels.pointwise import Heads, Pointwise
 from kernels.spans import Copy
 
-HEADS = 8  # of a program: with one, a long prompt's programs would take longer to start than to run
-COLUMNS = 1024  # of a program
+HEADS = 8  # a program's heads: with one, a long prompt's programs would take longer to start than to run
+COLUMNS = 1024  # a program's columns
 
 
 class TritonPointwise(Pointwise):

@@ -24,9 +24,9 @@ from kernels.sampling import GREEDY_BELOW
 CHUNK = 4096  # logits
 GROUP = 32  # logits
 LANES = 4096
-NOTED = 32768  # of a row; where more are left than this, the whole row is searched
-SLACK = tl.constexpr(0.01)  # of a weight's logarithm, for what rounds
-FAR = tl.constexpr(-1e30)  # from the peak: no weight, at any temperature
+NOTED = 32768  # a row's candidates; the whole row is searched if more are left
+SLACK = tl.constexpr(0.01)  # the slack of a weight's logarithm, for rounding
+FAR = tl.constexpr(-1e30)  # so far from the peak there is no weight, at any temperature
 LOG2_E = tl.constexpr(1.4426950408889634)
 GREEDY = tl.constexpr(GREEDY_BELOW)
 HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -245,7 +245,7 @@ def note(
         reaches = ((first + lane < groups) & (key_of(of_group) >= floor)).to(tl.int32)
         tl.store(numbers + found + tl.cumsum(reaches, axis=0) - 1, first + lane, mask=reaches > 0)
         found += tl.sum(reaches, axis=0)
-    tl.debug_barrier()  # what one lane has stored, another reads
+    tl.debug_barrier()  # another lane reads the stored value
     count = tl.zeros([], tl.int32)
     for first in range(0, found * group, lanes):
         number = tl.load(numbers + (first + lane) // group, mask=first + lane < found * group, other=0)

@@ -103,7 +103,7 @@ class Sharing(Struct, frozen=True):
     reusable_blocks: int
     saved_tokens: int
     hit_rate: float
-    longest_blocks: int  # that a prompt takes, the last one counted if it is only begun
+    longest_blocks: int  # the most that a prompt takes, the last one counted if it is only begun
     shared_prefix_tokens: float  # a request's, on the average
     sharing_requests: int  # those that find anything
 

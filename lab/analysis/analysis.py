@@ -36,7 +36,7 @@ class WithHost(Struct, frozen=True):
 class Needed(Struct, frozen=True, kw_only=True):
     """The cache for a target hit rate; with headroom, at least as large as the longest prompt."""
 
-    target: float  # of what can hit
+    target: float  # the wanted share of the tokens that can hit
     exact: Cache
     headroom: float
     with_headroom: Cache
@@ -57,7 +57,7 @@ class Ordered(Struct, frozen=True):
     capacity_tokens: int
     hit_rate: float
     suggested_hit_rate: float
-    suggested_best_tokens: int  # with these it reaches what a cache without an end gives
+    suggested_best_tokens: int  # it reaches the hits of an endless cache with these
 
 
 class Analysis(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,7 +26,7 @@ class Segments(NamedTuple):
 
     requests: Integers
     earlier: Integers
-    depths: Integers  # of the first block
+    depths: Integers  # the depths of the first block
     lengths: Integers
 
 
@@ -93,7 +93,7 @@ def _sums(values: Integers) -> Integers:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
 
 
-HEADROOM = 0.2  # for requests that run, and for tomorrow
+HEADROOM = 0.2  # room for requests that run, and for tomorrow
 
 
 class HitRateCurve(Struct, frozen=True, eq=False):

@@ -86,12 +86,12 @@ class Outcome(Struct):
     status: int | None = None
     error: str | None = None  # its kind
     detail: str = ""
-    asked_tokens: int = 0  # of the prompt, as planned
+    asked_tokens: int = 0  # the planned tokens of the prompt
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     replica: str | None = None
-    events: int = 0  # with a token in them
+    events: int = 0  # those with a token in them
     gaps_s: list[float] = []  # between those
 
     @property

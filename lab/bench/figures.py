@@ -36,22 +36,22 @@ class Figures(Struct, frozen=True):
     requests: int  # answered or failed
     failed: int
     warm_up: int
-    span_s: float  # from the first one's intended time to the last one's end
+    span_s: float  # the time from the first one's intended start to the last one's end
     requests_per_s: float  # answered ones
     input_tokens: int | None
     output_tokens: int
     input_tokens_per_s: float | None
     output_tokens_per_s: float
-    asked_tokens: int  # of all prompts, as they were planned
+    asked_tokens: int  # the planned tokens of all prompts
     cached_tokens: int | None  # None: not told
-    hit_rate: float | None  # of the prompt tokens of those that tell both
+    hit_rate: float | None  # a share of the prompt tokens of those that tell both
     ttft_s: Spread
     itl_s: Spread  # between events that have tokens
     tpot_s: Spread  # a request's time for each token after its first
     e2e_s: Spread
     sent_late_s: Spread  # after the intended time: the load generator's own delay
     errors: dict[str, int]
-    examples: dict[str, str]  # what was said of the first of each kind
+    examples: dict[str, str]  # the words about the first of each kind
     too_many: int  # refused with status 429
     replicas: dict[str, ReplicaFigures]
 
@@ -109,7 +109,7 @@ def hit_rate(answered: Sequence[Outcome]) -> float | None:
     return sum(cached for cached, _ in both) / sum(prompt for _, prompt in both) if both else None
 
 
-# For 95 % on both sides, by degrees of freedom; beyond these the last one is near enough.
+# These are for 95 % on both sides, by degrees of freedom; beyond these the last one is near enough.
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10)
 
 FIGURES: dict[str, Callable[[Figures], float | None]] = {
@@ -175,9 +175,9 @@ class Machine(Struct, frozen=True):
 class EndpointResult(Struct, frozen=True):
     url: str
     probe: Probe
-    figures: Figures  # of all rounds
+    figures: Figures  # the figures of all rounds
     rounds: list[Figures]
-    own: list[Overhead]  # what the load generator took, round by round
+    own: list[Overhead]  # the load generator's own, round by round
     unfinished: int
     idle: dict[str, str | None] = {}  # a router's replicas that have answered nothing, and why
 
@@ -188,7 +188,7 @@ class Result(Struct, frozen=True):
     format: str
     version: str
     machine: Machine
-    began: str  # in UTC
+    began: str  # a time in UTC
     settings: dict[str, Any]
     interrupted: bool
     endpoints: list[EndpointResult]

@@ -23,13 +23,13 @@ from lab.percentiles import ordered, percentile
 
 LOOK_EVERY_S = 0.01
 LAG_LIMIT_S = 0.005
-LAG_SHARE = 0.1  # of a measured latency: a smaller part of it may well be the load generator's
-CPU_LIMIT = 0.8  # of a core
+LAG_SHARE = 0.1  # a smaller part of a measured latency may well be the load generator's
+CPU_LIMIT = 0.8  # a share of a core
 
 
 class Overhead(Struct, frozen=True):
     cpu_s: float
-    cpu_share: float  # of one core
+    cpu_share: float  # a share of one core
     cpu_per_request_s: float
     cpu_per_output_token_s: float
     lag_p99_s: float  # how late its event loop was
@@ -127,7 +127,7 @@ class LoadGenerator:
         freezes = gc.get_freeze_count() == 0  # otherwise the program around this has done it already
         if freezes:
             gc.collect()
-            gc.freeze()  # what is there already need not be looked through again and again
+            gc.freeze()  # older objects need not be looked through again and again
         watch, was_interrupted = OverheadMeter(), False
         self._began_s = time.perf_counter()
         try:

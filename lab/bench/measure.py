@@ -25,7 +25,7 @@ PATIENCE_S = 2.0  # a question beside the measurement may take so long
 class Plan(NamedTuple):
     targets: Sequence[Target]  # one, or two to compare
     wish: RequestSettings
-    arrivals: Callable[[str], Iterator[Arrival]]  # by seed
+    arrivals: Callable[[str], Iterator[Arrival]]  # arrivals for a seed
     limits: Limits
     rounds: int = 1
     key: str | None = None
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
     idle: list[dict[str, str | None]]  # each endpoint has a row: its replicas without work now, and why
 
 
-OnLoad = Callable[[LoadGenerator, Target, int], object]  # with the number of the round
+OnLoad = Callable[[LoadGenerator, Target, int], object]  # the last argument is the number of the round
 
 
 def measured(plan: Plan, on_load: OnLoad) -> Measured:

@@ -16,7 +16,7 @@ from router.members.broken import Broken
 from router.members.spec import Target, parse_target
 
 SHORT_WORDS, LONG_WORDS = 64, 448
-UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take
+UNKNOWN_FIELD = (400, 422)  # statuses for a field that an endpoint does not take
 LEAST_TOKENS_PER_WORD = 0.05
 PATIENCE_S = 30.0  # a mute endpoint is better found out soon; --timeout is for long answers
 
@@ -64,7 +64,7 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> tuple[Form, Probe]
             sent.append(await _sent(endpoint, form, LONG_WORDS))
     finally:
         endpoint.timeout_s = timeout_s
-    measured = None  # by two lengths; what a template adds cancels out
+    measured = None  # two lengths are compared, so that a template's own tokens cancel out
     lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
     if len(lengths) == 2 and lengths[0] is not None and lengths[1] is not None:
         measured = max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lab.bench.words import Passage
 from lab.trace.requests import Trace
 
-BURST_SHAPE = 0.25  # of a gamma distribution: the deviation of the gaps is twice their mean
+BURST_SHAPE = 0.25  # the shape of a gamma distribution: the deviation of the gaps is twice their mean
 GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
     "poisson": lambda chance: chance.expovariate(1),
     "constant": lambda chance: 1.0,  # noqa: ARG005
@@ -24,7 +24,7 @@ GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
 class Turn(NamedTuple):
     said: tuple[Passage, ...]
     output_tokens: int
-    think_s: float = 0.0  # from the end of the answer before to this
+    think_s: float = 0.0  # the time from the end of the answer before to this
 
 
 class Conversation(NamedTuple):
@@ -71,14 +71,14 @@ def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[
 
 RECENT = 50  # requests that a developer may come back to
 COMES_BACK = 0.25
-FILES = 40  # of a repository
-MOST_FILES = 4  # in a prompt
+FILES = 40  # the files of a repository
+MOST_FILES = 4  # the files of a prompt
 FILE_TOKENS = (200, 1500)
 QUESTIONS = 4  # asked of each document of a batch
-BATCH_DOCUMENTS = 50  # that are in one batch
+BATCH_DOCUMENTS = 50  # the documents of one batch
 
 
-TURNS = 8  # of a conversation of multi-turn
+TURNS = 8  # the turns of a conversation of multi-turn
 
 
 def conversations(workload: str, seed: str, think_s: float = 2.0) -> Iterator[Conversation]:

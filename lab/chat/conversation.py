@@ -15,7 +15,7 @@ from router.console.formatting import plain_console
 
 MOST_FILE_BYTES = 1024 * 1024
 MOST_CHARACTERS = 4 * 1024 * 1024  # a question may have, and a whole conversation
-TOO_LONG = (400, 413)  # what endpoints answer to a prompt that does not fit
+TOO_LONG = (400, 413)  # statuses for a prompt that does not fit
 PROMPT = "> "
 HELP = """\
 /file FILE  begin again, with this document in front of every question
@@ -97,7 +97,7 @@ def read_document(name: str) -> str:
 
 def typed() -> Iterator[str]:
     """Yield the lines that somebody types, until Ctrl-D, or Ctrl-C between two answers."""
-    with suppress(ImportError):  # without it there is a line to type, but no editing
+    with suppress(ImportError):  # a line can be typed without it, but not edited
         import readline  # noqa: F401
     while True:
         try:

@@ -37,7 +37,7 @@ QUESTIONS = ("How many steps does the tower have?", "Who designed the lighthouse
 LONG_QUESTION = "Describe the lighthouse."
 ONE_SENTENCE = {"max_tokens": 48, "stop": ["."], "include_stop_str_in_output": True}
 LONG = {"max_tokens": 96, "stop": ["\n\n"], "frequency_penalty": 0.6}  # or a small model repeats itself
-LEAST_CHARACTERS = 2_000  # of the guide, where a model's context is short
+LEAST_CHARACTERS = 2_000  # the guide has at least so many where a model's context is short
 KILLED_AFTER = 60  # characters of the long answer
 KILLABLE = ("smollm2", "demo")  # small models, whose replicas are back within seconds
 BABBLES = "This model babbles: its answers mean nothing, but its tokens and times are real."
@@ -164,7 +164,7 @@ def kill(replica: ReplicaView) -> None:
 
 
 LOOK_S = 0.05
-READY = "Ctrl-C ends everything."  # what `warmroute up` says last, once all can be asked
+READY = "Ctrl-C ends everything."  # the last words of `warmroute up`, once all can be asked
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
 GPU = "GPU"
-COUNTERS = {  # of the router, by their fields of RoutingFigures
+COUNTERS = {  # the router's counters, by their fields of RoutingFigures
     **{name: name for name in ("resyncs", "faults", "predictions", "wrong_predictions", "requests", "new_salts")},
     **{name: name for name in ("prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks")},
     **{name: f"event_{name}" for name in ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")},
@@ -47,7 +47,7 @@ class OfReplica(NamedTuple):
 class Look(NamedTuple):
     at_s: float
     router: OfRouter | None
-    replicas: dict[str, OfReplica | str]  # by URL; why, if there is no answer
+    replicas: dict[str, OfReplica | str]  # replicas by URL; the reason, if there is no answer
 
 
 def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:

@@ -29,7 +29,7 @@ class Fact(NamedTuple):
 class Run(NamedTuple):
     name: str
     lines: Sequence[LogLine]
-    facts: Sequence[Fact]  # in the router's order
+    facts: Sequence[Fact]  # sorted as the router has counted
 
     @property
     def weighed(self) -> Iterable[Weighed]:
@@ -72,7 +72,7 @@ class Survey(NamedTuple):
     end_s: float
     sources: dict[str, int]  # replica -> index of its source
     missing: tuple[str, ...]  # replicas of the log whose events are in no source
-    offset_s: dict[str, float]  # by run: the recorder's clock minus the router's
+    offset_s: dict[str, float]  # the recorder's clock minus the router's, for each run
 
 
 def survey(recording: Recording, runs: Sequence[Run], named: Mapping[str, str]) -> Survey:

@@ -59,7 +59,7 @@ class LoggedAges(CacheAges):
 
 class TimedStatus(NamedTuple):
     status: Status
-    at_s: float  # by the router's clock; exact if it is logged
+    at_s: float  # the router's time; exact if it is logged
     order: int | None  # None: not logged
 
 
@@ -134,7 +134,7 @@ class RecordedReplica(ReplicaReplay):
                 break
             if status_order is not None or status.ts == last_ts or at_s <= now_s:
                 due = number
-        for _ in range(due):  # as `router.monitor.upkeep` does
+        for _ in range(due):  # `router.monitor.upkeep` does so, too
             status, at_s, _order = self._statuses.popleft()
             if self._incarnation not in (None, status.incarnation):
                 self.placement.restarted(self.load)
@@ -175,7 +175,7 @@ class RecordedRouter(ReplayState):
     def __init__(self, recording: Recording, run: Run, survey: Survey) -> None:
         super().__init__()
         self.replicas: dict[str, RecordedReplica] = {}
-        self.guessed: dict[str, int] = {}  # by replica: number of matches taken from the log
+        self.guessed: dict[str, int] = {}  # the number of each replica's matches that come from the log
         self._survey = survey
         self._offset_s = survey.offset_s[run.name]
         self._is_damaged = bool(recording.damage)
@@ -188,7 +188,7 @@ class RecordedRouter(ReplayState):
             is_redacted = recording.header.redacted
             self.replicas[name] = RecordedReplica(self.placement, name, source, hashes_are_keys=is_redacted)
         self._by_source = {at: self.replicas[name] for name, at in survey.sources.items() if name in self.replicas}
-        self._reports: dict[int, dict[float, Report]] = {}  # by source and time
+        self._reports: dict[int, dict[float, Report]] = {}  # reports by source and time
         for one in run.weighed:
             if one.report is not None and one.name in survey.sources:
                 self._reports.setdefault(survey.sources[one.name], {})[one.report.ts] = one.report

@@ -23,7 +23,7 @@ class Choices(Struct):
 
     cached_tokens: float = 0
     queued_tokens: float = 0
-    computed_tokens: float = 0  # of prompts
+    computed_tokens: float = 0  # the computed tokens of prompts
 
     def add(self, prompt_tokens: int, matched: float, queued: float) -> None:
         self.cached_tokens += matched
@@ -46,7 +46,7 @@ class IncidentReplay(Struct, kw_only=True):
     sources: dict[str, str] = {}  # replica -> source of the recording
     from_log: dict[str, int] = {}  # replica -> number of its matches taken from the log
     missing: list[str] = []  # replicas with events that the recording lacks
-    offset_s: dict[str, float] = {}  # by run: the recorder's clock minus the router's wall clock
+    offset_s: dict[str, float] = {}  # the recorder's clock minus the router's wall clock, for each run
     damage: list[str] = []
     logged: Choices = field(default_factory=Choices)
     replayed: Choices = field(default_factory=Choices)

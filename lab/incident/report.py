@@ -10,7 +10,7 @@ from lab.incident.replay import IncidentReplay
 from lab.writing import aligned
 
 SHOWN = 10  # differences
-FIGURES = (  # of choices
+FIGURES = (  # the figures of choices
     ("cached tokens", "cached_tokens"),
     ("tokens to compute", "computed_tokens"),
     ("queued before them", "queued_tokens"),

@@ -29,9 +29,9 @@ class Run(Struct, frozen=True):
 class Measured(Struct, frozen=True):
     """How requests were really served; None: nobody says so."""
 
-    hit_share: float | None  # by the replicas' counters
-    ttft_mean_s: float | None  # of the file's lines; without any, by the replicas' counters
-    reported_hit_share: float | None  # of the file's lines
+    hit_share: float | None  # the share by the replicas' counters
+    ttft_mean_s: float | None  # the mean of the file's lines; without any, that of the replicas' counters
+    reported_hit_share: float | None  # the share in the file's lines
     by_replica: dict[str, float]  # hit shares
 
 
@@ -41,8 +41,8 @@ class Sure(Struct, frozen=True, kw_only=True):
     exact_prompts: int
     approximate: dict[str, int]  # prompts by reason
     replica_known: dict[str, int]  # requests by how it is known where they went
-    left_out: int  # of the twin
-    refused: int  # in the twin
+    left_out: int  # requests that the twin leaves out
+    refused: int  # requests that the twin refuses
     dropped: int  # the oldest requests, for which there was no room
     late: int  # seen too late to know the caches of their arrival
     assumed: tuple[str, ...]
@@ -55,7 +55,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     requests: int
     skipped: dict[str, int]
     simulated_requests: int
-    prompt_tokens: int  # of those
+    prompt_tokens: int  # the prompt tokens of those
     served: Run
     warmroute: Run  # the mean of its runs, which differ by draws among equals
     runs: list[Run]

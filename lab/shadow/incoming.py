@@ -45,8 +45,8 @@ class Served(Struct, frozen=True, kw_only=True):
 
     path: Name = ""  # empty: the body's fields tell the API
     request_id: Name = ""
-    replica: Name | None = None  # that served it
-    cached_tokens: Tokens | None = None  # as the replica reported
+    replica: Name | None = None  # the replica that served it
+    cached_tokens: Tokens | None = None  # the replica's figure
     output_tokens: Tokens | None = None
     ttft_s: Seconds | None = None
 
@@ -57,7 +57,7 @@ class _Line(Served, frozen=True, kw_only=True):
 
 
 class Incoming(Served, frozen=True, kw_only=True):
-    ts: float  # when it came, seconds since 1970
+    ts: float  # its arrival, seconds since 1970
     body: bytes
     headers: Sequence[Header] = ()
 
@@ -216,7 +216,7 @@ class Mirror:
             except ApiError as error:
                 self._skipped["too large" if error.status == 413 else "no room" if error.status == 429 else "bad"] += 1
                 answer = error_response(error)
-                answer.headers["connection"] = "close"  # what still comes of it is not read
+                answer.headers["connection"] = "close"  # the rest of it is not read
             except ClientDisconnect:
                 self._skipped["cut off"] += 1
                 return

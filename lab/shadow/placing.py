@@ -28,7 +28,7 @@ from router.proxy.services import Services
 from router.tenants.admission import Admitted
 
 MOST_REQUESTS = 100_000
-MOST_BLOCKS = 16_000_000  # of all prompts: 128 MB
+MOST_BLOCKS = 16_000_000  # the blocks of all prompts: 128 MB
 
 # How it is known where a request went: the file or a header says so; only one replica stored its last block; that block
 # was cached before, at one replica; or at several.
@@ -52,12 +52,12 @@ class Record(Struct, kw_only=True):
     model: str
     tokens: int
     block_tokens: int
-    keys: "array[int]"  # of the prompt's full blocks
+    keys: "array[int]"  # keys of the prompt's full blocks
     exact: bool
-    cached_tokens: int | None = None  # as the replica reported
+    cached_tokens: int | None = None  # the replica's figure
     output_tokens: int | None = None
     ttft_s: float | None = None
-    replica: str | None = None  # where it went; None: unknown
+    replica: str | None = None  # the replica that it went to; None: unknown
     source: Source | None = None
     at_once: AtOnce | None = None  # None: it was seen too late
 
@@ -74,9 +74,9 @@ class Miss(Struct, frozen=True):
     """A request that would have found more of its prompt at another replica."""
 
     request_id: str
-    replica: str  # where it went
+    replica: str  # the replica that it went to
     hit_tokens: float
-    other: str  # where warmroute would have sent it
+    other: str  # the replica that warmroute would have chosen
     other_hit_tokens: float
 
     @property
@@ -128,7 +128,7 @@ def at_once_sums(records: Iterable[Record]) -> AtOnceSums:
     return AtOnceSums(requests, tokens, served_hit, chosen_hit)
 
 
-WITHIN_S = 60.0  # from the arrival to the end of its prefill
+WITHIN_S = 60.0  # the time from the arrival to the end of its prefill
 MOST_SOUGHT = 4096
 
 
@@ -146,7 +146,7 @@ class Whereabouts:
         self._holders = holders
         self._name_of = name_of
         self._sought: deque[_Sought] = deque()
-        self._claimed: dict[int, int] = {}  # by key: replicas that are accounted for by earlier requests
+        self._claimed: dict[int, int] = {}  # the replicas of each key that earlier requests account for
         self._waiting: Counter[int] = Counter()  # requests by key
         self._turn = 0  # among several replicas that may all have served a request
 
@@ -273,7 +273,7 @@ class Placing:
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:
         """Note where it went if that is told; else look for it, if it has only just come."""
         members, member = self._services.members, None
-        if told is not None:  # by its name or address, or as it names itself in its topic, which those of a fleet do
+        if told is not None:  # its name or address tells, or the name in its topic, which those of a fleet do
             topics = (one for one in members if (one.spec.topic or "").split("@")[1:2] == [told])
             member = members.by_name.get(SCHEME.sub("", told).rstrip("/")) or next(topics, None)
         if member is not None:

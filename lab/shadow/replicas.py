@@ -59,7 +59,7 @@ async def wait_ready(services: Services) -> None:
 
 class Sample(Struct, frozen=True):
     metrics: Samples
-    capacity_tokens: int  # of each of its caches; 0: unknown
+    capacity_tokens: int  # the size of each of its caches; 0: unknown
 
 
 def sample_of(metrics: bytes) -> Sample | None:

@@ -27,7 +27,7 @@ SEEDS = 4  # runs of the placement, which draws among equals: their queues diffe
 RUNS = 1 + SEEDS
 FIT_WITHIN = 8.0  # times as fast or slow
 FIT_RUNS = 9  # to within a hundredth
-FIT_BLOCKS = 64  # of a prompt: larger blocks make a run faster, and hits hardly any shorter
+FIT_BLOCKS = 64  # a prompt's blocks: larger ones make a run faster, and hits hardly any shorter
 USUAL = Settings()
 USUAL_OUTPUT_TOKENS = 128
 ASSUMED_RATE = f"{USUAL.prefill_tokens_per_s:,.0f} prefill tokens/s in each replica; give --prefill-rate"
@@ -37,10 +37,10 @@ class Speeds(Struct, frozen=True, kw_only=True):
     """Means over the replicas; `assumed` says in words what nobody told."""
 
     capacity_tokens: int
-    prefill_tokens_per_s: float  # as told, or counted
-    pace_tokens_per_s: float  # of the twin, which computes one prompt at a time
+    prefill_tokens_per_s: float  # told by an option, or counted
+    pace_tokens_per_s: float  # the speed of the twin, which computes one prompt at a time
     decode_tokens_per_s: float
-    output_tokens: int  # of an answer whose length is unknown
+    output_tokens: int  # the assumed length of an answer
     assumed: tuple[str, ...] = ()
 
 
@@ -86,7 +86,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 class Case(NamedTuple):
-    records: Sequence[Record]  # in the order of their times
+    records: Sequence[Record]  # sorted by their times
     replicas: Sequence[str]
     trace: Trace
     settings: Settings
@@ -146,7 +146,7 @@ class Side(Struct, frozen=True):
     requests: int = 0
     tokens: int = 0
     computed_tokens: int = 0
-    ttft_s: float = 0.0  # of all requests together
+    ttft_s: float = 0.0  # the sum over all requests
 
     @property
     def hit_share(self) -> float:
@@ -159,10 +159,10 @@ class Side(Struct, frozen=True):
 
 class Twin(NamedTuple):
     served: Side
-    placed: list[Side]  # of each run
+    placed: list[Side]  # the sides of each run
     mean: Side  # over all of those
     refused: int  # requests that waited for room in vain, in the first run; they count in no figure
-    misses: list[Miss]  # in the first run
+    misses: list[Miss]  # the misses of the first run
 
 
 def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] = lambda: None) -> Twin:

@@ -52,7 +52,7 @@ class EngineReplica:
         self.pool = self._engine.pool
         self._jobs: dict[int, Job] = {}
         self._is_stepping = False
-        self._wakes_s = -1.0  # when a load ends for which nothing else is to do
+        self._wakes_s = -1.0  # the end of a load for which nothing else is to do
         self._brought: dict[str, int] = {}  # tokens by medium, those that a request has been told of
         self._load = self._engine.load()
 

@@ -18,9 +18,9 @@ from lab.trace.requests import Trace
 from replica.cache.chain import Chain
 from router.placement.outbox import RUNNING_S, PeerBatch
 
-REPORT_INTERVAL_S = 0.25  # as in replica.process
-LONGEST_GAP_S = 120.0  # in a closed loop: nobody simulates the night until a user comes back
-ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
+REPORT_INTERVAL_S = 0.25  # replica.process has the same
+LONGEST_GAP_S = 120.0  # the limit in a closed loop: nobody simulates the night until a user comes back
+ROUNDING = 1e-3  # a share of an interval: a time this close to a report counts as past it
 
 
 class SimulatedFleet:
@@ -153,7 +153,7 @@ class SimulatedFleet:
                 heard = [batch for batch in batches if self._chance.random() >= self._settings.peer_loss]
                 self.agenda.after(delay_s, partial(self._told, other, heard))
         if batches and self.left:
-            self.agenda.after(RUNNING_S, partial(self._tell, router))  # what is lost is put right
+            self.agenda.after(RUNNING_S, partial(self._tell, router))  # lost news are put right
 
     def _told(self, router: int, batches: Sequence[PeerBatch]) -> None:
         now_s, inbox = self.agenda.now_s, self.routers[router].inbox

@@ -27,7 +27,7 @@ class SimulatedPrompt(Struct, frozen=True, eq=False):
 
     ids: "array[int]"  # one for each block, full or not
     full: int  # number of full blocks
-    block_tokens: int  # of the trace
+    block_tokens: int  # the trace's
     tokens_per_block: int
     tokens: int
 
@@ -62,12 +62,12 @@ class Job(Struct, eq=False):
     request: TraceRequest
     router: int = 0
     replica: int = 0
-    behind_s: float = 0.0  # as in router.placement.cost.Question
-    stands_back: bool = False  # as there
+    behind_s: float = 0.0  # see router.placement.cost.Question
+    stands_back: bool = False  # see there
     rank: float = 0.0  # the waiting queue's order; lower goes first
     sources: Sequence[KVSource] = ()  # neighbours that should have more of its prompt; the best is first
-    uncached_tokens: int = 0  # as found by the replica
-    brought_tokens: Mapping[str, int] = NOTHING  # from elsewhere, by source
+    uncached_tokens: int = 0  # the replica's finding
+    brought_tokens: Mapping[str, int] = NOTHING  # tokens brought from elsewhere, by source
     first_s: float = 0.0
     ended_s: float = 0.0
     whole: "Job | None" = None  # the request, if this is only its first half, at a replica that computes its prompt
@@ -75,7 +75,7 @@ class Job(Struct, eq=False):
     is_new: bool = True  # it was not placed before
     outlook: Outlook | None = None
     is_refused: bool = False  # it waited for room in vain, or was refused for its class's sake
-    generated: list[int] = []  # by the engine itself
+    generated: list[int] = []  # tokens that the engine itself generates
 
     @property
     def ttft_s(self) -> float:

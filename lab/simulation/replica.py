@@ -125,7 +125,7 @@ class FifoReplica:
         if blocks is None:
             if lower is not None:
                 lower.release(match.lower, loaded=False)
-            return  # until a running request ends
+            return  # it waits until a running request ends
         heappop(self._waiting)
         self._settle()
         chain.named, chain.identity = matched, match.identity

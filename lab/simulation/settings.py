@@ -16,14 +16,14 @@ DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
 
 class Settings(Struct, frozen=True, kw_only=True):
     replicas: int = 4
-    prefill_replicas: int = 0  # of these, those that compute prompts for the others; 0: each takes whole requests
-    capacity_tokens: int = DEFAULT_CAPACITY_TOKENS  # of each replica
+    prefill_replicas: int = 0  # those among them that compute prompts for the others; 0: each takes whole requests
+    capacity_tokens: int = DEFAULT_CAPACITY_TOKENS  # the size of each replica's cache
     prefill_tokens_per_s: float = 8000.0
-    host_tokens: int = 0  # of host memory behind each cache
+    host_tokens: int = 0  # the host memory behind each cache
     disk_tokens: int = 0  # behind that
-    load_tokens_per_s: float = SimulatedConfig().host_tokens_per_s  # from host memory
-    disk_tokens_per_s: float = 20_000.0  # from and to a disk
-    pull_tokens_per_s: float = 0.0  # from a neighbour's cache or host memory; 0: neighbours cannot be read
+    load_tokens_per_s: float = SimulatedConfig().host_tokens_per_s  # the speed from host memory
+    disk_tokens_per_s: float = 20_000.0  # the speed from and to a disk
+    pull_tokens_per_s: float = 0.0  # the speed from a neighbour's cache or host memory; 0: neighbours cannot be read
     servers: int = 1  # prefills at once in each replica
     decode_tokens_per_s: float = 40.0
     model: Literal["fifo", "engine"] = "fifo"
@@ -36,10 +36,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     closed_loop: bool = False  # a session's turn comes when the one before has ended and its gap is over
     ranked: bool = True  # replicas compute prompts in the order of the router's priorities
     routers: int = 1
-    peer_delay_s: float | None = None  # until routers hear what the others have sent where; None: they tell nothing
+    peer_delay_s: float | None = None  # the delay of what routers tell each other; None: they tell nothing
     peer_loss: float = 0.0  # share of what they tell that is lost
     replica_limit: int = CONFIG.replica_limit  # requests of one router at a replica; 0: no limit
-    queue_size: int = CONFIG.queue_size  # of one router
+    queue_size: int = CONFIG.queue_size  # the queue of one router
     queue_timeout_s: float = CONFIG.queue_timeout_s
 
     def check(self, trace: Trace) -> None:

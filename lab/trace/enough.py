@@ -10,7 +10,7 @@ PARTS = 10  # consecutive ones, as requests that come together are alike
 T_95 = 2.26  # Student's t for 95 % on both sides, with one degree of freedom less than there are parts
 # docs/simulate.md has what logs that pass both are worth.
 FEW_REQUESTS = 1000
-WIDE = 0.05  # of the interval on each side
+WIDE = 0.05  # half the width of the interval
 
 
 class Estimate(NamedTuple):

@@ -28,7 +28,7 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 EVERY_BYTES = 1 << 20  # it is told how far the reading is
 MOST_MS = 1e15  # some thousand years
 MOST_TOKENS = 10**9
-MOST_BLOCKS = 10**8  # of all prompts: some gigabytes
+MOST_BLOCKS = 10**8  # the blocks of all prompts: some gigabytes
 MOONCAKE_LINES = (
     'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, '
     'or has "hash_runs": [first, count, ...]'

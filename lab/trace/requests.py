@@ -21,9 +21,9 @@ class TraceRequest(NamedTuple):
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-    session: str | None = None  # that keeps requests together, where the trace says one
-    tenant: Tenant | None = None  # that has a share of the replicas
-    replica: int | None = None  # that it went to, where the trace says one
+    session: str | None = None  # it keeps requests together, where the trace says one
+    tenant: Tenant | None = None  # it has a share of the replicas
+    replica: int | None = None  # the replica that it went to, where the trace says one
     name: str = ""  # the id that a log gives it, or the line of the file
 
 

@@ -73,10 +73,10 @@ class BlockPool:
         self.evictions = 0
         self.collisions_refused = 0
         self.lookups = PoolSnapshot()  # the counts of what was looked up; `snapshot` has the rest
-        # In memory seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
+        # Memory is seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
         self._references = array("i", bytes(4 * num_blocks))
         self._many_references = np.frombuffer(self._references, np.int32)
-        self._queue = FreeQueue(num_blocks)  # without idle blocks that are retained
+        self._queue = FreeQueue(num_blocks)  # idle blocks that are retained are not in it
         self.retention = Retention(num_blocks, retained_blocks, retained_per_tenant)
         self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
         self._names = Names(num_blocks)

@@ -45,12 +45,12 @@ class Contents:
         self.many_identities = np.frombuffer(self.identity, np.int64)
         self.many_parents = np.frombuffer(self.parent, np.int64)
         self.many_filled = np.frombuffer(self.filled, np.int32)
-        # With lower media only: the identity that has followed each one, or SEVERAL.
+        # Lower media alone need the identity that has followed each one, or SEVERAL.
         self.next_identities: NDArray[np.int64] = np.zeros(num_slots if lower_slots else 0, np.int64)
         self.tokens = np.zeros(num_slots, np.dtype((np.void, TOKEN_BYTES * block_size)))
         self.rows: NDArray[np.uint32] = self.tokens.view(np.uint32).reshape(num_slots, block_size)
         self.exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
-        # For the events of lower media only: the key before each block, and of the few that have one, their origin.
+        # Events of lower media alone need the key before each block, and the origin of the few that have one.
         self.parent_keys: NDArray[np.uint64] = np.zeros(num_slots if lower_slots else 0, np.uint64)
         self.origins: dict[int, Origin] = {}
 

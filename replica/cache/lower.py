@@ -26,7 +26,7 @@ from replica.disk.recovery import Recovered, Recovery
 
 HOST = "CPU"
 DISK = "STORAGE"
-# Of the host's slots, so many at most wait to be written: the others stay free for what the pool gives up.
+# No more of the host's slots than these wait to be written: the others stay free for what the pool gives up.
 DIRTY_FRACTION = 0.5
 
 
@@ -63,7 +63,7 @@ class LowerTiers:
         disk, contents = self.disk, self._contents
         if disk is None or not recovery.records:
             return
-        by_key: dict[int, Recovered] = {}  # of colliding ones the first
+        by_key: dict[int, Recovered] = {}  # the first of colliding ones
         for one in recovery.records:
             by_key.setdefault(one.record.key, one)
         recovered = by_key.values()
@@ -145,7 +145,7 @@ class LowerTiers:
             contents.followed(slots[is_same], contents.next_identities[blocks[is_same]])
             blocks, keys = blocks[~is_same], keys[~is_same]
             self._forget_others(slots[~is_same])
-        # With too little room the heads are kept, without which nobody would find the rest.
+        # The heads are kept if there is too little room: nobody would find the rest without them.
         given = host.take(len(blocks))
         self.unsaved += len(blocks) - len(given)
         if not given.size:

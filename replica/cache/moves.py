@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from replica.cache.chain import Chain
 from replica.disk.record import Record
 
-PULLED = "PULL"  # from a neighbour: a source like a medium
+PULLED = "PULL"  # a neighbour is a source like a medium
 
 
 class Save(NamedTuple):
@@ -24,7 +24,7 @@ class Load(NamedTuple):
     slot: int
     block: int
     medium: str
-    record: Record | None = None  # what a disk's slot should hold
+    record: Record | None = None  # the record that a disk's slot should hold
 
 
 class Write(NamedTuple):

@@ -35,7 +35,7 @@ class Names:
         self.many_keys = np.frombuffer(self.keys, np.uint64)
         self._many_multiplier = np.uint64(self._multiplier)
         self._many_shift = np.uint64(self._shift)
-        self.copies: dict[int, list[int]] = {}  # by key, the slots after the oldest, as they were made
+        self.copies: dict[int, list[int]] = {}  # each key's slots after the oldest, as they were made
 
     # ---- one
 
@@ -90,7 +90,7 @@ class Names:
         self.many_keys[slots] = keys
         self._many_after[slots] = heads
         self._many_heads[buckets] = slots
-        # Of several in one bucket only the last has become its head; the others go before it one by one.
+        # Only the last of several in one bucket has become its head; the others go before it one by one.
         for index in np.flatnonzero(self._many_heads[buckets] != slots).tolist():
             key = int(keys[index])
             if self.find(key) != NOBODY:

@@ -16,7 +16,7 @@ class Memory(NamedTuple):
 
     free: int  # to all processes
     total: int
-    own: int  # that this process has taken for tensors
+    own: int  # the bytes that this process has taken for tensors
 
 
 class Span(NamedTuple):

@@ -13,7 +13,7 @@ from replica.runners.request import Request
 
 Numbers: TypeAlias = NDArray[np.int64]
 
-UPDATE_BYTES = 1 << 16  # of a step, mostly; for more there is more memory then
+UPDATE_BYTES = 1 << 16  # most steps need no more; there is more memory for others
 
 
 @dataclass(slots=True, eq=False)

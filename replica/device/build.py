@@ -26,7 +26,7 @@ from replica.runners.request import Request
 
 log = logging.getLogger(__name__)
 
-GRAPH_BYTES = 2 << 20  # that the driver takes for a graph
+GRAPH_BYTES = 2 << 20  # the driver takes so much for a graph
 WARM = 1024  # rows of a prompt up to which its kernels may be others if something is cached before it
 
 
@@ -132,7 +132,7 @@ def rehearse(runner: DeviceRunner) -> None:
     for batch in batches:
         runner.start([request.launch(request.remaining) for request in batch])()
         for request in batch:
-            request.blocks = []  # which gives its seat back
+            request.blocks = []  # this gives its seat back
 
 
 def doubled(most: int) -> list[int]:
@@ -181,7 +181,7 @@ def blocks_that_fit(span: Span, utilization: float, needs: Needs, block_size: in
 def graphs_bytes(taken: Sequence[int], sizes: Sequence[Size]) -> int:
     """By what the largest and a smaller one took: they share what they compute in, and the rest take less."""
     shared = sum(taken) + (taken[-1] * (len(sizes) - len(taken)) if taken else 0)
-    return shared + sum(GRAPH_BYTES * (1 + size.adapted) for size in sizes)  # with adapters there are more launches
+    return shared + sum(GRAPH_BYTES * (1 + size.adapted) for size in sizes)  # adapters take more launches
 
 
 def _gb(size: float) -> str:

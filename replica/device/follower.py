@@ -54,7 +54,7 @@ class Follower:
         self._steps.rehearse_copy()
         if self._keepers:
             return
-        # From now on copy blocks when the engine says so.
+        # Blocks are copied from now on when the engine says so.
         for channel, window, name in zip(self._channels, self._windows, ("read", "write"), strict=True):
             self._accelerator.pin(window)
 
@@ -79,7 +79,7 @@ class Follower:
                 blocks = order.blocks
                 tried(channel, lambda: self.build(blocks))  # noqa: B023
             elif isinstance(order, Measure):
-                self._let_go()  # as the engine has
+                self._let_go()  # the engine has done so, too
                 channel.send_bytes(encode(Measured(Span(self._before, self._accelerator.memory()))))
             elif isinstance(order, OfAdapters):
                 adapters.obey(order)

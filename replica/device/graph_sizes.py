@@ -12,7 +12,7 @@ EVEN = 256
 MIXED = (16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), 2048)
 LEAST_MIXED, MOST_MIXED = 512, 2048  # rows of the largest
 WORK = 5 * 10**10  # parameters of a layer times rows, for which a GPU takes as long as the host for a layer's launches
-MIXED_PROMPTS = 8  # in a step, at most: what a graph has room for, its kernels look at
+MIXED_PROMPTS = 8  # the most in a step: a graph's kernels look at all that it has room for
 
 
 def decode_sizes(largest: int) -> tuple[int, ...]:

@@ -18,16 +18,16 @@ class Counts(NamedTuple):
 
     rows: int
     sequences: int
-    tiles: int = 0  # of rows with adapters
+    tiles: int = 0  # tiles of rows with adapters
 
 
 class Inputs(NamedTuple):
     """On the device."""
 
-    token_ids: Tensor  # by row; -1 - i is what the step before drew in its place i
+    token_ids: Tensor  # ids by row; -1 - i is the token that the step before drew in its place i
     positions: Tensor
     slots: Tensor
-    table_rows: Tensor  # by sequence
+    table_rows: Tensor  # rows by sequence
     lengths: Tensor
     starts: Tensor  # one more: the end
     last_rows: Tensor
@@ -35,9 +35,9 @@ class Inputs(NamedTuple):
     top_ks: Tensor
     top_ps: Tensor
     min_ps: Tensor
-    points: Tensor  # in [0, 1): where the tokens are drawn
+    points: Tensor  # numbers in [0, 1) that draw the tokens
     decoding: Tensor  # one number: sequences
-    adapted: Tensor  # of `kernels.adapters.Tiles`: the rows
+    adapted: Tensor  # the rows of `kernels.adapters.Tiles`
     tiles: Tensor  # and the tiles, three numbers each
 
 
@@ -69,7 +69,7 @@ def length_of(name: str, counts: Counts) -> int:
 
 
 class ByteRange(NamedTuple):
-    begin: int  # in bytes
+    begin: int  # an offset in bytes
     end: int
 
 
@@ -103,7 +103,7 @@ class Staging:
         size = end_of(places_of(largest))
         self._hosts = [accelerator.host_bytes(size) for _ in range(2)]
         self._device = torch.zeros(size, dtype=torch.uint8, device=accelerator.device)
-        self._views: dict[Counts, Inputs] = {}  # of those that graphs are made of
+        self._views: dict[Counts, Inputs] = {}  # views of those that graphs are made of
 
     @property
     def nbytes(self) -> int:

@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
     mixed: bool
     rows: int
-    adapted: bool = False  # with adapters, which need more work, in any row
+    adapted: bool = False  # any row may have an adapter, which needs more work
 
 
 class Limits(NamedTuple):
@@ -63,9 +63,9 @@ class Order(Struct, tag=True, array_like=True):
     inputs: memoryview  # `inputs.packed`
     news: memoryview  # `block_tables.BlockTables.news`
     copies: Sequence[Copy]
-    size: Size | None  # of the graph to replay
+    size: Size | None  # the size of the graph to replay
     adapters: Sequence[str]  # each takes a slot now, in this order, if it has none
-    # For steps without one:
+    # Steps without one have these:
     decoding: int = 0  # sequences
     longest_prefill: int = 0  # rows of a sequence that does not
     longest: int = 0  # tokens of a sequence, with what is cached
@@ -86,7 +86,7 @@ class Load(Struct, tag=True, array_like=True):
 
 
 class Meet(Struct, tag=True, array_like=True):
-    file: str  # that is not there yet, in a folder of the engine's own
+    file: str  # a file that is not there yet, in a folder of the engine's own
 
 
 class Build(Struct, tag=True, array_like=True):

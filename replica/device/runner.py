@@ -79,7 +79,7 @@ class DeviceRunner:
             last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
             keep_prompt_logprobs(self.model, ordered, hidden, last_rows.tolist())
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
-        # What may not come next in constrained answers is ruled out.
+        # Tokens that may not come next in constrained answers are ruled out.
         places = list(drawing)
         bits = bits_of([one.request for one in drawing.values()])
         if bits:
@@ -91,7 +91,7 @@ class DeviceRunner:
             kept = self.steps.logits[shaped_rows]
             chosen = shaping.values()
             rows = shaped(kept, [one.request for one in chosen], [one.position for one in chosen])
-            # Where nothing is left, every token would end the output too early: the model's own counts.
+            # Every token would end the output too early where none is left: the model's own counts.
             self.steps.logits[shaped_rows] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
             self.steps.draw_all(inputs)
             self.steps.logits[shaped_rows] = kept
@@ -120,7 +120,7 @@ class DeviceRunner:
             counts,
             packed(counts, self._arrays(counts, ordered, table_rows, tiles)),
             self._tables.news(),
-            # In the batch's order: a block that one request copies from may be a later one's to write on.
+            # The batch's order matters: a block that one request copies from may be a later one's to write on.
             [scheduled.copy for scheduled in batch if scheduled.copy is not None],
             size,
             adapters,

@@ -29,7 +29,7 @@ Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tens
 
 class Computed(NamedTuple):
     inputs: Inputs
-    hidden: Tensor | None  # of all rows; None: in a graph's memory
+    hidden: Tensor | None  # the states of all rows; None: they are in a graph's memory
 
 
 class Steps:
@@ -58,7 +58,7 @@ class Steps:
         self.logits = torch.zeros(logits, device=accelerator.device)
         self.drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
         self.graphs: dict[Size, Replay] = {}
-        self._sizes: dict[tuple[bool, bool], tuple[int, ...]] = {}  # by kind: rows of those, in ascending order
+        self._sizes: dict[tuple[bool, bool], tuple[int, ...]] = {}  # each kind's numbers of rows, in ascending order
         self._pool = accelerator.pool()
         self.slots: Slots | None = None
         if limits.adapters:

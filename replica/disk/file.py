@@ -80,7 +80,7 @@ class DiskFile:
         self.layout = layout
         self.num_slots = num_slots
         self.counters = DiskCounters()
-        self._descriptor = descriptor  # whose lock makes the file ours
+        self._descriptor = descriptor  # its lock makes the file ours
         self._fingerprint = fingerprint
         self._generation = generation
         self._payloads = PageIO(descriptor, direct, layout.stride)

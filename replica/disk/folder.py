@@ -19,7 +19,7 @@ from replica.disk.record import MAGIC
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 1024  # of one fingerprint
+MOST_FILES = 1024  # the files of one fingerprint
 NAME = re.compile(r"kv-([0-9a-f]{32})-[0-9]{1,4}\.blocks")
 OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe in place of a file must not hold us up
 FILE_MODE, FOLDER_MODE = 0o600, 0o700

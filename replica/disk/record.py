@@ -38,7 +38,7 @@ class Record(NamedTuple):
     identity: int
     parent: int  # the identity before it; 0: the root
     tokens: bytes
-    exact: bytes | None = None  # what its KV depends on besides tokens, and its events say, packed
+    exact: bytes | None = None  # the rest that its KV depends on besides tokens, and that its events say, packed
 
 
 class Header(NamedTuple):

@@ -89,8 +89,8 @@ class Engine:
         self._arrivals = 0
         self._flying: Flight | None = None
         self._only_loads = False
-        self._due: deque[Transfer] = deque()  # that wait for a step to land
-        self._landed_s = 0.0  # when the last results were there
+        self._due: deque[Transfer] = deque()  # transfers that wait for a step to land
+        self._landed_s = 0.0  # the time of the last results
 
     @property
     def busy(self) -> bool:
@@ -152,7 +152,7 @@ class Engine:
         try:
             self.scheduler.submit(request)
         except QueueFull as full:
-            # Until there should be room again: the queue's prefill, and the first answer to end.
+            # There should be room again after the queue's prefill, and the end of the first answer.
             prefill_s = self.speed.prefill_s(self.scheduler.queued_prefill_tokens())
             left = min((one.sampling.max_tokens - one.generated for one in self.scheduler.running), default=0)
             retry_after_s = min(60.0, max(1.0, prefill_s + left * self.speed.step_s))
@@ -191,7 +191,7 @@ class Engine:
             return []
         sampled = flight.finish()
         landed_s = self.clock.now_s()
-        # Until the step before it landed, only that one was computed.
+        # Only the step before was computed until it landed.
         duration_s = landed_s - max(flight.began_s, self._landed_s)
         prefill_tokens = sum(scheduled.tokens for scheduled in flight.batch if scheduled.tokens > 1)
         self.speed.add(prefill_tokens, duration_s)

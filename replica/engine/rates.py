@@ -6,9 +6,9 @@ from api.measured_rate import MeasuredRate
 from replica.messages import Rates, Stats
 
 HALF_LIFE_STEPS = 200.0
-MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
-SAMPLE_TOKENS = 512  # of a few steps together: what one with a short prompt takes is mostly noise
-FIRST_STEP_TOKENS = 256  # of prefill, before anything is known
+MIN_PREFILL_TOKENS = 32  # the duration of a step with fewer says nothing about prefill
+SAMPLE_TOKENS = 512  # a sample has these of a few steps: the time of one with a short prompt is mostly noise
+FIRST_STEP_TOKENS = 256  # the prefill of a step before anything is known
 LEAST_STEP_TOKENS = 64  # less would make much of what every step costs; and a limit is a multiple of it, because a CPU
 # fills the rows of a product up to such a number (`kernels.linear`)
 
@@ -20,8 +20,8 @@ class Speed:
     """
 
     def __init__(self) -> None:
-        self.step_s = 0.0  # of steps that only decode
-        self._tokens = 0  # of steps that are no sample yet
+        self.step_s = 0.0  # the time of steps that only decode
+        self._tokens = 0  # the tokens of steps that are no sample yet
         self._seconds = 0.0
         self._prefill = MeasuredRate()
 

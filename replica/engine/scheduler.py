@@ -49,7 +49,7 @@ class Scheduler:
             )
         self.pool = pool
         self.limits = limits
-        self.running: list[Request] = []  # by priority
+        self.running: list[Request] = []  # sorted by priority
         self.requests: dict[int, Request] = {}
         self.preemptions = 0
         self.constraint_failures = 0

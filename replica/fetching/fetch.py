@@ -43,7 +43,7 @@ from replica.model.locate import DEMO, HUB_ID, SMOLLM2, local_folder
 from replica.model.progress import log as progress_log
 from replica.model.progress import spoken_size
 
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some file systems of a network are
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some file systems of a network are so
 
 Say = Callable[[str], None]
 
@@ -81,7 +81,7 @@ def fetch_model(
 def smollm2_folder() -> Path:
     """Return the folder of smollm2 in the user's cache; fill it first if it is not whole."""
     folder = cache_folder() / OfTheIndex.name
-    if holds(folder, [OfTheIndex()], tokenizer_only=False) is not None:  # which needs no library of the hub
+    if holds(folder, [OfTheIndex()], tokenizer_only=False) is not None:  # this needs no library of the hub
         return folder
     shown = logging.StreamHandler()  # before any command has decided on its log
     progress_log.addHandler(shown)
@@ -165,7 +165,7 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
     known, begun = recorded(folder), recorded(folder, BEGUN)
     if begun is not None and begun.source != source.name:
         begun = None
-    if begun is None:  # what lies there is another model's
+    if begun is None:  # another model's files lie there
         shutil.rmtree(gathered, ignore_errors=True)
     revision, offered = source.listing(known or begun)
     record = Record(source.name, revision, tokenizer_only, wanted(source.name, offered, tokenizer_only))

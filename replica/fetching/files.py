@@ -11,7 +11,7 @@ from msgspec import Struct
 from replica.model.locate import UNWANTED, WANTED
 from replica.model.progress import spoken_size
 
-# What `api.tokens.tokenizer` reads, and with it a router.
+# `api.tokens.tokenizer` reads these, and with it a router.
 TOKENIZER_FILES = (
     "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
@@ -22,7 +22,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-# What other engines read beside it.
+# Other engines read these beside it.
 ALSO_WANTED = ["*.model", "*.tiktoken", "merges.txt"]
 OWN = ".warmroute"
 RECORD, BEGUN = "record.json", "begun.json"
@@ -32,12 +32,12 @@ GGUF = "model.gguf"
 
 class File(Struct, frozen=True):
     size_bytes: int
-    modified_s: int = 0  # of a folder's files, which may change; 0: what it was read from stays as it is
+    modified_s: int = 0  # the time of a folder's file, which may change; 0: its source stays as it is
 
 
-Files = Mapping[str, File]  # by name, with / between folders
+Files = Mapping[str, File]  # files by name, with / between folders
 LINK_TO_NOWHERE = File(-1)
-MADE = File(-2)  # by `gather`: its size is known afterwards
+MADE = File(-2)  # `gather` makes it: its size is known afterwards
 
 
 class Record(Struct, frozen=True):

@@ -40,7 +40,7 @@ class Hub(Source):
         for half in into.rglob("*.incomplete"):
             half.unlink(missing_ok=True)
         with self._failures(revision), ExitStack() as shown:
-            if not sys.stderr.isatty():  # where the hub's library shows no bars
+            if not sys.stderr.isatty():  # the hub's library shows no bars there
                 disable_progress_bars()
                 size = total_bytes(wanted)
                 shown.enter_context(watched(into, Lines("downloading", size), size))

@@ -17,8 +17,8 @@ from api.openai.constraints import Asked, Constraint
 from api.process.lifeline import module
 
 LENGTH_BYTES = 4
-LIMIT_S = 5.0  # for one constraint, by the clock
-STARTING_LIMIT_S = 60.0  # for the child, on a machine that does much else
+LIMIT_S = 5.0  # the time for one constraint, by the clock
+STARTING_LIMIT_S = 60.0  # the child's time to start, on a machine that does much else
 MOST_WAITING = 64
 TOO_MUCH = "it takes too much memory, or is nested too deeply; simplify it"
 # Reasons that are limits, the compiler's own words among them.

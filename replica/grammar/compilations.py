@@ -28,7 +28,7 @@ class Compilations:
         self._most_waiting = most_waiting
         self._thread = ThreadPoolExecutor(1, "compile")
         self._compiler: Future[Compiler] | None = None
-        self._waiting: dict[int, tuple[list[Submit], Future[list[Matcher]]]] = {}  # by the first submit's id
+        self._waiting: dict[int, tuple[list[Submit], Future[list[Matcher]]]] = {}  # matchers by the first submit's id
         self._cancelled: set[int] = set()
 
     def __bool__(self) -> bool:

@@ -23,7 +23,7 @@ class Matcher:
         self.vocabulary = vocabulary
         self._matcher = matcher
         self._taken = 0  # tokens of the answer
-        self.failed = False  # in the middle of the answer, which ends there: mostly, a limit was reached
+        self.failed = False  # it failed in the middle of the answer, which ends there: mostly, a limit was reached
         self.reason = ""
 
     @property

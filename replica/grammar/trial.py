@@ -61,11 +61,11 @@ def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 LENGTH = struct.Struct("<I")
-MOST_CPU_S = 1.0  # for one constraint
-MOST_BYTES = 64 * 2**20  # of memory that it keeps
-HEADROOM_BYTES = 512 * 2**20  # of memory that it takes meanwhile
+MOST_CPU_S = 1.0  # the time for one constraint
+MOST_BYTES = 64 * 2**20  # the memory that it keeps
+HEADROOM_BYTES = 512 * 2**20  # the memory that it takes meanwhile
 STACK_BYTES = 2 * 2**20  # a quarter of the engine's: what is nested too deeply for it never gets there
-MOST_CHARACTERS = 1000  # of a reason
+MOST_CHARACTERS = 1000  # the length of a reason
 STEPS = 32  # masks of a random answer
 NICENESS = 5  # the engine's steps come first
 

@@ -10,7 +10,7 @@ from api.tokens.tokenizer import Tokenizer
 
 
 class Vocabulary(Struct, frozen=True, array_like=True):
-    tokens: list[bytes]  # by id; empty where the tokenizer has none
+    tokens: list[bytes]  # tokens by id; empty where the tokenizer has none
     special_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
 

@@ -63,8 +63,8 @@ from replica.messages import Hello
 log = logging.getLogger(__name__)
 
 DONE = {"status": "ok"}
-TOKENIZE_BYTES = 4 * 1024 * 1024  # of a body of /tokenize and /detokenize, whose answers are several times as long
-ADAPTER_BYTES = 64 * 1024  # of a body that names an adapter
+TOKENIZE_BYTES = 4 * 1024 * 1024  # the limit for /tokenize and /detokenize, whose answers are several times as long
+ADAPTER_BYTES = 64 * 1024  # the limit for a body that names an adapter
 SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
 
 

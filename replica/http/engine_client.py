@@ -137,7 +137,7 @@ class EngineClient:
         context = zmq.Context()
         socket = context.socket(zmq.PAIR)
         socket.linger = 0
-        socket.set_hwm(0)  # what waits is bounded by the requests that HTTP has accepted
+        socket.set_hwm(0)  # the requests that HTTP has accepted bound the queue
         try:
             try:
                 socket.bind(endpoint)

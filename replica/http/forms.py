@@ -37,9 +37,9 @@ class Form(ABC):
         self.request = work.request
         self.model = model
         self.tokenizer = tokenizer
-        self._cached_tokens: dict[int, int] = {}  # by choice
-        self._told: dict[int, Sequence[TokenLogprobs]] = {}  # of each prompt, from its second token on
-        # What `usage` says, kept as it grows: it may be asked for at every event, of a thousand choices.
+        self._cached_tokens: dict[int, int] = {}  # tokens by choice
+        self._told: dict[int, Sequence[TokenLogprobs]] = {}  # those of each prompt, from its second token on
+        # `usage` says these, which are kept as they grow: it may be asked for at every event, of a thousand choices.
         self._prompt_tokens = work.prompt_tokens
         self.events = 0  # sent so far, where they are numbered
         self._completion_tokens = sum(part.choice.completion_tokens for part in work.parts)
@@ -282,7 +282,7 @@ class WholeCompletion(WholeForm):
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(work, model, tokenizer)
-        self._echoed: dict[int, responses.CompletionLogprobs] = {}  # by prompt
+        self._echoed: dict[int, responses.CompletionLogprobs] = {}  # log probabilities by prompt
 
     def end(self) -> bytes:
         choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]

@@ -25,7 +25,7 @@ class StopConditions(Struct, frozen=True):
     stop_strings: tuple[str, ...] = ()
     show_stop: bool = False  # include_stop_str_in_output
     skip_special_tokens: bool = True
-    shown_special_tokens: frozenset[int] = frozenset()  # for the parser of the answer
+    shown_special_tokens: frozenset[int] = frozenset()  # the answer's parser needs these
 
 
 class Delta(NamedTuple):
@@ -33,7 +33,7 @@ class Delta(NamedTuple):
 
     text: str
     token_ids: Sequence[int]
-    offsets: Sequence[int] = ()  # for each token, how many characters were decoded before it
+    offsets: Sequence[int] = ()  # the number of characters before each token
     logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: str | None = None
 

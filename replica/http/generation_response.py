@@ -49,9 +49,9 @@ class GenerationResponse(Response):
         self._engine = engine
         self._form = form
         self._metrics = metrics
-        self._framed = framed  # for a router that asked for native frames
+        self._framed = framed  # a router asked for native frames
         self._client_left = False
-        self._arrived_s = arrived_s  # by time.perf_counter
+        self._arrived_s = arrived_s  # a time of time.perf_counter
         self._output_stream: OutputStream
         self._running = {
             part.submit.id: RunningChoice(part.choice, part.submit) for part in work.parts if part.submit is not None

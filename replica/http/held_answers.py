@@ -2,10 +2,10 @@
 
 from replica.messages import Output
 
-MOST_BYTES = 512 * 2**20  # of all answers
+MOST_BYTES = 512 * 2**20  # the size of all answers
 MOST_BYTES_EACH = 128 * 2**20
-SMALL_BYTES = 2**20  # of one answer, for which there is always room: the number of requests is limited
-# What a token, and each log probability with it, takes at most: from the engine, as text, and in JSON.
+SMALL_BYTES = 2**20  # there is always room for an answer of this size: the number of requests is limited
+# The most that a token, and each log probability with it, takes: from the engine, as text, and in JSON.
 TOKEN_BYTES = 400
 LOGPROB_BYTES = 400
 

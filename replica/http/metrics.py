@@ -30,7 +30,7 @@ CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 CONSTRAINT_LIMITS = ("waiting", "time", "size", "step")
-DIRECTIONS = ("read", "pulled")  # by neighbours, and from them
+DIRECTIONS = ("read", "pulled")  # neighbours read, or are read
 REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 
 # The metric, its meaning, and where `Stats` has it, or for histograms `Metrics`.

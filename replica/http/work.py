@@ -29,7 +29,7 @@ from replica.messages import KVSource, Sampling, Submit
 
 SEEDS = 2**63
 MAX_CHOICES = 1024
-MAX_PROMPT_LOGPROBS = 2**16  # in one answer: more would hold up other clients when they come from the engine
+MAX_PROMPT_LOGPROBS = 2**16  # the limit for one answer: more would hold up other clients when they come from the engine
 BYTES_PER_RESUMED_TOKEN = 16
 PROMPT_END = 32  # tokens of a prompt in which the beginning of the reasoning is looked for
 
@@ -41,7 +41,7 @@ class Served(Struct, frozen=True):
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...] = ()  # the model's, which the tokenizer need not know
     formats: AnswerFormats = AnswerFormats()
-    answers: ScriptedAnswers | None = None  # of the simulated engine
+    answers: ScriptedAnswers | None = None  # answers of the simulated engine
     block_size: int = 0  # 0: nothing is retained
     sampling: SamplingDefaults = SamplingDefaults()
 
@@ -103,7 +103,7 @@ def plan(
     script = b"" if served.answers is None else served.answers.token_ids(request)
     retain = _in_blocks(native.retain, served.block_size)
     parts: list[ChoiceWork] = []
-    # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
+    # A client's own seed must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
     for prompt in prompts:
         ending = _ending(request, _max_tokens(request, api, len(prompt), served.max_model_len), served, asked)

@@ -78,7 +78,7 @@ class AdaptedRows:
     """The rows of a step whose requests have adapters."""
 
     def __init__(self, rows: Iterable[tuple[Adapter, Tensor]]) -> None:
-        self._rows = list(rows)  # with the numbers of its rows
+        self._rows = list(rows)  # the numbers of its rows
 
     def add(self, layer: int, place: Place, inputs: Tensor, product: Tensor) -> None:
         """Add to a product what the adapters change in it."""

@@ -36,8 +36,8 @@ class Factors(NamedTuple):
 
 
 class AdapterFiles(NamedTuple):
-    digest: str  # of all that decides what is computed
-    factors: dict[tuple[int, str], Factors]  # by layer and projection
+    digest: str  # the digest of all that decides what is computed
+    factors: dict[tuple[int, str], Factors]  # factors by layer and projection
 
     @property
     def rank(self) -> int:

@@ -22,7 +22,7 @@ class Shelf:
         self._adapters = adapters
         self._most = most
         self._leaving: set[str] = set()
-        self._reading: dict[str, tuple[LoadAdapter, Future[Adapter]]] = {}  # by name
+        self._reading: dict[str, tuple[LoadAdapter, Future[Adapter]]] = {}  # adapters by name
         self._thread = ThreadPoolExecutor(1, "adapters")
 
     @property

@@ -48,7 +48,7 @@ class Slots:
         there = {id(one) for one in self._adapters.loaded.values()}
         free = next(slot for slot in range(1, len(self._held)) if id(self._held[slot]()) not in there)
         self._held[free] = ref(adapter)
-        # In the order of the device's work, behind the steps that may still read the slot.
+        # The device's order puts it behind the steps that may still read the slot.
         numbers = [table.put(free, adapter.changes.get(where)) for where, table in self.tables.items()]
         self._numbers[:, free] = torch.tensor(numbers)
         return free

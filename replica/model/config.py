@@ -64,10 +64,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool
-    output_bias: bool  # of o_proj
+    output_bias: bool  # o_proj has one
     mlp_bias: bool
     qk_norm: bool
-    dtype: str  # of the weights, as the config says: float32, bfloat16 or float16
+    dtype: str  # the weights' type by the config: float32, bfloat16 or float16
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of one token's KV in all layers."""

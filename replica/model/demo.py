@@ -21,7 +21,7 @@ ABANDONED_AFTER_S = 3600.0  # making it takes seconds
 def demo_folder() -> Path:
     """The folder of the demo model, in Hugging Face's layout; made if it is not there yet, or not whole."""
     folder = cache_folder() / f"demo-{VERSION}"
-    # By names and sizes: reading it all would take as long as making it.
+    # Names and sizes are compared: reading it all would take as long as making it.
     files = {name: folder / name for name in SIZES}
     if all(file.is_file() and file.stat().st_size == SIZES[name] for name, file in files.items()):
         return folder

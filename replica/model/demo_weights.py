@@ -31,11 +31,11 @@ def write_weights(file: Path) -> None:
             for ids in (asked, [question_mark, newline, *_ids(answer), TURN_END]):
                 np.add.at(counts, (ids[:-1], ids[1:]), 1)
         counts[:, TURN_END] *= 4  # shorter answers than those of demo.txt
-        counts[TURN_END] = counts[newline]  # for those who go on after the end
-        often = counts.sum(axis=0) * [token.startswith("\u0120") for token in tokens]  # which stands for a space
+        counts[TURN_END] = counts[newline]  # some go on after the end
+        often = counts.sum(axis=0) * [token.startswith("\u0120") for token in tokens]  # it stands for a space
         counts[END_OF_TEXT, np.argsort(-often, kind="stable")[:COMMON_WORDS]] = 1
         save_file(_weights(counts), file, metadata={"format": "pt"})
-    except SafetensorError as error:  # when the disk is full
+    except SafetensorError as error:  # the disk is full
         raise OSError(str(error)) from error
 
 
@@ -63,11 +63,11 @@ def _ids(text: str) -> list[int]:
 
 SHAPE = read_config(TEXTS)
 SEED = 1
-ROUNDS, RATE = 32, 0.375  # of learning; a larger rate overshoots
+ROUNDS, RATE = 32, 0.375  # rounds of learning; a larger rate overshoots
 LOGIT = 6  # how many steps of learning are one logit
 # Logits: what may follow has at least this (and more, the more bits its count has), what may not at most that.
 LIKELY, PER_BIT, UNLIKELY = 20, 1.5, 4
-NEVER = -8.0  # what follows nothing
+NEVER = -8.0  # a token that follows nothing
 # The residual stream: the first dimensions are the token's code (1, then random signs); into the others the layers
 # write what they make of the context. The head learns the codes; what it makes of the context is random, and enough to
 # choose among what may follow.

@@ -168,7 +168,7 @@ class Counts:
         self.blocks = 0
         self.bytes = 0
         self.seconds = 0.0
-        self.failures: Counter[str] = Counter()  # by reason
+        self.failures: Counter[str] = Counter()  # failures by reason
         self._lock = threading.Lock()
 
     def add(self, payload_bytes: int) -> None:

@@ -17,7 +17,7 @@ from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.lower import LowerTiers
 
-SHARE = 1 / 8  # of the pool, for all readers together
+SHARE = 1 / 8  # all readers' share of the pool
 NO_ROOM = "busy"
 
 
@@ -46,7 +46,7 @@ class Holds:
         self._lock = threading.Lock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._is_closed = False
-        self.references: dict[int, int] = {}  # by block, those that readers have
+        self.references: dict[int, int] = {}  # readers' references by block
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @property
@@ -69,7 +69,7 @@ class Holds:
         except CancelledError:
             return Held((), NO_ROOM)
         except TimeoutError:  # the engine is in a long step
-            # What it has begun to look for comes at once, and has to be given back.
+            # Blocks that it has begun to look for come at once, and have to be given back.
             return Held((), NO_ROOM) if answer.cancel() else answer.result()
 
     def give_back(self, held: Held) -> None:

@@ -24,9 +24,9 @@ from events.blocks import ExtraKey
 MAGIC = b"wr-kv/1\n"
 LENGTH = struct.Struct("<I")
 
-LEASE_S = 20.0  # of a stream; a reader that gives way to steps of its own may need nearly as long
-MOST_READ_BYTES = 16 * 1024 * 1024  # of a request: four million tokens
-MOST_ANSWER_BYTES = 1024 * 1024  # of any other body; a block's tokens and extra keys are the longest
+LEASE_S = 20.0  # a stream's lease; a reader that gives way to steps of its own may need nearly as long
+MOST_READ_BYTES = 16 * 1024 * 1024  # the limit for a request: four million tokens
+MOST_ANSWER_BYTES = 1024 * 1024  # the limit for any other body; a block's tokens and extra keys are the longest
 LONGEST_NAME = 512
 MOST_BLOCKS = 2**24
 
@@ -37,7 +37,7 @@ Index: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_BLOCKS)]
 class Welcome(Struct, frozen=True, tag="welcome"):
     """The source's first frame: how it can send payloads."""
 
-    # By name, the best first, each with what the reader's end needs, hidden (`Session.hide`).
+    # Transports by name, the best first, each with the secret that the reader's end needs, hidden (`Session.hide`).
     transports: dict[str, bytes] = {}
 
 
@@ -54,7 +54,7 @@ class Read(Struct, frozen=True, tag="read"):
     extras: dict[int, list[ExtraKey]] = {}
     transport: Name = "tcp"
     patience_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0  # afterwards the reader is gone
-    lora_digest: Name = ""  # of the adapter's files
+    lora_digest: Name = ""  # the digest of the adapter's files
 
 
 class Offer(Struct, frozen=True, tag="offer"):
@@ -71,8 +71,8 @@ class Block(Struct, frozen=True, tag="block"):
     tokens: bytes  # packed
     exact: bytes | None  # its extra keys, as `Chain.exact` has them
     checksum: bytes  # xxh3_128 of the payload
-    size: int  # of the payload
-    at: bytes = b""  # where the payload lies, if it does not follow
+    size: int  # the payload's size
+    at: bytes = b""  # the payload's place, if it does not follow
 
 
 class Taken(Struct, frozen=True, tag="taken"):

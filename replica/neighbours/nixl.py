@@ -23,7 +23,7 @@ from replica.neighbours.transports import Inlet, Outlet
 log = logging.getLogger(__name__)
 
 NIXL = "nixl"
-BUFFERS = 4  # of a stream: one is filled while others are read
+BUFFERS = 4  # a stream's buffers: one is filled while others are read
 MOST_ABANDONED = 4  # transfers that did not end; their buffers are never used again
 SPINS = 200  # looks at a transfer before the first pause
 PAUSE_S = 0.0002

@@ -35,7 +35,7 @@ HANDSHAKE_S = 2.0
 IDLE_S = 60.0  # a connection without a request
 TURN_S = 1.0  # how long a reader waits for its turn
 HOLD_S = 3.0  # and then for the engine, which may be in a step
-NICENESS = 5  # of the threads: the engine's own come first
+NICENESS = 5  # the threads' niceness: the engine's own come first
 
 
 class SourceConfig(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class SourceConfig(Struct, frozen=True, kw_only=True):
     model: str
     kv_layout: str
     block_size: int
-    most_tokens: int  # of a prompt
+    most_tokens: int  # the longest prompt
     lease_s: float = LEASE_S
     stall_s: float = STALL_S
     turn_s: float = TURN_S

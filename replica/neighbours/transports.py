@@ -39,7 +39,7 @@ class Inlet(Protocol):
 class SourceTransport(Protocol):
     """Makes outlets; each of its streams, counted from 0, has buffers of its own."""
 
-    greeting: bytes  # what the reader's end needs to know; a listener must not
+    greeting: bytes  # the secret for the reader's end; a listener must not know it
 
     def outlet(self, connection: Connection, stream: int) -> Outlet: ...
 
@@ -70,7 +70,7 @@ class TcpOutlet:
         self._buffer = buffer
 
     def buffer(self, patience: Patience) -> memoryview:
-        del patience  # what was in it has been sent
+        del patience  # its content has been sent
         return self._buffer
 
     def send(self, header: Block, patience: Patience) -> None:

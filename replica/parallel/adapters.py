@@ -43,7 +43,7 @@ class OthersAdapters(Others):
 
     def __init__(self, followers: Followers) -> None:
         self._followers = followers
-        self._reading: dict[str, Reading] = {}  # by name
+        self._reading: dict[str, Reading] = {}  # adapters by name
         self._numbered = 0
 
     def read(self, name: str, folder: Path) -> None:
@@ -78,7 +78,7 @@ class OwnAdapters:
     def __init__(self, adapters: Adapters, channel: Channel) -> None:
         self._adapters = adapters
         self._channel = channel  # on which only the thread sends
-        self._reading: dict[str, Future[Adapter | None]] = {}  # by name
+        self._reading: dict[str, Future[Adapter | None]] = {}  # adapters by name
         self._thread = ThreadPoolExecutor(1, "adapters")
 
     def obey(self, order: messages.OfAdapters) -> None:

@@ -57,7 +57,7 @@ class AdapterRead(Struct, tag=True, array_like=True):
 
 
 class AddAdapter(Struct, tag=True, array_like=True):
-    name: str  # of one that has been read
+    name: str  # the name of one that has been read
 
 
 class DropAdapter(Struct, tag=True, array_like=True):
@@ -65,7 +65,7 @@ class DropAdapter(Struct, tag=True, array_like=True):
 
 
 class Ready(Struct, tag=True, array_like=True):
-    adapters: dict[str, str] = {}  # that were named at the start, and the digests of their files
+    adapters: dict[str, str] = {}  # adapters that were named at the start, and the digests of their files
 
 
 class Failed(Struct, tag=True, array_like=True):

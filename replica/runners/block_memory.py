@@ -11,7 +11,7 @@ class BlockMemory(Protocol):
     """Callable from any thread. The caller makes sure that nobody writes a block that is read, or reads or writes one
     that is written. A device moves several blocks together sooner than one by one."""
 
-    block_bytes: int  # of one block's KV, in all layers
+    block_bytes: int  # the size of one block's KV, in all layers
     is_host: bool  # steps are computed in the host's memory, and wait for it while it is copied
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:

@@ -34,16 +34,16 @@ class Request:
     computed: int = 0
     launched: int = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
     length: int = field(init=False)  # the chain's tokens, and those after them that are being drawn
-    limit: int = field(init=False)  # of the length; the scheduler knows if the model takes less
+    limit: int = field(init=False)  # the longest length; the scheduler knows if the model takes less
     retain: Sequence[Retain] = ()  # beginnings of the prompt to give up last
     sources: Sequence[KVSource] = ()  # neighbours to ask for what is not here; each is asked once
     is_loading: bool = False  # it has blocks, and waits for what lower media or a neighbour hold of its prompt
     preemptions: int = 0
-    cached_tokens: int | None = None  # of the prompt, when it was first admitted
-    uncached_tokens: int = field(init=False)  # what admitting it would have to compute, when last looked up
+    cached_tokens: int | None = None  # the prompt's cached tokens at its first admission
+    uncached_tokens: int = field(init=False)  # tokens that admitting it would compute, by the last look-up
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, if wanted; from the second token on
     runner_state: object = None  # the runner's own
-    matcher: Matcher | None = None  # of a constrained answer: which tokens may come next
+    matcher: Matcher | None = None  # a constrained answer's: it says which tokens may come next
     # A token is drawn or reported with the host's help: by earlier tokens, or with more than an id. A runner waits
     # there for what flies; so that the others have their tokens by then, that lands first.
     _waits: bool = field(init=False)
@@ -76,7 +76,7 @@ class Request:
     @property
     def needs_results(self) -> bool:
         """True if no more of it can be launched before the flying step has landed."""
-        if self.computes_whole_prompt:  # what is said of its tokens is kept in their order
+        if self.computes_whole_prompt:  # the words about its tokens are kept in their order
             return self.launched > self.computed
         may_not_stop = self.sampling.stop_token_ids and self.length - self.prompt_tokens < self.sampling.min_tokens
         return self.drawing > 0 and bool(self._waits or may_not_stop)

@@ -21,7 +21,7 @@ Finish: TypeAlias = Callable[[], list[SampledToken | None]]
 
 
 class Runner(Protocol):
-    num_blocks: int  # of KV; of any number, where there is none
+    num_blocks: int  # blocks of KV; any number, where there is none
     vocab_size: int  # token ids are below it
     attention_name: str  # empty where none is computed
     ahead: bool  # whether a step may be started before the results of the one before it are known

@@ -25,10 +25,10 @@ from replica.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
-GREEDY_BELOW = 1e-5  # of the temperature, as in vLLM
+GREEDY_BELOW = 1e-5  # vLLM has this limit for the temperature, too
 CANDIDATES = (1024, 16384)  # the largest weights, among which a nucleus ends, mostly
-CHUNK_LOGITS = 2**23  # that are looked at together for log probabilities: 32 MB
-LOGITS_AT_ONCE = 2**23  # of a prompt, for its log probabilities
+CHUNK_LOGITS = 2**23  # log probabilities look at so many together: 32 MB
+LOGITS_AT_ONCE = 2**23  # a prompt's log probabilities look at so many
 HIGHEST = torch.finfo(torch.float32).max
 LOWEST = torch.finfo(torch.float32).min
 TINIEST = torch.finfo(torch.float32).tiny
@@ -58,7 +58,7 @@ def is_shaped(request: Request, generated: int) -> bool:
 
 
 def _may_not_stop(request: Request, generated: int) -> bool:
-    # As in vLLM: so many tokens come first. (The scheduler would let the last of these be a stop token.)
+    # vLLM does so, too: so many tokens come first. (The scheduler would let the last of these be a stop token.)
     return generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
 
 
@@ -82,7 +82,7 @@ def _draw(row: Tensor, request: Request, otherwise: int) -> int:
         cutoff = logits.topk(sampling.top_k, sorted=False).values.min()
         ids = (logits >= cutoff).nonzero().squeeze(1)
         logits = logits[ids]
-    # In float64, so that no temperature makes an infinity of a logit. The largest weight is 1.
+    # It is float64, so that no temperature makes an infinity of a logit. The largest weight is 1.
     weights = (logits.double() - peak.double()).div_(sampling.temperature).exp_()
     if sampling.min_p > 0:
         weights[weights < sampling.min_p] = 0

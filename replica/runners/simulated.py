@@ -20,7 +20,7 @@ from replica.runners.request import Request, Scheduled
 from replica.runners.runner import ImmediateRunner, SampledToken
 
 BYTES = (0, 256)
-# What a replica without a tokenizer babbles: about as many vowels and spaces as English has.
+# A replica without a tokenizer babbles these: about as many vowels and spaces as English has.
 CLOSING = (b'"', b"}", b"]")
 LETTERS = b"eeeeetttaaaoooiiinnnsshhrrdllucmfwgypbvk      ,."
 

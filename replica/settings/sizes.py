@@ -29,7 +29,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             continue
         base = root / "sys/fs/cgroup" / controllers
         group = base / path.lstrip("/")
-        # In a container the path may be the host's, which is not to be seen here: the base is the container's own.
+        # The path may be the host's in a container, which is not to be seen here: the base is the container's own.
         for folder in {group, base, *(parent for parent in group.parents if parent.is_relative_to(base))}:
             names = ("memory.max", "memory.current") if not controllers else MEMORY_V1
             limit, used = (_number(folder / name) for name in names)

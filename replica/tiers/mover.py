@@ -60,7 +60,7 @@ class LoadSpeeds:
 
 CLOSING_S = 5.0
 TOGETHER = 16  # blocks that a device moves before others have their turn
-PARTS = 2  # of so many blocks that go in each direction at once, so that a device has the next before the last is done
+PARTS = 2  # so many parts go in each direction at once: a device has the next before the last is done
 BESIDE_SHARE = 0.05  # of a processor's time, for loads, and as much for pulls, while a step is computed on the CPU
 
 log = logging.getLogger(__name__)
@@ -322,7 +322,7 @@ class ThreadedMover:
             assert self._puller is not None
             transfer.pulled = self._puller.pull(pull, give_way)
             if transfer.pulled:
-                # Without the pauses, which end in time for the rest: with them, small models would never pull again.
+                # The pauses do not count, as they end in time for the rest: small models would never pull again.
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s - paused_s)
         except Exception:  # its request waits: it computes what was not read
             log.exception("blocks could not be read from a neighbour")

@@ -50,11 +50,11 @@ class Transfers:
     def __init__(self, pool: BlockPool, judgement: Judgement) -> None:
         self._pool = pool
         self._judgement = judgement
-        self._loading: dict[int, Loading] = {}  # by id of the transfer
+        self._loading: dict[int, Loading] = {}  # loads by the transfer's id
         self._saves: list[Save] = []
         self._begun: list[Transfer] = []
         self.cancelled = 0  # requests that have gone while blocks come
-        self.loaded_tokens: dict[str, int] = {}  # by medium
+        self.loaded_tokens: dict[str, int] = {}  # loaded tokens by medium
 
     # ---- a request begins to wait
 
@@ -72,7 +72,7 @@ class Transfers:
         if request.sources:
             found = Found(slots, *self._neighbour(request, len(match.blocks) + len(slots)))
         if found:
-            self.taken()  # what was saved before is not the business of this request's transfer
+            self.taken()  # earlier saves are not the business of this request's transfer
         return found
 
     def _neighbour(self, request: Request, here: int) -> tuple[str, int]:

@@ -29,11 +29,11 @@ HeaderText = Annotated[str, Meta(pattern=r"\A[!-~]+\Z")]
 
 
 class LocalFleet(Struct, frozen=True, kw_only=True):
-    port: Port  # of its router
-    pid: Annotated[int, Meta(ge=1)]  # of `warmroute up`
+    port: Port  # its router's port
+    pid: Annotated[int, Meta(ge=1)]  # the process of `warmroute up`
     started: int  # `process_started(pid)`: tells it from a later process with the same pid
     controller: Annotated[str, Meta(pattern="^https?://")]  # its URL
-    key: HeaderText | None = None  # of the controller
+    key: HeaderText | None = None  # the controller's key
     folders: tuple[str, ...] = ()  # temporary ones, to be removed should it be killed
     ending: bool = False  # whether `warmroute down` has asked it to end: to be asked twice means something else
     found: bool = False  # whether the fleet was there already: it goes on when this process, with its router, ends
@@ -69,7 +69,7 @@ def record_fleet(fleet: LocalFleet) -> Path:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not _is_ours(path.parent):
             raise PermissionError(0, "others can write to its folder")
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # with mode 0600
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # its mode is 0600
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(fleet))
         os.replace(temporary, path)
@@ -158,7 +158,7 @@ def running_fleets() -> list[LocalFleet]:
             continue
         clean_up(fleet)
         _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); its remains are removed")
-        with contextlib.suppress(OSError, ValueError):  # in a cluster its controller needs no `warmroute up`
+        with contextlib.suppress(OSError, ValueError):  # a cluster's controller needs no `warmroute up`
             address = urlsplit(fleet.controller).hostname or "", _port_of(fleet.controller) or 80
             socket.create_connection(address, CONNECT_TIMEOUT_S).close()
             _say(f"its controller still answers; end it with: warmroute down {fleet.controller}")

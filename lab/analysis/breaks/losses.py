@@ -84,14 +84,14 @@ SAMPLE = 64
 FEWEST_TEXTS = 4
 NEARLY_ALL = 0.8
 LEAST_LATE_LETTERS = 160  # constant and late, in a prompt
-LEAST_SHARE = 0.15  # of the prompt's beginning
+LEAST_SHARE = 0.15  # the least share of the prompt's beginning
 SHORTEST_SENTENCE = 16
 LONGEST_DATUM = 200  # letters; more is a text rather than a name
 BEGINNING, END = 16, 32  # letters that a kind has in common
 
 _ends = re.compile(r"(?<=[.!?;:])\s+|\n+")
 
-Users: TypeAlias = dict[str, list[Prompt]]  # of each text
+Users: TypeAlias = dict[str, list[Prompt]]  # the prompts of each text
 
 
 class Place(NamedTuple):

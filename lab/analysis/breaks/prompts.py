@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
     rest: tuple[Piece, ...]
     tokens: int
     moved: tuple[str, ...] = ()  # to the end, by a repair
-    cached_tokens: int | None = None  # as the replica reported
+    cached_tokens: int | None = None  # the replica's figure
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

@@ -23,7 +23,7 @@ from lab.analysis.breaks.repairs import (
     without_volatile,
 )
 
-WORTH = 0.005  # of all tokens; less is not said
+WORTH = 0.005  # a smaller share of all tokens is not said
 FEWEST_REQUESTS = 3
 UNKNOWN_TOKENS_PER_LETTER = 0.25
 

@@ -14,10 +14,10 @@ from typing import BinaryIO, NoReturn, TypeAlias
 from msgspec import Struct
 
 MAGIC = b"GGUF"
-LENGTH = struct.Struct("<Q")  # of a text, which comes first
+LENGTH = struct.Struct("<Q")  # a text's length comes first
 VERSIONS = (2, 3)
 MOST_HEADER_BYTES = 32 * 2**20  # vocabularies of 260,000 tokens take some 8 MB
-MOST_VALUES = 2**20  # of one list
+MOST_VALUES = 2**20  # the values of one list
 MOST_TENSORS = 2**16
 MOST_DIMENSIONS = 4
 ALIGNMENT = 32  # unless the file says another
@@ -32,8 +32,8 @@ Value: TypeAlias = "Scalar | list[str] | array[int] | array[float]"
 
 class Tensor(Struct, frozen=True):
     shape: tuple[int, ...]  # rows first, as numpy has it
-    type: int  # by ggml's numbers
-    start: int  # of its bytes in the file
+    type: int  # one of ggml's numbers
+    start: int  # the place of its bytes in the file
 
 
 class Header(Struct, frozen=True):

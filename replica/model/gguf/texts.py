@@ -11,10 +11,10 @@ from replica.model.gguf.header import F32, Header, Tensor, read_header
 from replica.model.gguf.tokenizer import TOKENS, build_tokenizer, tokenizer_config
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-DTYPES = {F32: "float32", 1: "float16", 30: "bfloat16"}  # by ggml's numbers; others are quantized
+DTYPES = {F32: "float32", 1: "float16", 30: "bfloat16"}  # types by ggml's numbers; others are quantized
 PROCESSORS = Path("/proc/cpuinfo")
 ELSEWHERE = "run it in vLLM and put the router in front"
-ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message
+ENDS = ("eos", "eot", "eom")  # the ends of a text, a turn, a message
 SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",

@@ -20,7 +20,7 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# What cuts a text before the merges, by llama.cpp's names: GPT-2's own regular expression, or one of these.
+# These cut a text before the merges, by llama.cpp's names: GPT-2's own regular expression, or one of these.
 LLAMA3, QWEN2 = ("llama-bpe", "llama3", "llama-v3"), ("qwen2",)
 SPLITS = dict.fromkeys(LLAMA3, WORDS.replace("DIGITS", "{1,3}")) | dict.fromkeys(QWEN2, WORDS.replace("DIGITS", ""))
 GPT2, SINGLE_DIGITS = ("default", "gpt-2"), ("smollm",)

@@ -74,7 +74,7 @@ class GgufSlice:
     rows: NDArray[np.uint8]  # the bytes of each
     shape: tuple[int, ...]
     type: GGMLQuantizationType
-    heads: int | None  # whose rows are put back in order
+    heads: int | None  # their rows are put back in order
 
     def get_dtype(self) -> str:
         return "F32"
@@ -97,7 +97,7 @@ class GgufSlice:
         step = max(1, PIECE_VALUES // self.shape[-1])
         for start in range(0, len(rows), step):
             piece = rows[start : start + step]
-            try:  # as one row: of many, gguf takes sixteen at a time
+            try:  # it is one row: gguf takes sixteen at a time of many
                 values[start : start + step] = dequantize(piece.reshape(1, -1), self.type).reshape(len(piece), -1)
             except NotImplementedError as error:
                 raise ValueError(f"{self.type.name} cannot be dequantized; use another quantization") from error
