@@ -126,7 +126,7 @@ class Audit:
                 self.fail(f"{one.id}: {found}")
 
     def _end(self, one: Asked, answerings: list[Answering]) -> str | None:
-        """What is wrong with the end of a request."""
+        """Return what is wrong with the end of a request."""
         lines, key = self._lines.get(one.id, []), None if one.key is None else self._keys[one.key]
         if one.ends == [LEFT] and not lines:
             return None  # the router may never have heard of it
@@ -155,7 +155,7 @@ class Audit:
 
     @staticmethod
     def _charged(one: Asked, line: Line, answerings: list[Answering]) -> str | None:
-        """What is wrong with the figures of a whole answer."""
+        """Return what is wrong with the figures of a whole answer."""
         if any(isinstance(answering, VllmAnswering) for answering in answerings):
             return None  # only some of its answers have figures
         begun = [answering for answering in answerings if answering.cached is not None]
@@ -166,7 +166,7 @@ class Audit:
         return None if line.cached_tokens in hits else f"{line.cached_tokens} tokens are charged as cached, not {hits}"
 
     def _may_end_so(self, one: Asked, key: Key | None, answerings: list[Answering]) -> bool:
-        """Whether a client may be told so: by the last refusal, or since its request was lost too often."""
+        """Tell if a client may be told so: it is the last refusal, or its request was lost too often."""
         end = one.ends[0]
         if one.is_wrong or (end == LIMITED and key is not None):
             return one.is_wrong == (end == "refused with 400 None")
@@ -194,7 +194,7 @@ class Audit:
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
 
     def _had_no_room(self, one: Asked) -> bool:
-        """Whether the router's queue was full of begun answers and of requests that came before this one.
+        """Tell if the router's queue was full of begun answers and of requests that came before this one.
 
         With keys, those that have had less come before it, too.
         """
@@ -240,7 +240,7 @@ class Audit:
             self.fail(f"the router is not at rest: {error!r}")
 
     def _charges(self) -> None:
-        """What keys were charged is what was computed for them, and nothing of theirs runs any more."""
+        """Demand that keys were charged for what was computed, and that nothing of theirs runs any more."""
         router = self._router
         charged = dict(router.ledger.totals())
         for name, key in self._keys.items():

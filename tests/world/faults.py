@@ -1,4 +1,4 @@
-"""What goes wrong in a world: one fault after the other at each replica but one, of kinds that the seed draws."""
+"""The faults of a world: one fault after the other at each replica but one, of kinds that the seed draws."""
 
 import asyncio
 import random

@@ -347,7 +347,7 @@ class Answering:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the router can tell it nothing any more."""
+        """Tell if the router can tell it nothing any more."""
         return self._transport.is_lost
 
     def begin(self) -> None:

@@ -65,7 +65,7 @@ class World:
         self.faults = Faults(seed, self.replicas, self.say, left_out)
 
     def run(self) -> "World":
-        """Whatever does not hold is in `audit.failures` then."""
+        """Fill `audit.failures` with whatever does not hold."""
         with self._logged():
             try:
                 run(self._live(), self.loop)
